@@ -216,10 +216,16 @@ impl ControlPlane {
         self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
     }
 
+    /// A token of a ServiceAccount for the API server.
     pub async fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
+        self.token_for(namespace, name, &[]).await
+    }
+
+    /// A token of a ServiceAccount for these audiences.
+    pub async fn token_for(&self, namespace: &str, name: &str, audiences: &[&str]) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let body = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], "expirationSeconds": 86400},
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": audiences, "expirationSeconds": 86400},
         });
         let request: TokenRequest = accounts
             .create_subresource("token", name, &PostParams::default(), &body)
@@ -298,15 +304,6 @@ impl ControlPlane {
     pub async fn restart_api_server(&mut self, graceful: bool) -> Result<()> {
         self.stop_api_server(graceful).await?;
         self.start_api_server().await
-    }
-
-    /// Suspends the API server (SIGSTOP): connections stay open, and no request is answered.
-    pub fn pause_api_server(&mut self) -> Result<()> {
-        self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::STOP)
-    }
-
-    pub fn resume_api_server(&mut self) -> Result<()> {
-        self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::CONT)
     }
 
     /// Compacts etcd. A watch from an older resourceVersion gets 410, at the latest after a restart of the API server,

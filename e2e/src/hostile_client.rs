@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::http2::{
-    ACK, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, RST_STREAM,
+    ACK, DATA, END_HEADERS, END_STREAM, Frame, GET, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, grpc_message, grpc_request,
 };
 
@@ -36,7 +36,6 @@ pub const ENHANCE_YOUR_CALM: u32 = 0xb;
 /// The maximum size of a window.
 pub const ENDLESS: u32 = i32::MAX.unsigned_abs();
 
-const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 const DEADLINE: Duration = Duration::from_secs(45);
 /// The number of bytes prepared before each write, large enough that the socket's buffer never drains.
 const BATCH: usize = 64 * 1024;

@@ -33,6 +33,12 @@ pub const INITIAL_WINDOW_SIZE: u16 = 0x4;
 /// An error code of RST_STREAM.
 pub const CANCEL: u32 = 0x8;
 
+/// The methods of the Destination API.
+pub const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
+pub const GET_PROFILE: &str = "/io.linkerd.proxy.destination.Destination/GetProfile";
+/// The length of a gRPC message's prefix: the compression flag and the message length.
+pub const PREFIX: usize = 5;
+
 const HEAD: usize = 9;
 /// The default SETTINGS_MAX_FRAME_SIZE.
 const LONGEST: usize = 16 * 1024;
@@ -135,7 +141,7 @@ pub fn grpc_request(path: &str) -> Bytes {
 
 /// A gRPC message with its prefix: the flag for no compression, and the length.
 pub fn grpc_message(message: &[u8]) -> Bytes {
-    let mut frame = BytesMut::with_capacity(5 + message.len());
+    let mut frame = BytesMut::with_capacity(PREFIX + message.len());
     frame.put_u8(0);
     frame.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     frame.extend_from_slice(message);
@@ -144,8 +150,7 @@ pub fn grpc_message(message: &[u8]) -> Bytes {
 
 /// Writes an integer with a prefix of 7 bits (RFC 7541, section 5.1); the text is not Huffman-coded.
 fn put_length(length: usize, block: &mut BytesMut) {
-    const PREFIX: usize = 127;
-    let Some(mut rest) = length.checked_sub(PREFIX) else {
+    let Some(mut rest) = length.checked_sub(127) else {
         #[allow(clippy::cast_possible_truncation, reason = "below 127")]
         return block.put_u8(length as u8);
     };

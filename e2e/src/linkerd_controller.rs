@@ -17,7 +17,6 @@ use hyper::{Method, StatusCode};
 
 use crate::{
     control_plane::ControlPlane,
-    discovery::Discovery,
     plain_http, port,
     process::{Process, Signal, Spawn},
     wait::eventually,
@@ -40,35 +39,33 @@ const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// A running subcommand of the controller.
-pub(crate) struct LinkerdController {
+/// A running subcommand of the controller, or another one of Linkerd's programs with an admin server.
+pub struct LinkerdProgram {
     process: Process,
-    admin: SocketAddr,
 }
 
 /// The controller's subcommand `destination`.
 pub struct LinkerdDestination {
-    controller: LinkerdController,
+    controller: LinkerdProgram,
     identity: String,
     address: SocketAddr,
 }
 
-// === impl LinkerdController ===
+// === impl LinkerdProgram ===
 
-impl LinkerdController {
-    /// Starts a subcommand with this address of its admin server, and waits until it is ready.
-    pub(crate) async fn start(mut spawn: Spawn, admin: SocketAddr) -> Result<Self> {
-        spawn = spawn.args([format!("-metrics-addr={admin}")]);
+impl LinkerdProgram {
+    /// Starts the program, and waits until its admin server at this address answers that it is ready.
+    pub async fn start(mut spawn: Spawn, admin: SocketAddr) -> Result<Self> {
         spawn.grace = Duration::ZERO;
         let name = spawn.name.clone();
-        let controller = Self { process: Process::spawn(spawn)?, admin };
+        let program = Self { process: Process::spawn(spawn)? };
         let ready = eventually(READY_DEADLINE, format!("{name} to be ready"), async || {
-            let (status, _) = plain_http::request(controller.admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
+            let (status, _) = plain_http::request(admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
             ensure!(status == StatusCode::OK, "/ready: {status}");
             Ok(())
         });
-        ready.await.with_context(|| format!("its log ends with:\n{}", controller.process.log_tail(20)))?;
-        Ok(controller)
+        ready.await.with_context(|| format!("its log ends with:\n{}", program.process.log_tail(20)))?;
+        Ok(program)
     }
 
     pub(crate) fn log(&self) -> String {
@@ -98,12 +95,13 @@ impl LinkerdDestination {
         let log = control_plane.directory().join(format!("linkerd-destination-{number}.log"));
         let mut spawn = Spawn::new(format!("Linkerd's destination {number}"), controller, log)
             .args(["destination".to_owned(), format!("-kubeconfig={}", control_plane.kubeconfig().display())])
-            .args([format!("-addr={address}"), "-controller-namespace=linkerd".to_owned()])
+            .args([format!("-addr={address}"), format!("-metrics-addr={admin}")])
+            .args(["-controller-namespace=linkerd"])
             .args(flags);
         // The identity in the Lease. Without it, the server does not start.
         let identity = format!("linkerd-destination-{number}");
         spawn.env = vec![("HOSTNAME".to_owned(), identity.clone())];
-        Ok(Self { controller: LinkerdController::start(spawn, admin).await?, identity, address })
+        Ok(Self { controller: LinkerdProgram::start(spawn, admin).await?, identity, address })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -113,10 +111,6 @@ impl LinkerdDestination {
     /// The holder in the Lease when this server leads.
     pub fn identity(&self) -> &str {
         &self.identity
-    }
-
-    pub async fn discovery(&self) -> Result<Discovery> {
-        Discovery::connect(self.address).await
     }
 
     pub fn log(&self) -> String {
@@ -134,6 +128,7 @@ impl LinkerdDestination {
     }
 }
 
-pub(crate) fn loopback() -> Result<SocketAddr> {
+/// A free address on loopback.
+pub fn loopback() -> Result<SocketAddr> {
     Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?)))
 }

@@ -20,14 +20,16 @@ use k8s_openapi::api::{
 use kube::{
     Api, Client, ResourceExt,
     api::{
-        ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-        WatchEvent, WatchParams,
+        ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
     },
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::wait::eventually;
+use crate::{
+    objects::{kind, watch_from_now},
+    wait::eventually,
+};
 
 /// Long enough for a loaded host, short enough that a failing test ends soon.
 pub const SOON: Duration = Duration::from_secs(45);
@@ -47,7 +49,7 @@ pub type Published = BTreeMap<String, (Endpoint, BTreeSet<(String, i32)>)>;
 
 /// The kind ExternalWorkload, in Linkerd's storage version.
 pub fn external_workload() -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload"))
+    kind("workload.linkerd.io/v1beta1", "ExternalWorkload")
 }
 
 impl Mesh {
@@ -145,9 +147,7 @@ impl Mesh {
     /// Watches every change of our EndpointSlices in this namespace from now on.
     pub async fn watch_slices(&self) -> Result<SliceWatch> {
         let labels = format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
-        let now = self.slices.list(&ListParams::default().labels(&labels)).await?;
-        let version = now.metadata.resource_version.context("a list without resourceVersion")?;
-        Ok(SliceWatch(self.slices.watch(&WatchParams::default().labels(&labels), &version).await?.boxed()))
+        Ok(SliceWatch(watch_from_now(&self.slices, &WatchParams::default().labels(&labels)).await?))
     }
 
     /// The published endpoints; an error when a workload is in two slices of one address family.

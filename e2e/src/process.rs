@@ -193,10 +193,6 @@ impl Process {
         }
     }
 
-    pub fn log_path(&self) -> &Path {
-        &self.log
-    }
-
     /// The complete output so far.
     pub fn log(&self) -> String {
         read_lossy(&self.log)

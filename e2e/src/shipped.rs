@@ -121,6 +121,7 @@ pub fn path_to_repository(directory: &Path) -> Result<String> {
     Ok(format!("{up}{}", repository.strip_prefix("/")?.display()))
 }
 
-fn in_repository(folder: &str) -> String {
+/// The path of a file or folder of the repository.
+pub fn in_repository(folder: &str) -> String {
     format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"))
 }

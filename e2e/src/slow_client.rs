@@ -7,19 +7,16 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use anyhow::{Context, Result, bail, ensure};
+use bytes::{Buf, Bytes, BytesMut};
 use h2::{
     Reason, RecvStream,
     client::{ResponseFuture, SendRequest},
@@ -27,19 +24,16 @@ use h2::{
 use http::HeaderMap;
 use linkerd2_proxy_api::destination::{GetDestination, Update, WeightedAddr};
 use prost::Message as _;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    task::JoinHandle,
-    time::timeout,
+use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
+
+use crate::{
+    discovery::{Message, fold},
+    gate::Gate,
+    http2::{GET, PREFIX, grpc_message},
+    wait::stays_quiet,
 };
 
-use crate::discovery::{Message, fold};
-
 const DEADLINE: Duration = Duration::from_secs(45);
-const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
-/// The length of a gRPC message's prefix: the compression flag and the message length.
-const PREFIX: usize = 5;
 
 /// The number of bytes that the server may send before the client releases capacity.
 #[derive(Clone, Copy, Debug)]
@@ -58,12 +52,6 @@ pub struct SlowClient {
 
 /// A requested stream; its response headers may not have arrived yet.
 pub struct PendingStream(ResponseFuture);
-
-/// A socket on which reads can be disabled.
-struct Socket {
-    stream: TcpStream,
-    reads_disabled: Arc<AtomicBool>,
-}
 
 /// A `Get` stream and the messages read from it.
 pub struct SlowStream {
@@ -101,7 +89,7 @@ impl SlowClient {
     pub async fn connect(address: SocketAddr, windows: Windows) -> Result<Self> {
         let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
         let reads_disabled = Arc::<AtomicBool>::default();
-        let socket = Socket { stream, reads_disabled: Arc::clone(&reads_disabled) };
+        let socket = Gate::of_reads(stream, Arc::clone(&reads_disabled));
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(windows.stream).initial_connection_window_size(windows.connection);
         let (requests, connection) = timeout(DEADLINE, builder.handshake(socket)).await??;
@@ -116,17 +104,13 @@ impl SlowClient {
     /// Requests a stream without waiting for a response.
     pub async fn request(&self, path: &str) -> Result<PendingStream> {
         let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
-        let mut frame = BytesMut::with_capacity(PREFIX + message.len());
-        frame.put_u8(0);
-        frame.put_u32(u32::try_from(message.len())?);
-        frame.extend_from_slice(&message);
         let request = http::Request::post(format!("http://destination{GET}"))
             .header(http::header::CONTENT_TYPE, "application/grpc")
             .header(http::header::TE, "trailers")
             .body(())?;
         let mut requests = timeout(DEADLINE, self.requests.clone().ready()).await??;
         let (response, mut body) = requests.send_request(request, false)?;
-        body.send_data(frame.freeze(), true)?;
+        body.send_data(grpc_message(&message), true)?;
         Ok(PendingStream(response))
     }
 
@@ -170,33 +154,6 @@ impl Drop for SlowClient {
     }
 }
 
-// === impl Socket ===
-
-impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // No waker is registered, because this socket is never read again.
-        if self.reads_disabled.load(Ordering::SeqCst) {
-            Poll::Pending
-        } else {
-            Pin::new(&mut self.stream).poll_read(cx, buffer)
-        }
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
 // === impl SlowStream ===
 
 impl SlowStream {
@@ -221,10 +178,7 @@ impl SlowStream {
 
     /// Fails when data arrives within this time. Releases no capacity.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
-        match timeout(time, self.body.data()).await {
-            Err(_) => Ok(()),
-            Ok(data) => bail!("unexpected data: {data:?}"),
-        }
+        stays_quiet(time, async { Ok(self.body.data().await) }).await
     }
 
     /// Reads without releasing capacity until the stream ends.

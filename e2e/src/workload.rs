@@ -12,15 +12,13 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt,
-    api::{
-        ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-        PropagationPolicy,
-    },
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 
 use crate::{
     mesh::{Mesh, merge},
+    objects::kind,
     wait::eventually,
 };
 
@@ -112,13 +110,13 @@ pub async fn put(
 /// Deletes every marked workload of the cluster, with its Pods and Jobs, and waits until they are deleted.
 pub async fn remove_all(client: &Client) -> Result<()> {
     let kinds = [
-        ("apps", "Deployment"),
-        ("apps", "StatefulSet"),
-        ("apps", "DaemonSet"),
-        ("apps", "ReplicaSet"),
-        ("batch", "Job"),
+        kind("apps/v1", "Deployment"),
+        kind("apps/v1", "StatefulSet"),
+        kind("apps/v1", "DaemonSet"),
+        kind("apps/v1", "ReplicaSet"),
+        kind("batch/v1", "Job"),
         // Last, because the controllers of the others would recreate the Pods.
-        ("", "Pod"),
+        kind("v1", "Pod"),
     ];
     let now = DeleteParams {
         grace_period_seconds: Some(0),
@@ -127,15 +125,14 @@ pub async fn remove_all(client: &Client) -> Result<()> {
     };
     eventually(CLEARED, "the workloads of earlier tests to be deleted", async || {
         let mut left = Vec::new();
-        for (group, kind) in kinds {
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
-            let all: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        for kind in &kinds {
+            let all: Api<DynamicObject> = Api::all_with(client.clone(), kind);
             for object in all.list(&ListParams::default().labels(MARK)).await? {
                 let namespace = object.namespace().context("an object without namespace")?;
-                let its: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
+                let its: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, kind);
                 // The object may have been deleted concurrently.
                 let _ = its.delete(&object.name_any(), &now).await;
-                left.push(format!("{kind} {namespace}/{}", object.name_any()));
+                left.push(format!("{} {namespace}/{}", kind.kind, object.name_any()));
             }
         }
         ensure!(left.is_empty(), "{left:?}");
@@ -158,7 +155,7 @@ impl Kind {
     }
 
     pub(crate) fn resource(self) -> ApiResource {
-        ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", self.as_str()))
+        kind("apps/v1", self.as_str())
     }
 
     /// Returns whether the rollout is complete: all replicas are of the newest template and available.

@@ -88,37 +88,26 @@ impl Attack {
     /// Fails when a thread cannot be started.
     pub fn begin(self, target: Target) -> Result<Running> {
         let mut tasks = JoinSet::new();
+        let hold = |request: fn(&str, u32) -> load::StreamRequest| {
+            anyhow::Ok(clients::hold(load::Client::start()?, target.clone(), request))
+        };
         match self {
             Self::UnfinishedRequests => {
                 for _ in 0..clients::FLOODERS {
                     tasks.spawn(clients::begin_requests(target.clone()));
                 }
             }
-            Self::SilentConnections => {
-                tasks.spawn(clients::connect_silently(target));
-            }
-            Self::UndeclaredPorts => {
-                tasks.spawn(clients::hold(load::Client::start()?, target, clients::undeclared_port));
-            }
-            Self::UnknownHostnames => {
-                tasks.spawn(clients::hold(load::Client::start()?, target, clients::unknown_hostname));
-            }
-            Self::UnknownNodes => {
-                tasks.spawn(clients::hold(load::Client::start()?, target, clients::unknown_node));
-            }
+            Self::SilentConnections => _ = tasks.spawn(clients::connect_silently(target)),
+            Self::UndeclaredPorts => _ = tasks.spawn(hold(clients::undeclared_port)?),
+            Self::UnknownHostnames => _ = tasks.spawn(hold(clients::unknown_hostname)?),
+            Self::UnknownNodes => _ = tasks.spawn(hold(clients::unknown_node)?),
             Self::LargeProfile => {
                 tasks.spawn(clients::hold_unread_profiles(load::Client::start()?, target.clone()));
                 tasks.spawn(tenants::change_profile(target));
             }
-            Self::WideServices => {
-                tasks.spawn(tenants::change_wide_services(target));
-            }
-            Self::LargeObjects => {
-                tasks.spawn(tenants::change_large_objects(target));
-            }
-            Self::LargeSelector => {
-                tasks.spawn(tenants::change_selector(target));
-            }
+            Self::WideServices => _ = tasks.spawn(tenants::change_wide_services(target)),
+            Self::LargeObjects => _ = tasks.spawn(tenants::change_large_objects(target)),
+            Self::LargeSelector => _ = tasks.spawn(tenants::change_selector(target)),
         }
         Ok(Running { tasks })
     }

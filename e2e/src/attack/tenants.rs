@@ -7,13 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::Target;
-use crate::{create_all::create_all, mesh::external_workload};
+use crate::{
+    mesh::external_workload,
+    objects::{create_all, kind},
+};
 
 /// The endpoints of a large Service.
 const ENDPOINTS: u16 = 500;
@@ -54,7 +57,7 @@ pub(super) async fn create_large_services(client: &Client, namespace: &str) -> R
     create(client, namespace, &external_workload(), [workload]).await?;
     for (name, policy) in [("large", "Cluster"), ("local", "Local")] {
         let service = json!({"metadata": {"name": name}, "spec": {"internalTrafficPolicy": policy, "ports": [{"name": "http", "port": 80}]}});
-        create(client, namespace, &kind("", "v1", "Service"), [service]).await?;
+        create(client, namespace, &kind("v1", "Service"), [service]).await?;
         let target = json!({"kind": "ExternalWorkload", "name": "meshed", "namespace": namespace});
         let endpoints: Vec<Value> = (0..ENDPOINTS)
             .map(|number| {
@@ -66,7 +69,7 @@ pub(super) async fn create_large_services(client: &Client, namespace: &str) -> R
             "metadata": {"name": format!("{name}-0"), "labels": {"kubernetes.io/service-name": name}},
             "addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "http", "port": 8080}],
         });
-        create(client, namespace, &kind("discovery.k8s.io", "v1", "EndpointSlice"), [slice]).await?;
+        create(client, namespace, &kind("discovery.k8s.io/v1", "EndpointSlice"), [slice]).await?;
     }
     Ok(())
 }
@@ -75,7 +78,7 @@ pub(super) async fn create_large_profile(client: &Client, namespace: &str) -> Re
     let ports: Vec<Value> =
         (1..=PROFILED_PORTS).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
     let service = json!({"metadata": {"name": "profiled"}, "spec": {"clusterIP": "None", "ports": ports}});
-    create(client, namespace, &kind("", "v1", "Service"), [service]).await?;
+    create(client, namespace, &kind("v1", "Service"), [service]).await?;
     let profile = json!({"metadata": {"name": profiled_service(namespace)}, "spec": {"routes": [route('x')]}});
     create(client, namespace, &service_profile(), [profile]).await
 }
@@ -109,7 +112,7 @@ pub(super) async fn create_wide_services(client: &Client, namespace: &str) -> Re
     let wide = (0..WIDE_SERVICES).map(|number| service(format!("wide-{number}"), "wide", &ports));
     let narrow = [json!({"name": "http", "port": 80})];
     let narrow = (0..NARROW_SERVICES).map(|number| service(format!("narrow-{number}"), "long", &narrow));
-    create(client, namespace, &kind("", "v1", "Service"), wide.chain(narrow)).await
+    create(client, namespace, &kind("v1", "Service"), wide.chain(narrow)).await
 }
 
 /// Each edit makes the controller plan one of the wide Services again.
@@ -129,11 +132,11 @@ pub(super) async fn create_large_objects(client: &Client, namespace: &str) -> Re
             "selector": {"matchLabels": {"app": name}},
             "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "app", "image": "app"}]}}}})
     };
-    create(client, namespace, &kind("apps", "v1", "ReplicaSet"), (0..LARGE_OBJECTS).map(object)).await
+    create(client, namespace, &kind("apps/v1", "ReplicaSet"), (0..LARGE_OBJECTS).map(object)).await
 }
 
 pub(super) async fn change_large_objects(target: Target) -> Result<()> {
-    let objects = api(&target.client, &target.namespace, &kind("apps", "v1", "ReplicaSet"));
+    let objects = api(&target.client, &target.namespace, &kind("apps/v1", "ReplicaSet"));
     edit(&objects, |round| {
         (format!("large-{}", round % LARGE_OBJECTS), json!({"metadata": {"labels": {"round": round.to_string()}}}))
     })
@@ -146,16 +149,16 @@ pub(super) async fn create_large_selector(client: &Client, namespace: &str) -> R
         json!({"metadata": {"name": format!("pending-{number}"), "labels": {"app": "pending", "number": number.to_string()}},
             "spec": {"containers": [{"name": "app", "image": "app"}], "nodeSelector": {"no": "node"}}})
     };
-    create(client, namespace, &kind("", "v1", "Pod"), (0..PODS).map(pod)).await?;
+    create(client, namespace, &kind("v1", "Pod"), (0..PODS).map(pod)).await?;
     let values: Vec<String> = (0..VALUES).map(|number| format!("v{number}")).collect();
     let spec = json!({"podSelector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": values}]},
         "port": 9000, "proxyProtocol": "opaque"});
     let server = json!({"metadata": {"name": "large"}, "spec": spec});
-    create(client, namespace, &kind("policy.linkerd.io", "v1beta3", "Server"), [server]).await
+    create(client, namespace, &kind("policy.linkerd.io/v1beta3", "Server"), [server]).await
 }
 
 pub(super) async fn change_selector(target: Target) -> Result<()> {
-    let servers = api(&target.client, &target.namespace, &kind("policy.linkerd.io", "v1beta3", "Server"));
+    let servers = api(&target.client, &target.namespace, &kind("policy.linkerd.io/v1beta3", "Server"));
     edit(&servers, |round| ("large".to_owned(), json!({"spec": {"port": 9000 + round % 2}}))).await
 }
 
@@ -176,7 +179,7 @@ async fn create(
     kind: &ApiResource,
     objects: impl IntoIterator<Item = Value>,
 ) -> Result<()> {
-    create_all(&api(client, namespace, kind), kind, objects).await
+    create_all(client, kind, Some(namespace), objects).await
 }
 
 fn api(client: &Client, namespace: &str, kind: &ApiResource) -> Api<DynamicObject> {
@@ -184,12 +187,5 @@ fn api(client: &Client, namespace: &str, kind: &ApiResource) -> Api<DynamicObjec
 }
 
 fn service_profile() -> ApiResource {
-    ApiResource::from_gvk_with_plural(
-        &GroupVersionKind::gvk("linkerd.io", "v1alpha2", "ServiceProfile"),
-        "serviceprofiles",
-    )
-}
-
-fn kind(group: &str, version: &str, kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+    kind("linkerd.io/v1alpha2", "ServiceProfile")
 }

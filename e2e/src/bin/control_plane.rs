@@ -13,21 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 #[tokio::main]
 async fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
-        Some("build") => {
-            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
-            eprintln!("the Kubernetes binaries are in {}", binaries.directory().display());
-            Ok(())
-        }
-        Some("build-node") => {
-            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_node).await??;
-            eprintln!("the kubelet and kube-proxy are in {}", binaries.directory().display());
-            Ok(())
-        }
-        Some("build-helm") => {
-            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??;
-            eprintln!("Helm 3 and 4 are in {}", binaries.directory().display());
-            Ok(())
-        }
+        Some("build") => build("the Kubernetes binaries", Binaries::find_or_build).await,
+        Some("build-node") => build("the kubelet and kube-proxy", Binaries::find_or_build_node).await,
+        Some("build-helm") => build("Helm 3 and 4", Binaries::find_or_build_helm).await,
         Some("run") => run().await,
         Some("kubectl-path") => {
             let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
@@ -36,6 +24,12 @@ async fn main() -> Result<()> {
         }
         _ => bail!("usage: control-plane build | build-node | build-helm | run | kubectl-path"),
     }
+}
+
+async fn build(what: &str, binaries: fn() -> Result<Binaries>) -> Result<()> {
+    let binaries = tokio::task::spawn_blocking(binaries).await??;
+    eprintln!("{what} are in {}", binaries.directory().display());
+    Ok(())
 }
 
 async fn run() -> Result<()> {

@@ -9,7 +9,6 @@
 //! * Out: answers, streamed without buffering (also watches); a [record](Request) of the requests.
 //! * Always: without rules it changes nothing. It runs in the async runtime that started it, and ends when dropped.
 
-mod gate;
 mod record;
 mod rule;
 
@@ -44,7 +43,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use record::Request;
 pub use rule::{Action, Fault, Rule};
 
-use crate::{certificate, control_plane::ControlPlane, kubeconfig, tls};
+use crate::{certificate, control_plane::ControlPlane, gate::Gate, kubeconfig, tls};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -54,7 +53,6 @@ type Body = BoxBody<Bytes, hyper::Error>;
 pub struct FaultProxy {
     shared: Arc<Shared>,
     kubeconfig: PathBuf,
-    url: String,
     accepting: JoinHandle<()>,
 }
 
@@ -98,15 +96,11 @@ impl FaultProxy {
             next: AtomicU64::new(0),
         });
         let accepting = tokio::spawn(accept(shared.clone(), listener));
-        Ok(Self { shared, kubeconfig: path, url, accepting })
+        Ok(Self { shared, kubeconfig: path, accepting })
     }
 
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
-    }
-
-    pub fn url(&self) -> &str {
-        &self.url
     }
 
     /// A client whose requests go through the proxy.
@@ -170,7 +164,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
         };
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let frozen = Arc::new(AtomicBool::new(false));
-        let stream = gate::Gate::new(stream, frozen.clone());
+        let stream = Gate::new(stream, frozen.clone());
         let serving = shared.clone();
         // Locked while the task is spawned, so that the task cannot end before it is in the table.
         let mut connections = shared.connections();
@@ -184,7 +178,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn serve(shared: &Arc<Shared>, stream: gate::Gate) -> Result<()> {
+async fn serve(shared: &Arc<Shared>, stream: Gate) -> Result<()> {
     let stream = timeout(CONNECT_DEADLINE, shared.acceptor.accept(stream)).await??;
     let upstream: Arc<tokio::sync::Mutex<Option<client::SendRequest<Incoming>>>> = Arc::default();
     let service = service_fn(|request| {

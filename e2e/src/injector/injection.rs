@@ -220,20 +220,13 @@ fn array<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    const CHART: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
+    use super::{
+        super::reviews::{self, BROKEN, DENIED, INSTALLED, LEFT},
+        *,
+    };
 
     fn review(kind: &str, object: &Value) -> Review {
-        let body = json!({"request": {"uid": "7", "namespace": "app", "kind": {"kind": kind}, "object": object}});
-        Review::parse(body.to_string().as_bytes()).unwrap().unwrap()
-    }
-
-    fn meshed() -> Review {
-        review(
-            "Pod",
-            &json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}, "spec": {"containers": []}}),
-        )
+        Review::parse(reviews::request(kind, object).to_string().as_bytes()).unwrap().unwrap()
     }
 
     fn judge(review: &Review, values: &str) -> Verdict {
@@ -241,7 +234,8 @@ mod tests {
         decide(review, mounts, "linkerd")
     }
 
-    fn operations(verdict: Verdict) -> Vec<Value> {
+    fn operations(object: &Value, values: &str) -> Vec<Value> {
+        let verdict = judge(&review("Pod", object), values);
         let Verdict::Patch(operations) = verdict else { panic!("{verdict:?}") };
         operations
     }
@@ -250,15 +244,36 @@ mod tests {
         operations.iter().filter_map(|operation| operation["path"].as_str()).collect()
     }
 
+    /// The verdict in short: the place of the proxy and its image, or the reason why no proxy is injected.
+    fn shown(verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Leave => LEFT.to_owned(),
+            Verdict::Deny(_) => DENIED.to_owned(),
+            Verdict::Panic => BROKEN.to_owned(),
+            Verdict::Patch(operations) => {
+                let proxy = operations.iter().find(|operation| operation["value"]["name"] == "linkerd-proxy").unwrap();
+                format!("{} {}", proxy["path"].as_str().unwrap(), proxy["value"]["image"].as_str().unwrap())
+            }
+        }
+    }
+
+    #[test]
+    fn each_review_gets_its_verdict() {
+        for reviews::Review { name, document, kind, object, verdict } in reviews::reviews().unwrap() {
+            assert_eq!(shown(judge(&review(kind, &object), &document)), verdict, "{name}");
+        }
+    }
+
     #[test]
     fn a_pod_gets_both_containers_and_the_additional_env_comes_last() {
         let more = "additionalEnv: [{name: A, value: a}, {name: B, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]";
-        let operations = operations(judge(&meshed(), &CHART.replacen("additionalEnv: null", more, 1)));
+        let operations = operations(&reviews::probe(), &INSTALLED.replacen("additionalEnv: null", more, 1));
         let [.., root, init, proxy] = &operations[..] else { panic!() };
         assert_eq!(*root, json!({"op": "add", "path": "/spec/initContainers", "value": []}));
         assert_eq!((&init["path"], &init["value"]["name"]), (&json!("/spec/initContainers/0"), &json!("linkerd-init")));
         assert_eq!(proxy["path"], "/spec/initContainers/1");
-        assert_eq!(proxy["value"]["image"], "cr.l5d.io/linkerd/proxy:edge-26.8.3");
+        assert_eq!(proxy["value"]["imagePullPolicy"], "IfNotPresent");
+        assert_eq!(proxy["value"]["ports"][0], json!({"name": "linkerd-proxy", "containerPort": 4143}));
         let env = proxy["value"]["env"].as_array().unwrap();
         let b = json!({"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}});
         assert_eq!(env[env.len() - 2..], [json!({"name": "A", "value": "a"}), b]);
@@ -270,7 +285,8 @@ mod tests {
 
     #[test]
     fn the_proxy_is_the_first_container_without_native_sidecars() {
-        let operations = operations(judge(&meshed(), &CHART.replace("nativeSidecar: true", "nativeSidecar: false")));
+        let document = INSTALLED.replace("nativeSidecar: true", "nativeSidecar: false");
+        let operations = operations(&reviews::probe(), &document);
         assert!(paths(&operations).ends_with(&["/spec/initContainers/-", "/spec/containers/0"]), "{operations:?}");
     }
 
@@ -280,133 +296,17 @@ mod tests {
             "metadata": {"labels": {"app": "web"}, "annotations": {"linkerd.io/inject": "ingress"}},
             "spec": {"initContainers": [{"name": "mine"}]},
         });
-        let operations = operations(judge(&review("Pod", &pod), CHART));
+        let operations = operations(&pod, INSTALLED);
         assert!(!paths(&operations).iter().any(|path| path.ends_with("/labels") || path.ends_with("/initContainers")));
     }
 
-    /// The verdict in short: the place of the proxy, or the reason why no proxy is injected.
-    fn verdict(pod: &Value, values: &str) -> String {
-        match judge(&review("Pod", pod), values) {
-            Verdict::Leave => "left".to_owned(),
-            Verdict::Deny(_) => "denied".to_owned(),
-            Verdict::Panic => "broken".to_owned(),
-            Verdict::Patch(operations) => {
-                let proxy = operations.iter().find(|operation| operation["value"]["name"] == "linkerd-proxy").unwrap();
-                format!("{} {}", proxy["path"].as_str().unwrap(), proxy["value"]["image"].as_str().unwrap())
-            }
-        }
-    }
-
-    const IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
-
-    /// Each verdict is that of Linkerd's injector at b24cd405.
     #[test]
-    fn the_shape_of_a_pod_decides_as_in_linkerds_injector() {
-        let native = &*format!("/spec/initContainers/1 {IMAGE}");
-        let pod = |spec: Value| json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}, "spec": spec});
-        let named = |list: &str, name: &str| pod(json!({list: [{"name": name, "image": "a"}]}));
-        let image = |image: &str| pod(json!({"containers": [{"name": "a", "image": image}]}));
-        let inject = |value: &str| json!({"metadata": {"annotations": {"linkerd.io/inject": value}}});
-        for (pod, expected) in [
-            (json!({}), "left"),
-            (inject("disabled"), "left"),
-            (inject("Enabled"), "left"),
-            (inject(""), "left"),
-            (inject("ingress"), native),
-            (pod(json!({"hostNetwork": true})), "left"),
-            (pod(json!({"automountServiceAccountToken": false})), native),
-            (named("containers", "linkerd-proxy"), "left"),
-            (named("containers", "istio-proxy"), "left"),
-            (named("containers", "linkerd-init"), native),
-            (named("initContainers", "linkerd-proxy"), "left"),
-            (named("initContainers", "linkerd-init"), "left"),
-            (named("initContainers", "istio-init"), "left"),
-            (image("cr.l5d.io/linkerd/proxy:edge-1"), "left"),
-            (image("cr.l5d.io/linkerd/proxy@sha256:1"), native),
-        ] {
-            assert_eq!(verdict(&pod, CHART), expected, "{pod}");
-        }
-    }
-
-    /// Each verdict is that of Linkerd's injector at b24cd405.
-    #[test]
-    fn annotations_override_values_as_in_linkerds_injector() {
-        let pod = |name: &str, value: &str| {
-            let annotations = json!({"linkerd.io/inject": "enabled", format!("config.{name}"): value});
-            json!({"metadata": {"annotations": annotations}})
-        };
-        let native = |image: &str| format!("/spec/initContainers/1 {image}");
-        for (name, value, expected) in [
-            ("linkerd.io/proxy-version", "edge-1", native("cr.l5d.io/linkerd/proxy:edge-1")),
-            ("linkerd.io/proxy-version", "", native(IMAGE)),
-            ("linkerd.io/proxy-image", "example.com/proxy", native("example.com/proxy:edge-26.8.3")),
-            ("linkerd.io/proxy-enable-native-sidecar", "false", format!("/spec/containers/0 {IMAGE}")),
-            ("beta.linkerd.io/proxy-enable-native-sidecar", "false", format!("/spec/containers/0 {IMAGE}")),
-            ("linkerd.io/proxy-enable-native-sidecar", "no", native(IMAGE)),
-            ("linkerd.io/proxy-await", "disabled", native(IMAGE)),
-            ("linkerd.io/proxy-log-http-headers", "loud", "denied".to_owned()),
-            ("linkerd.io/close-wait-timeout", "10s", "denied".to_owned()),
-            ("linkerd.io/close-wait-timeout", "soon", native(IMAGE)),
-        ] {
-            assert_eq!(verdict(&pod(name, value), CHART), expected, "{name}: {value}");
-        }
-    }
-
-    /// Each verdict is that of Linkerd's injector at b24cd405, about a Pod that mounts a token.
-    #[test]
-    fn a_document_decides_as_in_linkerds_injector() {
-        let mount = json!([{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]);
-        let pod = json!({
-            "metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
-            "spec": {"containers": [{"name": "a", "image": "a", "volumeMounts": mount}]},
-        });
-        let native = &*format!("/spec/initContainers/1 {IMAGE}");
-        let (first, last) = (&*format!("/spec/containers/0 {IMAGE}"), format!("/spec/containers/- {IMAGE}"));
-        for (pointer, value, expected) in [
-            ("/proxy", json!(null), "broken"),
-            ("/proxy/image", json!(null), "broken"),
-            ("/proxyInit", json!(null), "broken"),
-            ("/proxy/ports", json!(null), "denied"),
-            ("/proxy/resources", json!(null), "denied"),
-            ("/identity", json!(null), "denied"),
-            ("/debugContainer", json!(null), native),
-            ("/identity/serviceAccountTokenProjection", json!(false), native),
-            ("/clusterNetworks", json!("ten"), "denied"),
-            ("/proxyInit/iptablesMode", json!("ipvs"), "denied"),
-            ("/proxyInit/closeWaitTimeoutSecs", json!(7), "denied"),
-            ("/proxy/logHTTPHeaders", json!("loud"), "denied"),
-            ("/proxy/uid", json!("2102"), "denied"),
-            ("/proxy/nativeSidecar", json!(false), first),
-        ] {
-            let mut document: Value = serde_yaml::from_str(CHART).unwrap();
-            *document.pointer_mut(pointer).unwrap() = value.clone();
-            assert_eq!(verdict(&pod, &document.to_string()), expected, "{pointer}: {value}");
-        }
-        let document =
-            CHART.replace("nativeSidecar: true", "nativeSidecar: false").replace("await: true", "await: false");
-        assert_eq!(verdict(&pod, &document), last);
-        let unprojected = CHART.replace("serviceAccountTokenProjection: true", "serviceAccountTokenProjection: false");
-        assert_eq!(verdict(&json!({"metadata": pod["metadata"]}), &unprojected), "left");
-    }
-
-    #[test]
-    fn an_invalid_document_denies_objects_that_need_no_injection() {
-        let service = review("Service", &json!({}));
-        assert!(matches!(judge(&service, "proxy: {"), Verdict::Deny(_)));
-        assert_eq!(judge(&service, ""), Verdict::Panic);
-        let missing = || io::Error::from(io::ErrorKind::NotFound);
-        let mounts = Mounts { values: Ok(CHART.into()), trust_roots: Err(missing()) };
-        let text = "open /var/run/linkerd/identity/trust-roots/ca-bundle.crt: no such file or directory";
-        assert_eq!(decide(&service, mounts, "linkerd"), Verdict::Deny(text.to_owned()));
-        let mounts = Mounts { values: Err(missing()), trust_roots: Ok(Vec::new()) };
-        let text = "open /var/run/linkerd/config/values: no such file or directory";
-        assert_eq!(decide(&service, mounts, "linkerd"), Verdict::Deny(text.to_owned()));
-    }
-
-    #[test]
-    fn a_template_error_affects_only_injected_pods() {
-        let loud = CHART.replace("logHTTPHeaders: \"off\"", "logHTTPHeaders: loud");
-        assert!(matches!(judge(&meshed(), &loud), Verdict::Deny(text) if text.contains("logHTTPHeaders")));
-        assert_eq!(judge(&review("Pod", &json!({})), &loud), Verdict::Leave);
+    fn a_missing_file_denies_objects_that_need_no_injection() {
+        let denied =
+            |values, trust_roots| decide(&review("Service", &json!({})), Mounts { values, trust_roots }, "linkerd");
+        let missing = || Err(io::Error::from(io::ErrorKind::NotFound));
+        let text = |path: &str| Verdict::Deny(format!("open /var/run/linkerd/{path}: no such file or directory"));
+        assert_eq!(denied(Ok(INSTALLED.into()), missing()), text("identity/trust-roots/ca-bundle.crt"));
+        assert_eq!(denied(missing(), Ok(Vec::new())), text("config/values"));
     }
 }

@@ -21,6 +21,7 @@ mod injection;
 mod kubelet;
 mod overrides;
 mod registration;
+pub mod reviews;
 mod server;
 mod serving;
 mod values;

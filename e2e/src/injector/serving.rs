@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     control_plane::ControlPlane,
-    linkerd_controller::{LinkerdController, loopback},
+    linkerd_controller::{LinkerdProgram, loopback},
     process::Spawn,
 };
 
@@ -55,7 +55,7 @@ pub(super) enum Serving {
 /// A process of Linkerd's injector.
 pub(super) struct Linkerd {
     /// `None` after it was stopped.
-    controller: Mutex<Option<LinkerdController>>,
+    controller: Mutex<Option<LinkerdProgram>>,
     address: SocketAddr,
     log: PathBuf,
     /// The number of requests that were forgotten.
@@ -101,8 +101,10 @@ impl Program {
             .args([directory, controller])
             .args(["proxy-injector".to_owned(), format!("-kubeconfig={}", kubeconfig.display())])
             .args([format!("-addr={address}"), format!("-linkerd-namespace={namespace}")]);
+        let admin = loopback()?;
+        spawn = spawn.args([format!("-metrics-addr={admin}")]);
         spawn.env = vec![("LINKERD_CONTAINER_VERSION_OVERRIDE".to_owned(), VERSION.to_owned())];
-        let controller = Mutex::new(Some(LinkerdController::start(spawn, loopback()?).await?));
+        let controller = Mutex::new(Some(LinkerdProgram::start(spawn, admin).await?));
         Ok(Serving::Linkerd(Linkerd { controller, address, log, forgotten: AtomicUsize::new(0) }))
     }
 }

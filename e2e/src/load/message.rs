@@ -2,10 +2,14 @@
 //!
 //! * In: the payloads of DATA frames, in order. Out: the length of each message, and its bytes unless it is long.
 //! * Always: no state is kept between messages, and no bytes of a long message are kept.
-//! * It does not use prost, which would allocate maps and strings for every endpoint and take longer than the rest of
-//!   the client.
+//! * Only what is measured is decoded: the labels of every endpoint would take longer than the rest of the client.
 
 use std::net::Ipv4Addr;
+
+use linkerd2_proxy_api::net::{TcpAddress, ip_address::Ip};
+use prost::Message;
+
+use crate::http2::PREFIX;
 
 /// The effect of an `Update` on its endpoints; or a profile, which is always complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,10 +19,43 @@ pub enum What {
     Profile { opaque: bool, endpoint: Option<Ipv4Addr> },
 }
 
-/// The length of a gRPC message's prefix: the compression flag and the message length.
-pub(super) const PREFIX: usize = 5;
 /// Longer messages are only counted.
 const LONGEST: usize = 64 * 1024;
+
+/// An `Update`. These types have the tags of the Destination API, and only the fields that are measured.
+#[derive(Clone, PartialEq, Message)]
+struct Update {
+    #[prost(message, optional, tag = "1")]
+    add: Option<Endpoints>,
+    #[prost(message, optional, tag = "2")]
+    remove: Option<Addresses>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Profile {
+    #[prost(bool, tag = "4")]
+    opaque: bool,
+    #[prost(message, optional, tag = "6")]
+    endpoint: Option<Endpoint>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Endpoints {
+    #[prost(message, repeated, tag = "1")]
+    all: Vec<Endpoint>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Addresses {
+    #[prost(message, repeated, tag = "1")]
+    all: Vec<TcpAddress>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Endpoint {
+    #[prost(message, optional, tag = "1")]
+    address: Option<TcpAddress>,
+}
 
 /// The position of a stream in its messages.
 #[derive(Debug, Default)]
@@ -66,7 +103,7 @@ impl Messages {
     }
 }
 
-/// The length in a prefix.
+/// The length in a message's prefix.
 fn length(data: &[u8]) -> Option<usize> {
     let [_, length @ ..] = *data.first_chunk::<PREFIX>()?;
     usize::try_from(u32::from_be_bytes(length)).ok()
@@ -80,110 +117,23 @@ fn split(data: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Returns whether an `Update` adds or removes, and the port of its last endpoint.
 pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
-    const ADD: u64 = 1;
-    const REMOVE: u64 = 2;
-    /// In both sets: the endpoints. In `WeightedAddr`: the `TcpAddress`.
-    const FIRST: u64 = 1;
-    const PORT: u64 = 2;
-    let (what, set) = Fields(update).find_map(|(number, value)| match (number, value) {
-        (ADD, Value::Bytes(set)) => Some((What::Add, set)),
-        (REMOVE, Value::Bytes(set)) => Some((What::Remove, set)),
-        _ => None,
-    })?;
-    let bytes = |(number, value)| match value {
-        Value::Bytes(bytes) if number == FIRST => Some(bytes),
-        _ => None,
+    let Update { add, remove } = Update::decode(update).ok()?;
+    let (what, port) = match add {
+        Some(added) => (What::Add, added.all.last()?.address.as_ref()?.port),
+        None => (What::Remove, remove?.all.last()?.port),
     };
-    let last = Fields(set).filter_map(bytes).last()?;
-    let address = if what == What::Add { Fields(last).find_map(bytes)? } else { last };
-    let port = Fields(address).find_map(|(number, value)| match value {
-        Value::Number(port) if number == PORT => Some(port),
-        _ => None,
-    })?;
     Some((what, u16::try_from(port).ok()?))
 }
 
 /// Returns whether the port of a profile is opaque, its IPv4 endpoint if it has one, and the endpoint's port or 0.
 pub(super) fn profile(profile: &[u8]) -> (What, u16) {
-    const OPAQUE: u64 = 4;
-    const ENDPOINT: u64 = 6;
-    /// In `WeightedAddr` the `TcpAddress`, in that the `IPAddress`, in that the `ipv4`.
-    const FIRST: u64 = 1;
-    const PORT: u64 = 2;
-    let (mut opaque, mut address) = (false, &[][..]);
-    let first = |message| {
-        Fields(message).find_map(|(number, value)| match value {
-            Value::Bytes(bytes) if number == FIRST => Some(bytes),
-            _ => None,
-        })
+    let Profile { opaque, endpoint } = Profile::decode(profile).unwrap_or_default();
+    let TcpAddress { ip, port } = endpoint.and_then(|endpoint| endpoint.address).unwrap_or_default();
+    let endpoint = match ip.and_then(|ip| ip.ip) {
+        Some(Ip::Ipv4(bits)) => Some(Ipv4Addr::from_bits(bits)),
+        _ => None,
     };
-    for field in Fields(profile) {
-        match field {
-            (OPAQUE, Value::Number(number)) => opaque = number != 0,
-            (ENDPOINT, Value::Bytes(endpoint)) => address = first(endpoint).unwrap_or_default(),
-            _ => {}
-        }
-    }
-    let endpoint = Fields(first(address).unwrap_or_default()).find_map(|(number, value)| match value {
-        Value::Four(bytes) if number == FIRST => Some(Ipv4Addr::from_bits(u32::from_le_bytes(bytes))),
-        _ => None,
-    });
-    let port = Fields(address).find_map(|(number, value)| match value {
-        Value::Number(port) if number == PORT => u16::try_from(port).ok(),
-        _ => None,
-    });
-    (What::Profile { opaque, endpoint }, port.unwrap_or_default())
-}
-
-/// The fields of a protobuf message, in wire order.
-struct Fields<'a>(&'a [u8]);
-
-enum Value<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-    Four([u8; 4]),
-    Eight,
-}
-
-impl<'a> Iterator for Fields<'a> {
-    type Item = (u64, Value<'a>);
-
-    /// Stops at invalid bytes.
-    fn next(&mut self) -> Option<Self::Item> {
-        let key = self.varint()?;
-        let value = match key & 7 {
-            0 => Value::Number(self.varint()?),
-            1 => self.bytes(8).map(|_| Value::Eight)?,
-            2 => {
-                let length = usize::try_from(self.varint()?).ok()?;
-                Value::Bytes(self.bytes(length)?)
-            }
-            5 => Value::Four(*self.bytes(4)?.first_chunk()?),
-            _ => return None,
-        };
-        Some((key >> 3, value))
-    }
-}
-
-impl<'a> Fields<'a> {
-    fn varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let (byte, rest) = self.0.split_first()?;
-            self.0 = rest;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(bytes)
-    }
+    (What::Profile { opaque, endpoint }, u16::try_from(port).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -192,11 +142,11 @@ mod tests {
         destination::{
             AddrSet, DestinationProfile, NoEndpoints, RetryBudget, Update, WeightedAddr, WeightedAddrSet, update,
         },
-        net::{IPv6, IpAddress, TcpAddress, ip_address::Ip},
+        net::{IPv6, IpAddress},
     };
-    use prost::Message as _;
 
-    use super::*;
+    use super::{Ip, Ipv4Addr, Message as _, TcpAddress};
+    use super::{LONGEST, Messages, What, last_endpoint};
     use crate::http2::grpc_message;
 
     fn address(port: u32) -> TcpAddress {

@@ -20,15 +20,13 @@ use prost::Message as _;
 use super::{
     Method, StreamRequest,
     arrivals::Arrivals,
-    message::{Messages, PREFIX, What, last_endpoint, profile},
+    message::{Messages, What, last_endpoint, profile},
 };
 use crate::http2::{
-    ACK, CANCEL, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, RST_STREAM,
-    SETTINGS, WINDOW_UPDATE, grpc_message, grpc_request,
+    ACK, CANCEL, DATA, END_HEADERS, END_STREAM, Frame, GET, GET_PROFILE, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING,
+    PREFACE, PREFIX, RST_STREAM, SETTINGS, WINDOW_UPDATE, grpc_message, grpc_request,
 };
 
-const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
-const GET_PROFILE: &str = "/io.linkerd.proxy.destination.Destination/GetProfile";
 /// The default of HTTP/2, which is also the proxy's stream window.
 const STREAM_WINDOW: u32 = 65_535;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
@@ -45,8 +43,6 @@ pub(super) struct Streams {
     requests: Vec<Request>,
     /// False for a client that never reads: windows are not replenished, and there are no timeouts.
     takes: bool,
-    /// The header blocks of requests.
-    headers: Headers,
     /// The streams in the order of their numbers 1, 3, 5 and so on.
     streams: Vec<Stream>,
     /// Requests that wait for room in the server's window.
@@ -66,13 +62,10 @@ pub(super) struct Streams {
     pub(super) arrivals: Arrivals,
 }
 
-struct Headers {
-    get: Bytes,
-    get_profile: Bytes,
-}
-
 struct Request {
     method: Method,
+    /// The header block, which the requests of a method share.
+    headers: Bytes,
     message: Bytes,
     attempts: u32,
 }
@@ -93,30 +86,20 @@ enum State {
     Ended,
 }
 
-// === impl Headers ===
-
-impl Headers {
-    fn of(&self, method: Method) -> Bytes {
-        match method {
-            Method::Get => self.get.clone(),
-            Method::GetProfile => self.get_profile.clone(),
-        }
-    }
-}
-
 // === impl Streams ===
 
 impl Streams {
     pub(super) fn new(requests: &[StreamRequest]) -> Self {
+        let [get, get_profile] = [GET, GET_PROFILE].map(grpc_request);
         let encoded = |request: &StreamRequest| {
             let (path, context_token) = (request.path.clone(), request.token.clone());
             let message = GetDestination { scheme: String::new(), path, context_token }.encode_to_vec();
-            Request { method: request.method, message: grpc_message(&message), attempts: 0 }
+            let headers = if request.method == Method::Get { &get } else { &get_profile };
+            Request { method: request.method, headers: headers.clone(), message: grpc_message(&message), attempts: 0 }
         };
         Self {
             requests: requests.iter().map(encoded).collect(),
             takes: true,
-            headers: Headers { get: grpc_request(GET), get_profile: grpc_request(GET_PROFILE) },
             streams: Vec::with_capacity(requests.len()),
             queue: (0..requests.len()).collect(),
             room: 65_535,
@@ -145,12 +128,12 @@ impl Streams {
     pub(super) fn send_requests(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);
         while let Some(request) = self.queue.front().copied() {
-            let Some(Request { method, message, .. }) = self.requests.get(request) else { return };
+            let Some(Request { headers, message, .. }) = self.requests.get(request) else { return };
             let Some(room) = self.room.checked_sub(message.len()) else { return };
             self.room = room;
             self.queue.pop_front();
             let number = u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_mul(2).saturating_add(1);
-            Frame::new(HEADERS, END_HEADERS, number, self.headers.of(*method)).put(out);
+            Frame::new(HEADERS, END_HEADERS, number, headers.clone()).put(out);
             Frame::new(DATA, END_STREAM, number, message.clone()).put(out);
             self.streams.push(Stream { request, state: State::Waits, taken: 0, messages: Messages::default() });
             if self.takes {

@@ -2,7 +2,7 @@
 //!
 //! * Out: one error with everything that is missing, and how to get it. Nothing is installed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
@@ -50,7 +50,7 @@ pub(super) fn plugins() -> Result<PathBuf> {
     found.context("no CNI plugins")
 }
 
-fn is_in_path(program: &str) -> bool {
+pub fn is_in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory: PathBuf| Path::new(&directory).join(program).is_file())
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }

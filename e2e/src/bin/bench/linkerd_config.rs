@@ -9,25 +9,23 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{ControlPlane, Injector, Manager, ManagerOptions, Options, wait::eventually};
-use futures::{StreamExt, TryStreamExt};
+use e2e::{
+    ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options, injector::reviews::INSTALLED,
+    objects::watch_from_now, wait::eventually,
+};
+use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client,
-    api::{
-        ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams, WatchEvent,
-        WatchParams,
-    },
+    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::report::{Report, milliseconds};
 
 pub(crate) const FIGURES: [&str; 2] = ["revert", "no-op"];
 
-/// The complete document that Helm writes.
-const HELM: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
 const NAMESPACE: &str = "linkerd";
 const QUEUE: &str = "linkerdconfig_controller_workqueue";
 const CONFIG_MAPS: usize = 40;
@@ -39,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Rig {
     control_plane: ControlPlane,
     maps: Api<ConfigMap>,
-    configs: Api<DynamicObject>,
+    configs: LinkerdConfigs,
     manager: Manager,
 }
 
@@ -73,34 +71,20 @@ impl Rig {
         let options = ManagerOptions { args: args.to_vec(), ..ManagerOptions::default() };
         let mut manager = Manager::start(&control_plane, options)?;
         manager.ready(PATIENCE).await?;
-        let configs = Api::all_with(client.clone(), &kind());
+        let configs = LinkerdConfigs::new(&client);
         Ok(Self { control_plane, maps: Api::namespaced(client, NAMESPACE), configs, manager })
     }
 
     async fn put_map(&self, name: &str) -> Result<()> {
-        let object = json!({"metadata": {"name": name}, "data": {"values": HELM}});
+        let object = json!({"metadata": {"name": name}, "data": {"values": INSTALLED}});
         self.maps.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         Ok(())
     }
 
     async fn declare(&self, name: &str, config_map: &str) -> Result<()> {
         let spec = json!({"global": {"configMap": config_map}, "proxy": {"accessLog": "json"}});
-        let object = DynamicObject::new(name, &kind()).data(json!({ "spec": spec }));
         eventually(PATIENCE, format_args!("{name} to be accepted by the new schema"), async || {
-            self.configs.create(&PostParams::default(), &object).await.map(drop).map_err(Into::into)
-        })
-        .await
-    }
-
-    /// Waits until a condition of a LinkerdConfig has this reason.
-    async fn reaches(&self, name: &str, reason: &str) -> Result<()> {
-        eventually(PATIENCE, format_args!("{name} to be {reason}"), async || {
-            let object = self.configs.get(name).await?;
-            let conditions = object.data.pointer("/status/conditions").and_then(Value::as_array);
-            // Only one condition has each of these reasons: Ready or Accepted.
-            let matches = |it: &Value| it.get("reason").and_then(Value::as_str) == Some(reason);
-            ensure!(conditions.is_some_and(|all| all.iter().any(matches)), "{conditions:?}");
-            Ok(())
+            self.configs.create(name, spec.clone()).await
         })
         .await
     }
@@ -114,14 +98,13 @@ impl Rig {
             self.declare(&name(number), &name(number)).await?;
         }
         for number in 0..CONFIG_MAPS {
-            self.reaches(&name(number), "Reconciled").await?;
+            self.configs.reaches(PATIENCE, &name(number), &["Ready=True/Reconciled"]).await?;
         }
-        let version = self.maps.list(&ListParams::default().limit(1)).await?.metadata.resource_version;
-        let mut events = self.maps.watch(&WatchParams::default(), &version.unwrap_or_default()).await?.boxed();
+        let mut events = watch_from_now(&self.maps, &WatchParams::default()).await?;
         let mut samples = Vec::with_capacity(CONFIG_MAPS * REVERTS_EACH);
         for edit in 0..CONFIG_MAPS * REVERTS_EACH {
             let name = name(edit % CONFIG_MAPS);
-            let values = HELM.replace("logFormat: plain", "logFormat: json");
+            let values = INSTALLED.replace("logFormat: plain", "logFormat: json");
             self.maps.patch(&name, &by("kubectl-edit"), &Patch::Merge(json!({"data": {"values": values}}))).await?;
             let reverted = async {
                 let mut seen = None;
@@ -160,13 +143,13 @@ impl Rig {
         let name = |number: usize| format!("mesh-{number:03}");
         self.put_map(MAP).await?;
         self.declare(&name(0), MAP).await?;
-        self.reaches(&name(0), "Reconciled").await?;
+        self.configs.reaches(PATIENCE, &name(0), &["Ready=True/Reconciled"]).await?;
         self.reconcile(report, MAP, 1).await?;
         for number in 1..RESOURCES {
             self.declare(&name(number), MAP).await?;
         }
         for number in 1..RESOURCES {
-            self.reaches(&name(number), "Conflicted").await?;
+            self.configs.reaches(PATIENCE, &name(number), &["Accepted=False/Conflicted"]).await?;
         }
         self.reconcile(report, MAP, RESOURCES).await
     }
@@ -204,13 +187,9 @@ impl Rig {
 
     /// The resourceVersions of all LinkerdConfigs.
     async fn versions(&self) -> Result<Vec<Option<String>>> {
-        let all = self.configs.list(&ListParams::default()).await?;
+        let all = self.configs.0.list(&ListParams::default()).await?;
         Ok(all.items.into_iter().map(|config| config.metadata.resource_version).collect())
     }
-}
-
-pub(crate) fn kind() -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig"))
 }
 
 fn by(manager: &str) -> PatchParams {

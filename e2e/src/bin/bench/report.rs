@@ -4,17 +4,11 @@
 //! * Always: a distribution is stored as a histogram of its samples with three significant digits; a row that could not
 //!   be measured is included with the reason.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    process::{Command, ExitCode},
-    time::Duration,
-};
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use e2e::{
-    ManagerOptions,
-    executable::operator_binary,
+    ManagerOptions, host,
     memory::{Memory, mebibytes},
 };
 use serde_json::{Map, Value, json};
@@ -100,7 +94,7 @@ impl FromIterator<Duration> for Samples {
 
 impl Report {
     pub(crate) fn new() -> Self {
-        Self { machine: machine(), rows: Vec::new(), failures: 0 }
+        Self { machine: host::properties(), rows: Vec::new(), failures: 0 }
     }
 
     /// Adds a property of the host or of the software to the report.
@@ -162,30 +156,13 @@ impl Report {
     pub(crate) fn publish(&self) -> Result<ExitCode> {
         let machine: Vec<String> = self.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         println!("\n{}\n", machine.join(", "));
-        let heads = ["", "measured", "wanted", "spent"].map(str::to_owned);
-        let cells = self.rows.iter().map(|row| {
-            let spent = row.spent.as_ref().map(Spent::text).unwrap_or_default();
-            [row.figure.clone(), row.value.clone(), row.wanted.to_owned(), spent]
-        });
-        let table: Vec<[String; 4]> = std::iter::once(heads).chain(cells).collect();
-        let widths: [usize; 4] = std::array::from_fn(|column| {
-            table.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
-        });
-        for (number, row) in table.iter().enumerate() {
-            let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-            println!("| {} |", cells.join(" | "));
-            if number == 0 {
-                println!("|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
-            }
+        println!("| | measured | wanted | spent |\n|---|---|---|---|");
+        for Row { figure, value, wanted, spent, .. } in &self.rows {
+            let spent = spent.as_ref().map(Spent::text).unwrap_or_default();
+            println!("| {figure} | {value} | {wanted} | {spent} |");
         }
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
-        // Cargo's own directory may be another one.
-        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-        let path = directory.join("bench.json");
-        let text = serde_json::to_string(&json!({ "machine": self.machine, "figures": rows }))?;
-        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-        println!("\nAll samples are in target/bench.json.");
+        host::write("bench.json", &json!({ "machine": self.machine, "figures": rows }))?;
         Ok(if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
@@ -217,39 +194,6 @@ pub(crate) fn json_of(memory: &Memory) -> Value {
 /// A manager whose control group is measured beside its resident memory.
 pub(crate) fn in_control_group() -> ManagerOptions {
     ManagerOptions { memory_limit: Some(CONTAINER), ..ManagerOptions::default() }
-}
-
-fn machine() -> Map<String, Value> {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .map(|rest| rest.trim_start_matches([' ', '\t', ':']));
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // All cores of the host, although this process pins itself to one.
-    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
-    let mut machine = Map::new();
-    machine.insert("cpu".to_owned(), json!(model.unwrap_or("unknown")));
-    machine.insert("cores".to_owned(), json!(cores));
-    machine.insert("kernel".to_owned(), json!(kernel.trim()));
-    machine.insert("date".to_owned(), json!(k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%d").to_string()));
-    machine.insert("commit".to_owned(), json!(commit().unwrap_or_else(|| "unknown".to_owned())));
-    machine.insert("operator".to_owned(), json!(operator().unwrap_or_else(|| "unknown".to_owned())));
-    machine.insert("profile of the bench".to_owned(), json!(if cfg!(debug_assertions) { "debug" } else { "release" }));
-    machine
-}
-
-/// The checked-out commit, with `-dirty` if the working tree differs from it.
-fn commit() -> Option<String> {
-    let output = Command::new("git").args(["describe", "--always", "--exclude=*", "--dirty"]).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// The version of the measured binary, which may be from another build.
-fn operator() -> Option<String> {
-    let binary = operator_binary().ok()?;
-    let output = Command::new(binary).arg("--version").output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

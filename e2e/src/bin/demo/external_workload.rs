@@ -8,7 +8,7 @@ use e2e::{
     wait::eventually,
 };
 
-use crate::{Kubectl, metrics, say, watcher::Watcher};
+use crate::{Kubectl, metrics, operator, say, watcher::Watcher};
 
 pub(crate) const NAMESPACE: &str = "mixed";
 const SLICES: [&str; 7] = [
@@ -79,15 +79,8 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     say("The Events of the operator, as `kubectl describe` and `kubectl events` show them.");
     mesh.expect_event("vm-2", "BecameUnready").await?;
     let columns = "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note";
-    show.run(&[
-        "-n",
-        NAMESPACE,
-        "get",
-        "events.events.k8s.io",
-        "--field-selector=reportingController=linkerd-operator",
-        columns,
-    ])
-    .await?;
+    let ours = "--field-selector=reportingController=linkerd-operator";
+    show.run(&["-n", NAMESPACE, "get", "events.events.k8s.io", ours, columns]).await?;
 
     say("The metrics: slices written, endpoints by readiness, the leader, the subscribers.");
     metrics(
@@ -120,29 +113,14 @@ fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Re
 async fn profile(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<String> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator profile --addr {address} {authority}");
-    let binary = operator_binary()?;
-    let log = control_plane.directory().join("profile.log");
-    let mut process =
-        Process::spawn(Spawn::new("profile", binary, log).args(["profile", "--addr", &address, authority]))?;
-    let status = process.wait(SOON).await?;
-    let printed = process.log();
-    ensure!(status.success() && printed.contains("external_workload"), "profile ended with {status}:\n{printed}");
+    let printed = operator(control_plane, &["profile", "--addr", &address, authority].map(str::to_owned)).await?;
+    ensure!(printed.contains("external_workload"), "{printed}");
     Ok(printed.trim_end().to_owned())
 }
 
 async fn set_ready(show: &Kubectl<'_>, workload: &str, ready: bool) -> Result<()> {
     let status = if ready { "True" } else { "False" };
     let patch = format!(r#"{{"status":{{"conditions":[{{"type":"Ready","status":"{status}"}}]}}}}"#);
-    show.run(&[
-        "-n",
-        NAMESPACE,
-        "patch",
-        "externalworkload",
-        workload,
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        &patch,
-    ])
-    .await
+    let target = ["-n", NAMESPACE, "patch", "externalworkload", workload];
+    show.run(&[&target[..], &["--subresource=status", "--type=merge", "-p", &patch]].concat()).await
 }

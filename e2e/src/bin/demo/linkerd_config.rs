@@ -7,12 +7,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Injector, Manager, Process, Spawn, executable::operator_binary, holds, injector::Behaviour,
-    mesh::SOON, wait::eventually,
+    ControlPlane, Injector, Manager, holds, injector::Behaviour, mesh::SOON, shipped::in_repository, wait::eventually,
 };
 use serde_json::{Value, json};
 
-use crate::{Kubectl, in_repository, metrics, say, shown};
+use crate::{Kubectl, metrics, operator, say, shown};
 
 const INSTALLED: &str = "config/samples/linkerd.yaml";
 pub(crate) const DECLARED: &str = "config/samples/linkerdconfig-minimal.yaml";
@@ -42,9 +41,8 @@ const NEW_POD: [&str; 5] = ["run", "new", "--image=new", "--annotations=linkerd.
 pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injector: &Injector) -> Result<()> {
     let show = Kubectl(control_plane);
     let document = Linkerd(control_plane);
-    for replica in injector.replicas() {
-        injector.set_lag(replica, LAG)?;
-    }
+    let lag = |lag| injector.replicas().into_iter().try_for_each(|replica| injector.set_lag(replica, lag));
+    lag(LAG)?;
 
     say("The second act. The ConfigMap of Linkerd's injector as Helm writes it, shortened.");
     println!("$ kubectl apply --server-side --field-manager=helm -f {INSTALLED}");
@@ -65,13 +63,8 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     document.becomes("accessLog: apache").await?;
     document.shows("accessLog", "accessLog: apache").await?;
     show.run(&["-n", "linkerd", "get", "controllerrevisions"]).await?;
-    document.expect_event("LinkerdConfigUpdated").await?;
-    eventually(SOON, "the LinkerdConfig to be ready", async || {
-        let shown = control_plane.kubectl(&WIDE).await?;
-        ensure!(shown.contains("true     True"), "{shown}");
-        Ok(())
-    })
-    .await?;
+    document.prints(&EVENTS, &["LinkerdConfigUpdated"]).await?;
+    document.prints(&WIDE, &["true     True"]).await?;
     show.run(&WIDE).await?;
 
     say(
@@ -90,7 +83,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     .await?;
     println!("reverted {} ms after kubectl was started", since.elapsed().as_millis());
     document.shows("accessLog|hickory", "accessLog: apache").await?;
-    document.expect_event("DriftReverted").await?;
+    document.prints(&EVENTS, &["DriftReverted"]).await?;
     show.run(&EVENTS).await?;
 
     say(
@@ -103,7 +96,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
         injector.set_behaviour(replica, Behaviour::Denies("denied by the demo's stand-in".to_owned())).await?;
     }
     show.run(&["patch", "linkerdconfig", "mesh", "--type=merge", "-p", BAD]).await?;
-    document.expect_event("ConfigRolledBack").await?;
+    document.prints(&EVENTS, &["ConfigRolledBack"]).await?;
     ensure!(document.values().await? == before, "the document was not rolled back");
     for replica in injector.replicas() {
         injector.set_behaviour(replica, Behaviour::Right).await?;
@@ -111,12 +104,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     show.run(&CONDITIONS).await?;
     say("The resource is corrected.");
     show.run(&["patch", "linkerdconfig", "mesh", "--type=json", "-p", GOOD]).await?;
-    eventually(SOON, "the LinkerdConfig to be ready", async || {
-        let shown = control_plane.kubectl(&WIDE).await?;
-        ensure!(shown.contains("true     True"), "{shown}");
-        Ok(())
-    })
-    .await?;
+    document.prints(&WIDE, &["true     True"]).await?;
     show.run(&CONDITIONS).await?;
 
     say(
@@ -128,9 +116,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     let denied = sample.replace("logHTTPHeaders: 'off'", "logHTTPHeaders: all");
     ensure!(denied != sample, "the sample does not contain the value to change");
     let denied = document.file("denied.yaml", &denied)?;
-    for replica in injector.replicas() {
-        injector.set_lag(replica, Duration::ZERO)?;
-    }
+    lag(Duration::ZERO)?;
     println!("$ kubectl apply --server-side --field-manager=helm --force-conflicts -f denied.yaml");
     println!("{}", document.install(&denied.display().to_string()).await?);
     let denial = eventually(SOON, "the injector to deny a Pod", async || {
@@ -141,16 +127,8 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     })
     .await?;
     println!("{}\n{}", shown(&NEW_POD), denial.split_once(": ").map_or(&*denial, |(_, denial)| denial));
-    for replica in injector.replicas() {
-        injector.set_lag(replica, LAG)?;
-    }
-    eventually(SOON, "the condition to name the value", async || {
-        let shown = control_plane.kubectl(&CONDITIONS).await?;
-        ensure!(shown.contains("SuspectBase") && shown.contains("proxy.logHTTPHeaders"), "{shown}");
-        ensure!(shown.contains("Denied"), "{shown}");
-        Ok(())
-    })
-    .await?;
+    lag(LAG)?;
+    document.prints(&CONDITIONS, &["SuspectBase", "proxy.logHTTPHeaders", "Denied"]).await?;
     show.run(&CONDITIONS).await?;
 
     say(
@@ -162,13 +140,8 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     println!("{}", document.install(&upgraded.display().to_string()).await?);
     document.becomes("linkerdVersion: edge-26.8.4").await?;
     document.becomes("accessLog: apache").await?;
-    document.expect_event("BaseUpdated").await?;
-    eventually(SOON, "the status to have the new version", async || {
-        let shown = control_plane.kubectl(&WIDE).await?;
-        ensure!(shown.contains("true     True    edge-26.8.4"), "{shown}");
-        Ok(())
-    })
-    .await?;
+    document.prints(&EVENTS, &["BaseUpdated"]).await?;
+    document.prints(&WIDE, &["true     True    edge-26.8.4"]).await?;
     show.run(&WIDE).await?;
 
     say("The origin of each value.");
@@ -257,11 +230,11 @@ impl Linkerd<'_> {
         Ok(())
     }
 
-    /// Waits for an Event with this reason.
-    async fn expect_event(&self, reason: &str) -> Result<()> {
-        eventually(SOON, format_args!("an Event {reason}"), async || {
-            let events = self.0.kubectl(&EVENTS).await?;
-            ensure!(events.contains(reason), "{events}");
+    /// Waits until the output of kubectl contains these texts.
+    async fn prints(&self, args: &[&str], expected: &[&str]) -> Result<()> {
+        eventually(SOON, format_args!("{expected:?} to be printed"), async || {
+            let printed = self.0.kubectl(args).await?;
+            ensure!(expected.iter().all(|text| printed.contains(text)), "{printed}");
             Ok(())
         })
         .await
@@ -270,16 +243,12 @@ impl Linkerd<'_> {
     /// Prints the output of `explain` for the resource in effect, or for a manifest in the repository.
     async fn explain(&self, args: &[&str]) -> Result<String> {
         println!("$ linkerd-operator {}", [&["explain"], args].concat().join(" "));
-        let binary = operator_binary()?;
         let kubeconfig = self.0.kubeconfig().display().to_string();
         let paths = args.iter().map(|arg| if arg.starts_with('-') { (*arg).to_owned() } else { in_repository(arg) });
-        let args = ["explain".to_owned(), "--kubeconfig".to_owned(), kubeconfig].into_iter().chain(paths);
-        let log = self.file("explain.log", "")?;
-        let mut process = Process::spawn(Spawn::new("explain", binary, log).args(args))?;
-        let status = process.wait(SOON).await?;
-        let printed = process.log();
+        let args: Vec<String> =
+            ["explain".to_owned(), "--kubeconfig".to_owned(), kubeconfig].into_iter().chain(paths).collect();
+        let printed = operator(self.0, &args).await?;
         println!("{}", printed.trim_end());
-        ensure!(status.success(), "explain ended with {status}");
         Ok(printed)
     }
 

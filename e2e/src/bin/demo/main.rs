@@ -10,10 +10,13 @@ mod linkerd_config;
 mod rollout;
 mod watcher;
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Result, ensure};
-use e2e::{ControlPlane, Injector, Manager, ManagerOptions, Options};
+use e2e::{
+    ControlPlane, Injector, Manager, ManagerOptions, Options, Process, Spawn, executable::operator_binary, mesh::SOON,
+    shipped::in_repository,
+};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -92,8 +95,14 @@ async fn metrics(manager: &Manager, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn in_repository(path: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path).display().to_string()
+/// Runs a command of the operator's binary, and returns its output.
+async fn operator(control_plane: &ControlPlane, args: &[String]) -> Result<String> {
+    let log = tempfile::Builder::new().tempdir_in(control_plane.directory())?;
+    let spawn = Spawn::new("linkerd-operator", operator_binary()?, log.path().join("log")).args(args);
+    let mut process = Process::spawn(spawn)?;
+    let status = process.wait(SOON).await?;
+    ensure!(status.success(), "linkerd-operator {} ended with {status}:\n{}", args.join(" "), process.log());
+    Ok(process.log())
 }
 
 /// The command line as a user types it.

@@ -5,13 +5,13 @@
 //! * Always: both servers have the same flags, and are restarted for each state of a cluster. The answers therefore
 //!   depend only on the objects, and not on their history.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    ControlPlane, Options,
     discovery::Discovery,
-    linkerd_controller::{CHART_FLAGS, LinkerdDestination},
+    linkerd_controller::CHART_FLAGS,
     oracle::ApiState,
     query::{QUIET, Query, Received, queries},
     world::{World, api},
@@ -21,7 +21,10 @@ use kube::Client;
 use tokio::time::sleep;
 use tonic::Status;
 
-use crate::differences::{self, Difference};
+use crate::{
+    differences::{self, Difference},
+    replica::{Replica, Server},
+};
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 4] = [0, 20, 60, 120];
@@ -29,7 +32,6 @@ const AT_ONE_TIME: usize = 100;
 /// How often a request is repeated while the answers differ: the servers may observe the last write at
 /// different times.
 const REPETITIONS: usize = 3;
-const READY: Duration = Duration::from_secs(30);
 
 /// The sets of flags: those of Linkerd's chart, and two others that turn each of them around.
 const FLAGS: [(&str, &[&str]); 3] = [
@@ -93,11 +95,8 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
             }
             for (name, flags) in FLAGS {
                 let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
-                let options =
-                    ManagerOptions { as_linkerd_destination: true, args: flags.clone(), ..ManagerOptions::default() };
-                let mut ours = Manager::start(&control_plane, options)?;
-                let theirs = LinkerdDestination::start(controller, &control_plane, &flags).await?;
-                ours.ready(READY).await?;
+                let ours = Replica::start(Server::Ours, controller, &control_plane, &flags).await?;
+                let theirs = Replica::start(Server::Theirs, controller, &control_plane, &flags).await?;
                 let state = api::list(&client).await?;
                 let queries = queries(&world, &state);
                 let servers = [ours.discovery().await?, theirs.discovery().await?];
@@ -105,13 +104,8 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
                 eprintln!("seed {seed}, {changes} changes, {name}: {} queries", queries.len());
                 let context = format!("seed {seed}, {changes} changes, flags: {name}");
                 answers.add(&state, &servers, &queries, &context).await;
-                if let Some(panic) = theirs.log().split("panic: ").nth(1) {
-                    eprintln!(
-                        "{context}: Linkerd's server panicked: {}",
-                        panic.lines().take(30).collect::<Vec<_>>().join("\n")
-                    );
-                }
-                ours.kill().await.context("stopping our server")?;
+                theirs.print_panic(&context);
+                ours.kill().await?;
             }
         }
     }

@@ -13,15 +13,16 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Process, eventually,
-    linkerd_controller::{CHART_FLAGS, LinkerdDestination},
-    mesh::{Mesh, SOON},
+    ControlPlane, Options, Process, eventually,
+    mesh::Mesh,
     workload::{self, Kind},
 };
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
+
+use crate::replica::{Replica, Server, chart_flags};
 
 const NAMESPACE: &str = "shop";
 /// The node of all Pods, whose destination is ours.
@@ -64,19 +65,16 @@ pub(crate) async fn compare(cli: &Path, controller: &Path) -> Result<Vec<Printed
         home: control_plane.directory().to_owned(),
     };
     install(&cli, &control_plane).await?;
-    let flags: Vec<String> = CHART_FLAGS.iter().map(|&flag| flag.to_owned()).collect();
-    let options = ManagerOptions { as_linkerd_destination: true, args: flags.clone(), ..ManagerOptions::default() };
-    let mut ours = Manager::start(&control_plane, options)?;
-    ours.ready(SOON).await?;
-    let _kubelet = control_plane.start_kubelet(NODE, PORT, ours.destination_address())?;
+    let ours = Replica::start(Server::Ours, controller, &control_plane, &chart_flags()).await?;
+    let _kubelet = control_plane.start_kubelet(NODE, PORT, ours.address())?;
     let addresses = shop(&control_plane).await?;
     // Linkerd's server does not start without any EndpointSlice in the cluster.
-    let theirs = LinkerdDestination::start(controller, &control_plane, &flags).await?;
+    let theirs = Replica::start(Server::Theirs, controller, &control_plane, &chart_flags()).await?;
     available(&control_plane).await?;
     let mut printed = Vec::new();
     let commands = commands(&addresses);
     for command in &commands {
-        let (ours, theirs) = (ours.destination_address(), theirs.address());
+        let (ours, theirs) = (ours.address(), theirs.address());
         let (ours, theirs) = tokio::try_join!(cli.at(command, Some(ours)), cli.at(command, Some(theirs)))?;
         printed.push(Printed { command: format!("{} --api-addr=…`", command.join(" ")), ours, theirs });
     }
@@ -161,28 +159,26 @@ async fn shop(control_plane: &ControlPlane) -> Result<Shop> {
 
 fn commands(shop: &Shop) -> Vec<Vec<String>> {
     let name = |service: &str, port: u16| format!("{service}.{NAMESPACE}.svc.cluster.local:{port}");
-    let commands = [
-        vec!["endpoints".to_owned(), name("web", 80), name("api", 80)],
-        vec!["endpoints".to_owned(), "-o".to_owned(), "json".to_owned(), name("web", 80), name("api", 80)],
-        vec!["profile".to_owned(), format!("{}:80", shop.web)],
-        vec!["endpoints".to_owned(), name("empty", 80)],
-        vec!["endpoints".to_owned(), name("none", 80)],
-        vec!["endpoints".to_owned(), "example.com:80".to_owned()],
-        vec!["endpoints".to_owned(), name("web", 81)],
-        vec![
-            "endpoints".to_owned(),
-            "--token".to_owned(),
-            format!(r#"{{"ns":"{NAMESPACE}","nodeName":"{NODE}"}}"#),
-            name("api", 80),
-        ],
-        vec!["profile".to_owned(), format!("{}:80", shop.api)],
-        vec!["profile".to_owned(), "192.0.2.1:80".to_owned()],
-        vec!["profile".to_owned(), "192.0.2.99:80".to_owned()],
-        vec!["profile".to_owned(), name("web", 80)],
-        vec!["profile".to_owned(), name("none", 80)],
-        vec!["policy".to_owned(), "-n".to_owned(), NAMESPACE.to_owned(), "svc/web".to_owned(), "80".to_owned()],
+    let (web, api) = (&name("web", 80), &name("api", 80));
+    let token = &format!(r#"{{"ns":"{NAMESPACE}","nodeName":"{NODE}"}}"#);
+    let commands: [&[&str]; 14] = [
+        &["endpoints", web, api],
+        &["endpoints", "-o", "json", web, api],
+        &["profile", &format!("{}:80", shop.web)],
+        &["endpoints", &name("empty", 80)],
+        &["endpoints", &name("none", 80)],
+        &["endpoints", "example.com:80"],
+        &["endpoints", &name("web", 81)],
+        &["endpoints", "--token", token, api],
+        &["profile", &format!("{}:80", shop.api)],
+        &["profile", "192.0.2.1:80"],
+        &["profile", "192.0.2.99:80"],
+        &["profile", web],
+        &["profile", &name("none", 80)],
+        &["policy", "-n", NAMESPACE, "svc/web", "80"],
     ];
-    commands.into_iter().map(|args| [vec!["diagnostics".to_owned()], args].concat()).collect()
+    let command = |args: &&[&str]| [&["diagnostics"], *args].concat().into_iter().map(str::to_owned).collect();
+    commands.iter().map(command).collect()
 }
 
 /// `linkerd check` with Linkerd's image of the destination container, and with the operator's.

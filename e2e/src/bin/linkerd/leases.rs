@@ -11,16 +11,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, linkerd_controller::LinkerdDestination,
-    mesh::Mesh,
-};
+use e2e::{ControlPlane, Options, TestNamespace, eventually, mesh::Mesh};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio::time::sleep;
 
-const LEASE: &str = "linkerd-destination-endpoint-write";
+use crate::replica::{LEASE, Replica, Server};
+
 const SERVICE: &str = "web";
 /// Longer than the Lease, which has to expire after SIGKILL.
 const SOON: Duration = Duration::from_secs(60);
@@ -48,12 +46,6 @@ struct Scene {
     changes: usize,
 }
 
-/// The process that holds the Lease.
-enum Holder {
-    Ours(Box<Manager>),
-    Theirs(LinkerdDestination),
-}
-
 pub(crate) async fn take_turns(controller: &Path) -> Result<Vec<HandOver>> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
@@ -68,7 +60,7 @@ pub(crate) async fn take_turns(controller: &Path) -> Result<Vec<HandOver>> {
     for number in 0..WORKLOADS {
         scene.mesh.put_workload(&name(number), SERVICE, &[&format!("192.0.2.{}", number + 1)]).await?;
     }
-    let mut holder = scene.ours().await?;
+    let mut holder = scene.start(Server::Ours).await?;
     scene.change().await?;
     let mut turns = Vec::new();
     for (what, kill) in [
@@ -89,34 +81,29 @@ fn name(number: usize) -> String {
 // === impl Scene ===
 
 impl Scene {
-    async fn ours(&self) -> Result<Holder> {
-        let options = ManagerOptions { as_linkerd_destination: true, ..ManagerOptions::default() };
-        let mut manager = Manager::start(&self.control_plane, options)?;
-        manager.ready(SOON).await?;
-        Ok(Holder::Ours(Box::new(manager)))
+    async fn start(&self, server: Server) -> Result<Replica> {
+        Replica::start(server, &self.controller, &self.control_plane, &[]).await
     }
 
     /// Starts the other process, ends the holder, and waits until the other one has taken over.
     async fn hand_over(
         &mut self,
-        holder: Holder,
+        holder: Replica,
         what: &'static str,
         kill: bool,
         turns: &mut Vec<HandOver>,
-    ) -> Result<Holder> {
-        let next = match &holder {
-            Holder::Theirs(_) => self.ours().await?,
-            Holder::Ours(_) => {
-                Holder::Theirs(LinkerdDestination::start(&self.controller, &self.control_plane, &[]).await?)
-            }
+    ) -> Result<Replica> {
+        let next = match holder.server() {
+            Server::Theirs => Server::Ours,
+            Server::Ours => Server::Theirs,
         };
+        let next = self.start(next).await?;
         let (before, held) = (self.versions().await?, self.holder().await?);
         let begun = Instant::now();
-        match (holder, kill) {
-            (Holder::Ours(mut ours), true) => ours.kill().await?,
-            (Holder::Ours(mut ours), false) => ours.terminate(SOON).await.map(drop)?,
-            (Holder::Theirs(mut theirs), true) => theirs.kill().await?,
-            (Holder::Theirs(mut theirs), false) => theirs.terminate(SOON).await?,
+        if kill {
+            holder.kill().await?;
+        } else {
+            holder.terminate().await?;
         }
         eventually(SOON, format_args!("{what}: another holder"), async || {
             let now = self.holder().await?;

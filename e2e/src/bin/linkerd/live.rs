@@ -10,14 +10,11 @@ use std::{
     collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use anyhow::Result;
 use e2e::{
-    Manager, ManagerOptions,
     discovery::Discovery,
-    linkerd_controller::{CHART_FLAGS, LinkerdDestination},
     oracle::{Answer, ProfileAnswer},
     query::{QUIET, Query, Received, queries},
     world::{World, api},
@@ -26,14 +23,16 @@ use futures::{StreamExt, stream};
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tonic::{Code, Status};
 
-use crate::answers::begin;
+use crate::{
+    answers::begin,
+    replica::{Replica, Server, chart_flags},
+};
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 5] = [1, 3, 10, 40, 80];
 /// How often an open and a new stream are compared until they are equal.
 const LOOKS: usize = 10;
 const AT_ONE_TIME: usize = 100;
-const READY: Duration = Duration::from_secs(30);
 
 /// The result for one server.
 #[derive(Default)]
@@ -66,14 +65,12 @@ struct Client {
 /// Returns the results of our server and of Linkerd's.
 pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<[Live; 2]> {
     let mut results = [Live::default(), Live::default()];
-    let flags: Vec<String> = CHART_FLAGS.iter().map(|&flag| flag.to_owned()).collect();
+    let flags = chart_flags();
     for &seed in seeds {
         let mut world = World::for_linkerd(seed)?;
         let (control_plane, client) = begin(&world).await?;
-        let options = ManagerOptions { as_linkerd_destination: true, args: flags.clone(), ..ManagerOptions::default() };
-        let mut ours = Manager::start(&control_plane, options)?;
-        let theirs = LinkerdDestination::start(controller, &control_plane, &flags).await?;
-        ours.ready(READY).await?;
+        let ours = Replica::start(Server::Ours, controller, &control_plane, &flags).await?;
+        let theirs = Replica::start(Server::Theirs, controller, &control_plane, &flags).await?;
         let queries = queries(&world, &api::list(&client).await?);
         let sides = [ours.discovery().await?, theirs.discovery().await?].map(|server| Side::open(server, &queries));
         for changes in BURSTS {

@@ -13,6 +13,7 @@ mod differences;
 mod injector;
 mod leases;
 mod live;
+mod replica;
 mod report;
 mod rows;
 mod table;
@@ -42,46 +43,34 @@ async fn run() -> Result<bool> {
     let seeds = seeds.split_whitespace().map(|seed| seed.parse().context("SEEDS must be numbers"));
     let seeds: Vec<u64> = seeds.collect::<Result<_>>()?;
     let mut is_explained = true;
-    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("answers")) {
-        Some(controller) => {
-            let answers = answers::compare(&controller, &seeds).await?;
-            print!("{}", report::answers(&answers));
-            is_explained &= answers.is_explained();
-            let live = live::compare(&controller, &seeds).await?;
-            print!("{}", report::live(&live));
-            is_explained &= live[0].stale.is_empty();
-            print!("{}", report::turns(&leases::take_turns(&controller).await?));
-        }
-        None => println!("## Answers, open streams and Leases\n\n{LEFT_OUT}\n"),
+    if let Some(controller) = controller_for("answers", "Answers, open streams and Leases")? {
+        let answers = answers::compare(&controller, &seeds).await?;
+        print!("{}", report::answers(&answers));
+        is_explained &= answers.is_explained();
+        let live = live::compare(&controller, &seeds).await?;
+        print!("{}", report::live(&live));
+        is_explained &= live[0].stale.is_empty();
+        print!("{}", report::turns(&leases::take_turns(&controller).await?));
     }
-    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("table")) {
-        Some(controller) => {
-            let answers = table::compare(&controller).await?;
-            print!("{}", report::table(&answers));
-            is_explained &= answers.is_explained();
-        }
-        None => println!("## Table of cases\n\n{LEFT_OUT}\n"),
+    if let Some(controller) = controller_for("table", "Table of cases")? {
+        let answers = table::compare(&controller).await?;
+        print!("{}", report::table(&answers));
+        is_explained &= answers.is_explained();
     }
     if is_wanted("traffic") {
         is_explained &= traffic().await?;
     }
-    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("injector")) {
-        Some(controller) => {
-            let (charts, cli) = (program("LINKERD_CHARTS")?, program("LINKERD_CLI")?);
-            print!("{}", report::steps(&injector::run(&controller, charts.as_deref(), cli.as_deref()).await?));
-        }
-        None => println!("## Injector\n\n{LEFT_OUT}\n"),
+    if let Some(controller) = controller_for("injector", "Injector")? {
+        let (charts, cli) = (program("LINKERD_CHARTS")?, program("LINKERD_CLI")?);
+        print!("{}", report::steps(&injector::run(&controller, charts.as_deref(), cli.as_deref()).await?));
     }
-    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("reviews")) {
-        Some(controller) => {
-            let reviews = injector::compare(&controller).await?;
-            print!("{}", report::reviews(&reviews));
-            is_explained &= reviews.is_equal();
-            if let Some(file) = env::var_os("LINKERD_RECORDING").filter(|file| !file.is_empty()) {
-                fs::write(&file, &reviews.fields.recording).context("writing LINKERD_RECORDING")?;
-            }
+    if let Some(controller) = controller_for("reviews", "Reviews")? {
+        let reviews = injector::compare(&controller).await?;
+        print!("{}", report::reviews(&reviews));
+        is_explained &= reviews.is_equal();
+        if let Some(file) = env::var_os("LINKERD_RECORDING").filter(|file| !file.is_empty()) {
+            fs::write(&file, &reviews.fields.recording).context("writing LINKERD_RECORDING")?;
         }
-        None => println!("## Reviews\n\n{LEFT_OUT}\n"),
     }
     match (program("LINKERD_CLI")?, program("LINKERD_CONTROLLER")?) {
         (Some(cli), Some(controller)) if is_wanted("cli") => {
@@ -90,6 +79,15 @@ async fn run() -> Result<bool> {
         _ => println!("## CLI\n\n{LEFT_OUT}\n"),
     }
     Ok(is_explained)
+}
+
+/// Returns Linkerd's controller if this part is to run; otherwise prints that it is left out.
+fn controller_for(part: &str, title: &str) -> Result<Option<PathBuf>> {
+    let controller = program("LINKERD_CONTROLLER")?.filter(|_| is_wanted(part));
+    if controller.is_none() {
+        println!("## {title}\n\n{LEFT_OUT}\n");
+    }
+    Ok(controller)
 }
 
 /// Observes traffic through Linkerd's proxies. Returns whether no request failed.

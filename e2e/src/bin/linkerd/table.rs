@@ -13,7 +13,6 @@ use e2e::{
     answers::profile_refusal,
     cases::{Case, Expected, cases_side_by_side, write},
     discovery::Discovery,
-    linkerd_controller::LinkerdDestination,
     query::{Query, Received},
     world::api,
 };
@@ -23,6 +22,7 @@ use serde_json::Value;
 use crate::{
     answers::Answers,
     differences::{self, Difference},
+    replica::{Replica, Server},
 };
 
 const AT_ONE_TIME: usize = 64;
@@ -51,10 +51,10 @@ pub(crate) async fn compare(controller: &Path) -> Result<Answers> {
     let mut answers = Answers::default();
     for (flags, cases) in by_flags {
         eprintln!("{} cases with {flags:?}", cases.len());
-        let theirs = LinkerdDestination::start(controller, &control_plane, flags).await?;
-        let server = theirs.discovery().await?;
+        let server = Replica::start(Server::Theirs, controller, &control_plane, flags).await?;
+        let discovery = server.discovery().await?;
         answers.states += 1;
-        let received = stream::iter(&cases).map(|case| received(&server, case)).buffered(AT_ONE_TIME);
+        let received = stream::iter(&cases).map(|case| received(&discovery, case)).buffered(AT_ONE_TIME);
         for (case, theirs) in cases.iter().zip(received.collect::<Vec<_>>().await) {
             let ours = match &case.expected {
                 Expected::Get(answer) => Received::Endpoints(Some(answer.clone())),
@@ -67,9 +67,7 @@ pub(crate) async fn compare(controller: &Path) -> Result<Answers> {
             let found = found.into_iter().map(with_row).collect();
             answers.count(found, || case.name.clone());
         }
-        if let Some(panic) = theirs.log().split("panic: ").nth(1) {
-            eprintln!("Linkerd's server panicked: {}", panic.lines().take(30).collect::<Vec<_>>().join("\n"));
-        }
+        server.print_panic("the table");
     }
     Ok(answers)
 }

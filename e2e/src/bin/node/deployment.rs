@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, binaries::Binaries, real_node, wait::eventually};
+use e2e::{ControlPlane, binaries::Binaries, real_node, shipped::in_repository, wait::eventually};
 use k8s_openapi::api::{
     apps::v1,
     core::v1::{Pod, Service},
@@ -54,7 +54,7 @@ impl<'a> Deployment<'a> {
 
     /// Deploys the operator into a cluster with the namespace and the ConfigMap of a Linkerd control plane.
     pub(crate) async fn deploy(&self) -> Result<()> {
-        let linkerd = crate::in_repository("config/samples/linkerd.yaml")?;
+        let linkerd = in_repository("config/samples/linkerd.yaml");
         self.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
         self.control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &linkerd]).await?;
         self.make("install").await?;
@@ -188,7 +188,7 @@ impl<'a> Deployment<'a> {
 
     async fn make(&self, target: &str) -> Result<()> {
         let kubectl: PathBuf = Binaries::find_or_build()?.tool("kubectl")?;
-        let repository = crate::in_repository("")?;
+        let repository = in_repository("");
         let mut make = Command::new("make");
         make.current_dir(Path::new(&repository))
             .args([target, &format!("IMAGE={}", self.reference), &format!("KUBECTL={}", kubectl.display())])

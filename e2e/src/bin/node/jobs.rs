@@ -9,6 +9,7 @@ use e2e::{
     eventually,
     mesh::{Mesh, SOON},
     real_node,
+    shipped::in_repository,
 };
 use kube::Client;
 use serde_json::json;
@@ -48,7 +49,7 @@ pub(crate) async fn external_workload(
 /// A resource owns the proxy configuration, and a manual edit is reverted.
 pub(crate) async fn linkerd_config(control_plane: &ControlPlane) -> Result<()> {
     let begun = Instant::now();
-    let declared = crate::in_repository("config/samples/linkerdconfig-minimal.yaml")?;
+    let declared = in_repository("config/samples/linkerdconfig-minimal.yaml");
     control_plane.kubectl(&["apply", "-f", &declared]).await?;
     has(control_plane, "accessLog: apache").await?;
     let edited = control_plane.kubectl(&CONFIG_MAP).await?.replace("accessLog: apache", "accessLog: json");

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use e2e::{
     ControlPlane, RealNode,
     real_node::{requirement, trace::Traces},
@@ -149,9 +149,4 @@ async fn diagnosis(control_plane: &ControlPlane) -> String {
 /// Prints a completed step and its duration.
 fn step(what: &str, begun: Instant) {
     println!("{what} ({:.1} s)", begun.elapsed().as_secs_f64());
-}
-
-fn in_repository(path: &str) -> Result<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
-    Ok(root.join(path).display().to_string())
 }

@@ -8,16 +8,14 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{Manager, mesh::Mesh};
+use e2e::{LinkerdConfigs, Manager, injector::reviews::INSTALLED, mesh::Mesh};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
-/// Linkerd's document, as its chart renders it.
-const INSTALLED: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
 const NAMESPACE: &str = "jobs";
 const SERVICE: &str = "web";
 const WORKLOADS: usize = 150;
@@ -33,7 +31,7 @@ const EDITED_EVERY: usize = 6;
 #[derive(Clone)]
 pub(crate) struct Jobs {
     mesh: Mesh,
-    configs: Api<DynamicObject>,
+    configs: LinkerdConfigs,
     maps: Api<ConfigMap>,
 }
 
@@ -45,10 +43,9 @@ impl Jobs {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
         namespaces.create(&PostParams::default(), &namespace).await?;
-        let kind = GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig");
         let jobs = Self {
             mesh: Mesh::new(client, NAMESPACE),
-            configs: Api::all_with(client.clone(), &ApiResource::from_gvk(&kind)),
+            configs: LinkerdConfigs::new(client),
             maps: Api::namespaced(client.clone(), "linkerd"),
         };
         jobs.mesh.put_service(SERVICE, json!({})).await?;
@@ -59,10 +56,8 @@ impl Jobs {
             "data": {"values": INSTALLED}});
         let params = PostParams { field_manager: Some("helm".to_owned()), ..PostParams::default() };
         jobs.maps.create(&params, &serde_json::from_value(map)?).await.context("creating the ConfigMap")?;
-        let config = DynamicObject::new(CONFIG, &ApiResource::from_gvk(&kind)).data(json!({"spec": {
-            "proxy": {"inboundPort": port(0)}, "injectorSync": {"method": "Delay", "delay": "0s"},
-        }}));
-        jobs.configs.create(&PostParams::default(), &config).await.context("creating the LinkerdConfig")?;
+        let sync = json!({"method": "Delay", "delay": "0s"});
+        jobs.configs.create(CONFIG, json!({"proxy": {"inboundPort": port(0)}, "injectorSync": sync})).await?;
         Ok(jobs)
     }
 
@@ -84,9 +79,7 @@ impl Jobs {
             self.maps.patch(CONFIG_MAP, &params, &Patch::Merge(patch)).await?;
             return Ok(());
         }
-        let patch = json!({"spec": {"proxy": {"inboundPort": port(number)}}});
-        self.configs.patch(CONFIG, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
+        self.configs.change(CONFIG, json!({"proxy": {"inboundPort": port(number)}})).await
     }
 
     /// Checks that the manager holds its Leases, and that what it writes follows from the current objects.
@@ -109,7 +102,7 @@ impl Jobs {
         }
         ensure!(seen.len() == expected.len(), "{} workloads are published, {} exist", seen.len(), expected.len());
 
-        let config = self.configs.get(CONFIG).await?;
+        let config = self.configs.0.get(CONFIG).await?;
         let declared =
             config.data.pointer("/spec/proxy/inboundPort").context("the LinkerdConfig has no inboundPort")?;
         let document = self.document().await?;

@@ -23,7 +23,6 @@ mod jobs;
 mod readers;
 mod report;
 mod samples;
-mod settled;
 mod slow;
 mod tally;
 
@@ -57,19 +56,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match minutes().map(soak) {
-        Ok(soak) => match soak.await {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => failed(&error),
-        },
-        Err(error) => failed(&error),
+    let run = async { soak(minutes()?).await };
+    match run.await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::FAILURE
+        }
     }
-}
-
-fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("soak: {error:#}");
-    ExitCode::FAILURE
 }
 
 fn minutes() -> Result<Duration> {
@@ -118,7 +113,7 @@ async fn soak(time: Duration) -> Result<bool> {
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
     manager.ready(PATIENCE).await?;
     let kubernetes = client.apiserver_version().await?.git_version;
-    let mut report = Report::new(report::machine(&kubernetes, &version(&manager).await?));
+    let mut report = Report::new(&kubernetes);
     // Memory that was needed only for the start has been released by then.
     sleep(Duration::from_secs(2)).await;
     report.before = Sample::take(&manager, &proxy, 0.0).await?;
@@ -247,11 +242,10 @@ impl Soak {
     async fn compare(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
         match self.comparer.round(&self.manager, &self.churn, &self.readers).await {
             Ok(round) => {
-                let elapsed = self.begun.elapsed();
-                let sample = self.take_sample(elapsed.as_secs_f64()).await?;
+                let sample = self.take_sample(self.begun.elapsed().as_secs_f64()).await?;
                 let mut report = report.lock().await;
                 report.round(round);
-                report.settled(sample, elapsed.as_secs_f64() / self.time.as_secs_f64());
+                report.settled(sample);
             }
             Err(error) => {
                 self.take_sample(self.begun.elapsed().as_secs_f64()).await?;
@@ -284,12 +278,4 @@ impl Soak {
         ensure!(status.success(), "the manager ended with {status}");
         Ok(())
     }
-}
-
-/// The version of the running manager.
-async fn version(manager: &Manager) -> Result<String> {
-    let samples = manager.metrics().await?;
-    let info = samples.iter().find(|sample| sample.name == "linkerd_operator_build_info");
-    let version = info.and_then(|sample| sample.labels.iter().find(|(label, _)| label == "version"));
-    Ok(version.map_or_else(|| "unknown".to_owned(), |(_, version)| version.clone()))
 }

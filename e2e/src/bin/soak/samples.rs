@@ -6,21 +6,25 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
-use e2e::{FaultProxy, Manager, memory::Memory};
-use serde_json::{Value, json};
+use e2e::{FaultProxy, Manager};
+use serde::Serialize;
 
 const MOST: u32 = 720;
 const KIB: f64 = 1024.0;
+/// The maximum number of samples that are compared.
+const KEPT: usize = 240;
+/// Shares of the whole time: the end of the warm-up, the end of early, the beginning of late.
+const WARM: f64 = 0.1;
+const EARLY: f64 = 0.4;
+const LATE: f64 = 0.6;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
     /// Seconds since clients connected.
     pub seconds: f64,
     pub memory_kib: f64,
     /// The bytes that the manager has allocated and not freed.
     pub allocated_kib: Option<f64>,
-    /// The memory of this process.
-    pub own_memory_kib: f64,
     pub descriptors: usize,
     /// The descriptors that are connections to the API server; their number varies.
     pub api_connections: usize,
@@ -52,7 +56,6 @@ impl Sample {
             seconds,
             memory_kib: memory as f64 / KIB,
             allocated_kib: of("linkerd_operator_memory_allocated_bytes").map(|sample| sample.value / KIB).next(),
-            own_memory_kib: Memory::of_process(std::process::id())?.resident as f64 / KIB,
             descriptors,
             api_connections: proxy.open_connections(),
             tasks: of("linkerd_operator_runtime_tasks").map(|sample| sample.value).next(),
@@ -72,14 +75,23 @@ impl Sample {
         self.streams.values().sum()
     }
 
-    pub(crate) fn json(&self) -> Value {
-        json!({
-            "seconds": self.seconds, "memory_kib": self.memory_kib, "allocated_kib": self.allocated_kib,
-            "own_memory_kib": self.own_memory_kib,
-            "descriptors": self.descriptors, "api_connections": self.api_connections, "tasks": self.tasks,
-            "streams": self.streams, "subscribers": self.subscribers, "cpu_seconds": self.cpu_seconds,
-            "closed_connections": self.closed_connections,
-        })
+    /// The sample as a text for the report.
+    pub(crate) fn text(&self) -> String {
+        let states: Vec<String> = self.streams.iter().map(|(state, count)| format!("{count} {state}")).collect();
+        format!(
+            "{:5.1} min: {:.1} MiB, {:.1} MiB allocated, {} descriptors ({} to the API server), {} tasks, streams {} ({}), \
+             {} views' series, {} unread connections closed",
+            self.seconds / 60.0,
+            self.memory_kib / KIB,
+            self.allocated_kib.unwrap_or_default() / KIB,
+            self.descriptors,
+            self.api_connections,
+            self.tasks.map_or_else(|| "unknown".to_owned(), |tasks| tasks.to_string()),
+            self.all_streams(),
+            states.join(", "),
+            self.subscribers,
+            self.closed_connections
+        )
     }
 }
 
@@ -97,6 +109,30 @@ pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let spread: f64 = points.iter().map(|point| (point.0 - time).powi(2)).sum();
     let together: f64 = points.iter().map(|point| (point.0 - time) * (point.1 - amount)).sum();
     (spread > 0.0).then(|| together / spread)
+}
+
+/// Adds a sample to those that were taken when every stream was up to date. Of many, every second one is dropped, so that
+/// memory does not grow with the duration.
+pub(crate) fn keep(settled: &mut Vec<Sample>, sample: Sample) {
+    if settled.len() == KEPT {
+        let mut number = 0;
+        settled.retain(|_| {
+            number += 1;
+            number % 2 == 1
+        });
+    }
+    settled.push(sample);
+}
+
+/// The early and the late sample with the most similar number of streams. That number depends on the worlds, in which
+/// Services are created and deleted, and on the slow readers; the first and the last sample may differ by hundreds.
+pub(crate) fn alike(settled: &[Sample]) -> Option<(&Sample, &Sample)> {
+    let end = settled.last()?.seconds;
+    let within =
+        move |from: f64, to: f64| settled.iter().filter(move |it| (from * end..=to * end).contains(&it.seconds));
+    let pairs = within(WARM, EARLY).flat_map(|early| within(LATE, 1.0).map(move |late| (early, late)));
+    let apart = |(early, late): &(&Sample, &Sample)| (early.all_streams() - late.all_streams()).abs();
+    pairs.min_by(|one, other| apart(one).total_cmp(&apart(other)))
 }
 
 /// The resources that are still in use after all clients have disconnected.
@@ -141,6 +177,26 @@ mod tests {
         assert!((slope(&noisy).unwrap() - 120.0).abs() < 1.0);
         assert_eq!(slope(&[(1.0, 5.0)]), None);
         assert_eq!(slope(&[]), None);
+    }
+
+    #[test]
+    fn the_samples_with_the_most_similar_number_of_streams_are_compared() {
+        let sample = |seconds: f64, streams: f64| Sample {
+            seconds,
+            streams: [("idle".to_owned(), streams)].into(),
+            ..Sample::default()
+        };
+        let mut settled = Vec::new();
+        assert!(alike(&settled).is_none());
+        for (seconds, streams) in
+            [(5.0, 900.0), (20.0, 1500.0), (30.0, 1200.0), (50.0, 900.0), (80.0, 900.0), (100.0, 1190.0)]
+        {
+            keep(&mut settled, sample(seconds, streams));
+        }
+        let (early, late) = alike(&settled).unwrap();
+        assert_eq!((early.all_streams(), late.all_streams()), (1200.0, 1190.0));
+        (0..10_000).for_each(|second| keep(&mut settled, sample(f64::from(second), 0.0)));
+        assert!(settled.len() <= KEPT);
     }
 
     #[test]

@@ -9,8 +9,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use serde_json::{Value, json};
-
 const KINDS: usize = 40;
 /// A limit, because an error may contain a whole object.
 const LONGEST: usize = 160;
@@ -34,10 +32,6 @@ impl Tally {
 
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!(self.counts())
     }
 
     /// The counts as a text for the report.

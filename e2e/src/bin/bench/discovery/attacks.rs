@@ -55,8 +55,7 @@ pub(super) async fn attacks(report: &mut Report, rig: &Rig) -> Result<()> {
 async fn attacked(report: &mut Report, rig: &Rig, attack: Attack, figure: String) -> Result<()> {
     let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
     let subject = rig.subject_with(ManagerOptions { memory_limit: Some(LIMIT), ..ManagerOptions::default() }).await?;
-    let load = rig.loads.open(subject.address, CONNECTIONS, stream_requests(STREAMS, 1)).await?;
-    load.first_messages(STREAMS).await?;
+    let load = rig.open(&subject, CONNECTIONS, stream_requests(STREAMS, 1)).await?;
     let target = Target { client: rig.client.clone(), namespace: NAMESPACE.to_owned(), server: subject.address };
     let mut running = attack.begin(target)?;
     sleep(BEGUN).await;

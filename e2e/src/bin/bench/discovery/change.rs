@@ -11,12 +11,10 @@ use tokio::time::sleep;
 use super::{
     changing::{Changing, Kind},
     cluster::stream_requests,
+    moments::Lateness,
     rig::Rig,
 };
-use crate::{
-    report::{Report, milliseconds},
-    spent::Spent,
-};
+use crate::{report::Report, spent::Spent};
 
 const SERVICE: &str = "web-0";
 /// Time for the remaining work of a change before the next one.
@@ -32,10 +30,7 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
     ] {
         let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
         let subject = rig.subject().await?;
-        let load = rig.loads.open(subject.address, connections, stream_requests(count, 1)).await?;
-        load.first_messages(count).await?;
-        sleep(SETTLED * 4).await;
-        load.reset();
+        let load = rig.open(&subject, connections, stream_requests(count, 1)).await?;
         let mut spent = Spent::default();
         for number in 0..changes {
             let phase = rig.phase(&subject)?;
@@ -44,27 +39,11 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
             sleep(SETTLED).await;
         }
         let late = changing.lateness(&load)?;
-        let (all, messages) = (count as u64 * u64::from(changes), load.counts().messages);
-        ensure!(
-            late.since_seen.count() == all,
-            "{} streams received a change instead of {all}",
-            late.since_seen.count()
-        );
-        let since_written = milliseconds(&late.since_written.at(0.99));
-        let text = format!("{} (p99 since the write began {since_written:.1} ms)", late.since_seen.text());
-        let raw = json!({
-            "changes": changes,
-            "messages": messages,
-            "reads": load.counts().reads,
-            "since_watch_event": late.since_seen.histogram(),
-            "since_write_began": late.since_written.histogram(),
-        });
-        report.row(
-            format!("one change to {count} streams on {connections} connections, {changes} times"),
-            text,
-            wanted,
-            raw,
-        );
+        let (all, received) = (count as u64 * u64::from(changes), late.since_seen.count());
+        ensure!(received == all, "{received} streams received a change instead of {all}");
+        let figure = format!("one change to {count} streams on {connections} connections, {changes} times");
+        let raw = json!({"changes": changes, "messages": load.counts().messages, "reads": load.counts().reads});
+        report.row(figure, late.text(), wanted, late.json(raw));
         report.spent(&spent);
         load.close().await;
     }
@@ -83,10 +62,8 @@ struct Churn {
 /// The result of a churn.
 struct Churned {
     spent: Spent,
-    lateness: super::changing::Lateness,
-    messages: u64,
-    bytes: u64,
-    reads: u64,
+    lateness: Lateness,
+    counts: Counts,
     /// Changes per second.
     rate: f64,
     writer_late: Duration,
@@ -102,12 +79,9 @@ pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
         let churned = Churn { kind: Kind::Flip, connections, rate: 100, writes: 1 }.run(rig).await?;
         if let Some(server) = churned.spent.server {
             #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-            let per_million = server.ran.as_secs_f64() / churned.messages as f64 * 1e6;
-            let text = format!(
-                "{per_million:.1} ({} messages, {} bytes each)",
-                churned.messages,
-                churned.bytes / churned.messages.max(1)
-            );
+            let per_million = server.ran.as_secs_f64() / churned.counts.messages as f64 * 1e6;
+            let Counts { messages, bytes, .. } = churned.counts;
+            let text = format!("{per_million:.1} ({messages} messages, {} bytes each)", bytes / messages.max(1));
             let figure =
                 format!("CPU-seconds for a million messages, {} streams per connection", STREAMS / connections);
             report.row(figure, text, limit, churned.raw());
@@ -133,10 +107,7 @@ impl Churn {
     async fn run(&self, rig: &Rig) -> Result<Churned> {
         let changing = Changing::prepare(&rig.client, SERVICE, self.kind).await?;
         let subject = rig.subject().await?;
-        let load = rig.loads.open(subject.address, self.connections, stream_requests(STREAMS, 1)).await?;
-        load.first_messages(STREAMS).await?;
-        sleep(SETTLED * 4).await;
-        load.reset();
+        let load = rig.open(&subject, self.connections, stream_requests(STREAMS, 1)).await?;
         let phase = rig.phase(&subject)?;
         let begun = Instant::now();
         let changes = self.rate * SECONDS;
@@ -162,25 +133,23 @@ impl Churn {
         sleep(Duration::from_secs(2)).await;
         let spent = phase.end()?;
         let lateness = changing.lateness(&load)?;
-        let Counts { messages, bytes, reads, .. } = load.counts();
-        let ended = load.arrivals().ended.values().sum();
+        let (counts, ended) = (load.counts(), load.arrivals().ended.values().sum());
         load.close().await;
         let rate = f64::from(changes) / took.as_secs_f64();
-        Ok(Churned { spent, lateness, messages, bytes, reads, rate, writer_late, ended })
+        Ok(Churned { spent, lateness, counts, rate, writer_late, ended })
     }
 }
 
 impl Churned {
     fn raw(&self) -> serde_json::Value {
-        json!({
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "reads": self.reads,
+        let Counts { messages, bytes, reads, .. } = self.counts;
+        self.lateness.json(json!({
+            "messages": messages,
+            "bytes": bytes,
+            "reads": reads,
             "changes_a_second": self.rate,
             "writer_behind_seconds": self.writer_late.as_secs_f64(),
             "streams_ended": self.ended,
-            "since_watch_event": self.lateness.since_seen.histogram(),
-            "since_write_began": self.lateness.since_written.histogram(),
-        })
+        }))
     }
 }

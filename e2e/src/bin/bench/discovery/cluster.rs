@@ -10,14 +10,14 @@ use std::{collections::HashSet, net::Ipv4Addr, ops::Range};
 
 use anyhow::{Context, Result};
 use e2e::{
-    create_all::create_all,
     load::{Method, StreamRequest},
+    objects::{create_all, kind, patch_all},
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
+    api::{ApiResource, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -70,17 +70,16 @@ pub(super) fn path_of(service: &str) -> String {
 pub(super) async fn populate(client: &Client) -> Result<()> {
     eprintln!("{SERVICES} Services of {PODS} meshed Pods");
     let node = |n: usize| json!({"metadata": {"name": format!("node-{n}"), "labels": {"topology.kubernetes.io/zone": format!("zone-{n}")}}});
-    let nodes = kind("", "v1", "Node");
-    create_all(&Api::all_with(client.clone(), &nodes), &nodes, (0..3).map(node)).await?;
+    create_all(client, &kind("v1", "Node"), None, (0..3).map(node)).await?;
     let names = (0..SERVICES).map(|n| format!("web-{n}"));
-    create(client, &kind("", "v1", "Service"), names.map(|name| service(&name))).await?;
-    create(client, &kind("apps", "v1", "ReplicaSet"), (0..SERVICES).map(replica_set)).await?;
-    create(client, &kind("", "v1", "Pod"), (0..SERVICES * PODS).map(pod)).await?;
+    create(client, &kind("v1", "Service"), names.map(|name| service(&name))).await?;
+    create(client, &kind("apps/v1", "ReplicaSet"), (0..SERVICES).map(replica_set)).await?;
+    create(client, &kind("v1", "Pod"), (0..SERVICES * PODS).map(pod)).await?;
     let slices = (0..SERVICES).flat_map(|n| {
         let (name, pods, last) = (format!("web-{n}"), n * PODS, n * PODS + PODS - 1);
         [slice(&name, "steady", pods..last), slice(&name, "changing", last..last + 1)]
     });
-    create(client, &kind("discovery.k8s.io", "v1", "EndpointSlice"), slices).await
+    create(client, &kind("discovery.k8s.io/v1", "EndpointSlice"), slices).await
 }
 
 /// Sets the Pods' status as a kubelet would: without it they have no addresses.
@@ -127,53 +126,29 @@ pub(super) async fn select(client: &Client, everything: bool) -> Result<()> {
         let labels = if everything { Value::Null } else { json!({"app": format!("web-{number}")}) };
         (format!("server-{number}"), json!({"spec": {"podSelector": {"matchLabels": labels}}}))
     };
-    patch_all(client, &server_kind(), (0..SERVERS).map(patch)).await
+    patch_all(client, &server_kind(), NAMESPACE, (0..SERVERS).map(patch)).await
 }
 
 /// Uses the existing Pods and creates 2,000 more.
 pub(super) async fn populate_giant(client: &Client) -> Result<()> {
-    create(client, &kind("", "v1", "Pod"), (SERVICES * PODS..GIANT_ENDPOINTS).map(pod)).await?;
-    create(client, &kind("", "v1", "Service"), std::iter::once(service(GIANT))).await?;
+    create(client, &kind("v1", "Pod"), (SERVICES * PODS..GIANT_ENDPOINTS).map(pod)).await?;
+    create(client, &kind("v1", "Service"), std::iter::once(service(GIANT))).await?;
     let last = GIANT_ENDPOINTS - 1;
     let steady = (0..last).step_by(SLICE).map(|first| (format!("steady-{first}"), first..last.min(first + SLICE)));
     let slices = steady.chain([("changing".to_owned(), last..last + 1)]);
-    create(
-        client,
-        &kind("discovery.k8s.io", "v1", "EndpointSlice"),
-        slices.map(|(name, pods)| slice(GIANT, &name, pods)),
-    )
-    .await
+    let slices = slices.map(|(name, pods)| slice(GIANT, &name, pods));
+    create(client, &kind("discovery.k8s.io/v1", "EndpointSlice"), slices).await
 }
 
 /// Edits an annotation of each object, which no client can observe.
 pub(super) async fn touch(client: &Client, kind: &ApiResource, names: impl Iterator<Item = String>) -> Result<()> {
     // The value is different in every run; otherwise the second run would change nothing.
     let patch = json!({"metadata": {"annotations": {"bench": format!("{:?}", std::time::SystemTime::now())}}});
-    patch_all(client, kind, names.map(|name| (name, patch.clone()))).await
-}
-
-async fn patch_all(client: &Client, kind: &ApiResource, patches: impl Iterator<Item = (String, Value)>) -> Result<()> {
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, kind);
-    let params = PatchParams::default();
-    stream::iter(patches)
-        .map(|(name, patch)| {
-            let (api, params) = (&api, &params);
-            async move {
-                let patched = api.patch(&name, params, &Patch::Merge(patch)).await;
-                patched.map(drop).with_context(|| format!("patching {name}"))
-            }
-        })
-        .buffer_unordered(16)
-        .try_collect()
-        .await
-}
-
-pub(super) fn kind(group: &str, version: &str, kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+    patch_all(client, kind, NAMESPACE, names.map(|name| (name, patch.clone()))).await
 }
 
 pub(super) fn server_kind() -> ApiResource {
-    kind("policy.linkerd.io", "v1beta3", "Server")
+    kind("policy.linkerd.io/v1beta3", "Server")
 }
 
 /// The endpoint that changes.
@@ -238,5 +213,5 @@ fn pod(number: usize) -> Value {
 }
 
 async fn create(client: &Client, kind: &ApiResource, objects: impl Iterator<Item = Value>) -> Result<()> {
-    create_all(&Api::namespaced_with(client.clone(), NAMESPACE, kind), kind, objects).await
+    create_all(client, kind, Some(NAMESPACE), objects).await
 }

@@ -1,10 +1,6 @@
-//! A Service with 12,000 endpoints: complete delivery, the cost of a flip for its clients, and the cost of clients that
-//! never read.
+//! A Service with 12,000 endpoints: the cost of a flip for its clients, and the cost of clients that never read.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -21,10 +17,7 @@ use super::{
     cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, path_of, populate_giant, stream_request},
     rig::{PATIENCE, Rig, Subject},
 };
-use crate::{
-    report::{Report, milliseconds},
-    spent::Spent,
-};
+use crate::{report::Report, spent::Spent};
 
 const STREAMS: usize = 100;
 const CONNECTIONS: usize = 10;
@@ -32,36 +25,22 @@ const FLIPS: u16 = 100;
 const READERS: u16 = 1_000;
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Measures the delivery of all endpoints, and then flips of one endpoint.
+/// Measures flips of one endpoint, at clients that have all endpoints.
 pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_giant(&rig.client).await?;
     let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
     let subject = rig.subject().await?;
-    let (took, messages) = is_whole(&subject).await?;
-    let text = format!("{GIANT_ENDPOINTS} endpoints in {messages} messages, {:.0} ms", milliseconds(&took));
-    let raw = json!({"milliseconds": milliseconds(&took), "messages": messages});
-    report.row(format!("a Service of {GIANT_ENDPOINTS} endpoints, to a client that decodes them"), text, "all", raw);
-
-    let phase = rig.phase(&subject)?;
+    let messages = messages_of_all(&subject).await?;
     let requests = (0..STREAMS).map(|number| stream_request(path_of(GIANT), number)).collect();
     let load = rig.loads.open(subject.address, CONNECTIONS, requests).await?;
-    load.first_messages(STREAMS).await?;
-    let whole = STREAMS as u64 * messages as u64;
+    let whole = (STREAMS * messages) as u64;
     eventually(PATIENCE, "all streams to have all endpoints", async || {
+        load.none_ended()?;
         let so_far = load.counts().messages;
         ensure!(so_far >= whole, "{so_far} of {whole} messages");
         Ok(())
     })
     .await?;
-    let spent = phase.end()?;
-    let (bytes, late, resident) =
-        (load.counts().bytes, load.counts().timed_out, subject.memory()?.map(|memory| memory.resident));
-    let took = milliseconds(&spent.took);
-    let text = format!("{took:.0} ms, {:.0} MiB in total, {late} late and requested again", mebibytes(bytes));
-    let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
-    report.row(format!("the same to {STREAMS} streams on {CONNECTIONS} connections"), text, "", raw);
-    report.spent(&spent);
-
     sleep(Duration::from_secs(1)).await;
     load.reset();
     let mut spent = Spent::default();
@@ -81,26 +60,22 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
         bytes / messages.max(1),
         late.since_seen.text()
     );
-    let raw = json!({
-        "messages": messages, "bytes": bytes, "flips": FLIPS, "streams": STREAMS,
-        "since_watch_event": late.since_seen.histogram(), "since_write_began": late.since_written.histogram(),
-    });
-    report.row("a flip of one endpoint in it, to each client".to_owned(), text, "1 small message", raw);
+    let raw = late.json(json!({"messages": messages, "bytes": bytes, "flips": FLIPS, "streams": STREAMS}));
+    let figure =
+        format!("a flip of one endpoint in a Service of {GIANT_ENDPOINTS} endpoints, to each of {STREAMS} clients");
+    report.row(figure, text, "1 small message", raw);
     report.spent(&spent);
     load.close().await;
     Ok(())
 }
 
-/// Checks that a client receives all endpoints. Returns the duration and the number of messages.
-async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
-    let begun = Instant::now();
+/// Returns the number of messages in which a client receives all endpoints.
+async fn messages_of_all(subject: &Subject) -> Result<usize> {
     let opened = Discovery::connect(subject.address).await?.get(&path_of(GIANT), &token(NAMESPACE, "node-0")).await;
     let mut endpoints = opened.context("requesting the giant")?;
     // The endpoint that changes is not ready.
     endpoints.until("all endpoints", |known| known.len() == GIANT_ENDPOINTS - 1).await?;
-    let addresses: BTreeSet<_> = endpoints.known.keys().collect();
-    ensure!(addresses.len() == GIANT_ENDPOINTS - 1, "{} addresses", addresses.len());
-    Ok((begun.elapsed(), endpoints.messages.len()))
+    Ok(endpoints.messages.len())
 }
 
 /// Clients that never read, each of which starts at another version of the Service.
@@ -111,10 +86,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
     let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;
     // Shows when the server has processed a version.
-    let load = rig.loads.open(subject.address, 1, vec![stream_request(path_of(GIANT), 0)]).await?;
-    load.first_messages(1).await?;
+    let load = rig.open(&subject, 1, vec![stream_request(path_of(GIANT), 0)]).await?;
     let Some(Memory { resident: before, .. }) = subject.memory_at_rest().await? else { return Ok(()) };
-    load.reset();
     let phase = rig.phase(&subject)?;
     let mut readers = Vec::new();
     for number in 0..READERS {

@@ -11,6 +11,7 @@ mod change;
 mod changing;
 mod cluster;
 mod giant;
+mod moments;
 mod noise;
 mod opaque;
 mod profiles;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     Fault, FaultProxy, ManagerOptions,
     discovery::{WATCHED, expire},
+    objects::kind,
     wait::eventually,
 };
 use serde_json::json;
@@ -14,7 +15,7 @@ use tokio::time::sleep;
 
 use super::{
     changing::{Changing, Kind},
-    cluster::{SERVERS, SERVICES, kind, populate_servers, server_kind, stream_requests, touch},
+    cluster::{SERVERS, SERVICES, populate_servers, server_kind, stream_requests, touch},
     rig::{PATIENCE, Rig},
 };
 use crate::report::Report;
@@ -32,13 +33,12 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
     let subject = rig.subject().await?;
-    let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
-    load.first_messages(STREAMS).await?;
+    let load = rig.open(&subject, 100, stream_requests(STREAMS, SERVICES)).await?;
     let pods = (0..TOUCHED_PODS).map(|n| format!("web-{n}-0"));
     let servers = (0..SERVERS).map(|n| format!("server-{n}"));
     let touches: [(_, _, Vec<String>); 2] = [
         (format!("{SERVERS} Servers"), server_kind(), servers.collect()),
-        (format!("the annotations of {TOUCHED_PODS} Pods"), kind("", "v1", "Pod"), pods.collect()),
+        (format!("the annotations of {TOUCHED_PODS} Pods"), kind("v1", "Pod"), pods.collect()),
     ];
     for (number, (what, kind, names)) in (0..).zip(touches) {
         load.reset();
@@ -49,12 +49,8 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
         let messages = load.counts().messages;
         control.change_and_wait(number, &load, CONTROL_STREAMS).await?;
         load.none_ended()?;
-        report.row(
-            format!("messages to {STREAMS} streams after touching {what}"),
-            messages.to_string(),
-            "0",
-            json!(messages),
-        );
+        let figure = format!("messages to {STREAMS} streams after touching {what}");
+        report.row(figure, messages.to_string(), "0", json!(messages));
         report.spent(&spent);
     }
     load.close().await;
@@ -71,9 +67,7 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
     let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
     let subject = rig.subject_with(options).await?;
-    let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
-    load.first_messages(STREAMS).await?;
-    load.reset();
+    let load = rig.open(&subject, 100, stream_requests(STREAMS, SERVICES)).await?;
     let phase = rig.phase(&subject)?;
     let faults = expire(&proxy);
     proxy.cut_all();

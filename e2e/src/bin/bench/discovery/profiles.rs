@@ -75,9 +75,7 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     run(rig).await?;
     populate_servers(&rig.client).await?;
     let subject = rig.subject().await?;
-    let load = rig.loads.open(subject.address, CONNECTIONS, profiles_of_pods(STREAMS)).await?;
-    load.first_messages(STREAMS).await?;
-    load.reset();
+    let load = rig.open(&subject, CONNECTIONS, profiles_of_pods(STREAMS)).await?;
     let phase = rig.phase(&subject)?;
     for first in (0..TOUCHES).step_by(SERVERS) {
         let names = (first..TOUCHES.min(first + SERVERS)).map(|number| format!("server-{}", number % SERVERS));
@@ -89,12 +87,8 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     // The streams still work.
     opaque::change_and_wait(&rig.client, &load).await?;
     load.none_ended()?;
-    report.row(
-        format!("messages to {STREAMS} profiles by Pod IP after {TOUCHES} touches of Servers"),
-        messages.to_string(),
-        "0",
-        json!(messages),
-    );
+    let figure = format!("messages to {STREAMS} profiles by Pod IP after {TOUCHES} touches of Servers");
+    report.row(figure, messages.to_string(), "0", json!(messages));
     report.spent(&spent);
     load.close().await;
     Ok(())

@@ -13,7 +13,7 @@ use anyhow::{Result, bail, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
     discovery::{Discovery, token},
-    load,
+    load::{self, Load, StreamRequest},
     memory::Memory,
     process::pin_to_core,
     wait::eventually,
@@ -30,6 +30,7 @@ use crate::{
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Time to start the other server manually.
 const START_IT: Duration = Duration::from_secs(600);
+const SETTLED: Duration = Duration::from_millis(600);
 /// Time to release memory that was needed only for the start.
 const REST: Duration = Duration::from_secs(5);
 
@@ -113,6 +114,22 @@ impl Rig {
         manager.ready(PATIENCE).await?;
         let (address, pid) = (manager.destination_address(), Some(manager.pid()));
         Ok(Subject { address, pid, manager: Some(manager), ready: begun.elapsed() })
+    }
+
+    /// Opens streams, waits until each has its first message, and discards what has arrived so far.
+    pub(super) async fn open(
+        &self,
+        subject: &Subject,
+        connections: usize,
+        requests: Vec<StreamRequest>,
+    ) -> Result<Load> {
+        let streams = requests.len();
+        let load = self.loads.open(subject.address, connections, requests).await?;
+        load.first_messages(streams).await?;
+        // Time for the remaining work of the server.
+        sleep(SETTLED).await;
+        load.reset();
+        Ok(load)
     }
 
     pub(super) fn phase(&self, subject: &Subject) -> Result<Phase<'_>> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use e2e::{
-    load::{Load, StreamRequest},
+    load::{Counts, StreamRequest},
     memory::mebibytes,
 };
 use serde_json::json;
@@ -12,12 +12,9 @@ use tokio::time::sleep;
 
 use super::{
     cluster::{SERVERS, SERVICES, populate_servers, stream_requests},
-    rig::{Rig, Subject},
+    rig::Rig,
 };
-use crate::{
-    report::{Report, Samples, json_of, median},
-    spent::Spent,
-};
+use crate::report::{Report, Samples, json_of, median};
 
 pub(super) const STREAMS: usize = 10_000;
 const AT_ONCE: &str = "all < 1 s, none refused";
@@ -37,16 +34,6 @@ pub(super) struct Herd {
     pub(super) first: &'static str,
     /// The wanted memory of a stream, if it is measured.
     pub(super) memory: Option<&'static str>,
-}
-
-/// The results of opening all streams several times.
-#[derive(Default)]
-struct Opened {
-    first: Samples,
-    refused: u64,
-    timed_out: u64,
-    /// The cost of the last round.
-    spent: Option<Spent>,
 }
 
 /// Streams for all Services and for one, on a hundred and on a thousand connections.
@@ -97,12 +84,17 @@ impl Herd {
 
     /// Measures several rounds, each with a new server.
     pub(super) async fn measure(&self, report: &mut Report, rig: &Rig) -> Result<()> {
-        let (mut opened, mut raw) = (Opened::default(), Vec::new());
-        let (mut each, mut charges) = (Vec::new(), Vec::new());
+        let (mut first, mut counts, mut spent) = (Samples::default(), Counts::default(), None);
+        let (mut each, mut charges, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let subject = rig.subject().await?;
             let before = if self.memory.is_some() { subject.memory_at_rest().await? } else { None };
-            let load = opened.open(rig, &subject, self).await?;
+            let phase = rig.phase(&subject)?;
+            let load = rig.loads.open(subject.address, self.connections, self.requests.clone()).await?;
+            let of_round = load.first_messages(self.requests.len()).await?;
+            spent = Some(phase.end()?);
+            of_round.into_iter().for_each(|took| first.push(took, 1));
+            counts += load.counts();
             if let Some(before) = before {
                 sleep(SETTLED).await;
                 if let Some(after) = subject.memory()? {
@@ -115,7 +107,15 @@ impl Herd {
             load.close().await;
             subject.has_streams(0).await?;
         }
-        opened.row(report, self);
+        let Counts { refused, timed_out, .. } = counts;
+        let text = format!("{}; {refused} refused, {timed_out} late", first.text());
+        let messages = json!({"first_messages": first.histogram(), "refused": refused, "timed_out": timed_out});
+        let figure = format!("first messages, {} opened at once, {ROUNDS} times", self.what);
+        report.row(figure, text, self.first, messages);
+        // The cost of the last round.
+        if let Some(spent) = &spent {
+            report.spent(spent);
+        }
         if let (Some(limit), Some((before, after))) = (self.memory, raw.last()) {
             let charged = if charges.is_empty() { "unknown".to_owned() } else { format!("{:.1} KiB", median(charges)) };
             let text = format!(
@@ -125,34 +125,8 @@ impl Herd {
                 mebibytes(after.resident)
             );
             let raw: Vec<_> = raw.iter().map(|(before, after)| [json_of(before), json_of(after)]).collect();
-            let raw = json!({ "before_and_after": raw });
-            report.row(format!("memory of a stream, {}", self.what), text, limit, raw);
+            report.row(format!("memory of a stream, {}", self.what), text, limit, json!({ "before_and_after": raw }));
         }
         Ok(())
-    }
-}
-
-// === impl Opened ===
-
-impl Opened {
-    async fn open(&mut self, rig: &Rig, subject: &Subject, herd: &Herd) -> Result<Load> {
-        let phase = rig.phase(subject)?;
-        let load = rig.loads.open(subject.address, herd.connections, herd.requests.clone()).await?;
-        let first = load.first_messages(herd.requests.len()).await?;
-        self.spent = Some(phase.end()?);
-        first.into_iter().for_each(|first| self.first.push(first, 1));
-        self.refused += load.counts().refused;
-        self.timed_out += load.counts().timed_out;
-        Ok(load)
-    }
-
-    fn row(&self, report: &mut Report, herd: &Herd) {
-        let text = format!("{}; {} refused, {} late", self.first.text(), self.refused, self.timed_out);
-        let raw =
-            json!({"first_messages": self.first.histogram(), "refused": self.refused, "timed_out": self.timed_out});
-        report.row(format!("first messages, {} opened at once, {ROUNDS} times", herd.what), text, herd.first, raw);
-        if let Some(spent) = &self.spent {
-            report.spent(spent);
-        }
     }
 }

@@ -6,11 +6,14 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
-use e2e::workload::Proxy;
-use futures::{StreamExt, TryStreamExt, stream};
+use e2e::{
+    objects::{create_all, kind},
+    workload::Proxy,
+};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -20,8 +23,6 @@ const NODES: usize = 20;
 const TIME: &str = "2026-11-22T06:00:00Z";
 const CONDITIONS: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 const VARIABLES: usize = 50;
-/// The number of concurrent writes.
-const AT_ONCE: usize = 32;
 
 pub(super) struct Crowd {
     client: Client,
@@ -57,11 +58,7 @@ impl Crowd {
 
     /// Changes a label of the Pod, so that its workload is evaluated again.
     pub(super) async fn touch(&self, number: usize, value: &str) -> Result<()> {
-        let pods = Api::<DynamicObject>::namespaced_with(
-            self.client.clone(),
-            &namespace(number / PODS_EACH),
-            &kind("v1", "Pod"),
-        );
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace(number / PODS_EACH));
         let patch = Patch::Merge(json!({"metadata": {"labels": {"bench": value}}}));
         pods.patch_metadata(&pod_name(number), &PatchParams::default(), &patch).await?;
         Ok(())
@@ -77,38 +74,9 @@ impl Crowd {
         Ok((text.len(), pod.to_string().len()))
     }
 
-    /// Creates objects with their statuses.
     async fn put(&self, version: &str, name: &str, objects: impl Iterator<Item = Value>) -> Result<()> {
-        let kind = kind(version, name);
-        stream::iter(objects)
-            .map(|mut object| {
-                let kind = &kind;
-                async move {
-                    let status = object.as_object_mut().and_then(|object| object.remove("status"));
-                    let mut object: DynamicObject = serde_json::from_value(object)?;
-                    object.types = Some(kube::api::TypeMeta { api_version: version.to_owned(), kind: name.to_owned() });
-                    let api: Api<DynamicObject> = match &object.metadata.namespace {
-                        Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, kind),
-                        None => Api::all_with(self.client.clone(), kind),
-                    };
-                    let made = api.create(&PostParams::default(), &object).await;
-                    let made = made.with_context(|| format!("creating a {name}"))?;
-                    if let (Some(status), Some(name)) = (status, made.metadata.name) {
-                        let patch = Patch::Merge(json!({ "status": status }));
-                        api.patch_status(&name, &PatchParams::default(), &patch).await?;
-                    }
-                    anyhow::Ok(())
-                }
-            })
-            .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
+        create_all(&self.client, &kind(version, name), None, objects).await
     }
-}
-
-fn kind(version: &str, kind: &str) -> ApiResource {
-    let (group, version) = version.split_once('/').unwrap_or(("", version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
 fn namespace(workload: usize) -> String {

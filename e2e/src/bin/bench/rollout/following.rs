@@ -134,15 +134,6 @@ fn is_settled(deployment: &Deployment) -> bool {
         && counts.iter().all(|count| count.unwrap_or_default() == wanted)
 }
 
-/// The maximum number of concurrent restarts.
-pub(super) fn most_at_once(restarts: &[Restart]) -> usize {
-    let open = |at: Instant| {
-        let is_open = |it: &&Restart| it.begun <= at && it.settled.is_none_or(|settled| settled > at);
-        restarts.iter().filter(is_open).count()
-    };
-    restarts.iter().map(|restart| open(restart.begun)).max().unwrap_or_default()
-}
-
 fn locked(known: &Mutex<HashMap<String, Known>>) -> MutexGuard<'_, HashMap<String, Known>> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -172,17 +163,5 @@ mod tests {
         assert!(restart.settled.is_some() && restart.finished.is_none());
         known.observe(&deployment("b", 1, "updated"));
         assert!(known.restarts[0].finished.is_some());
-    }
-
-    #[test]
-    fn restarts_that_have_begun_and_are_not_settled_count_as_concurrent() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let restart = |begun: u32, settled: Option<u32>| Restart {
-            begun: start + second * begun,
-            settled: settled.map(|it| start + second * it),
-            finished: None,
-        };
-        assert_eq!(most_at_once(&[restart(0, Some(2)), restart(1, Some(3)), restart(2, None)]), 2);
-        assert_eq!(most_at_once(&[]), 0);
     }
 }

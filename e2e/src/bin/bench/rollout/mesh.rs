@@ -1,10 +1,11 @@
 //! The parts of Linkerd that rollouts need: its ConfigMaps, an injector with a webhook, a LinkerdConfig.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Injector, Manager, ManagerOptions, Options,
+    ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options,
+    shipped::in_repository,
     wait::eventually,
     workload::{Proxy, proxy},
 };
@@ -12,24 +13,23 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    api::{DynamicObject, PostParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::{linkerd_config::kind, report::in_control_group};
+use crate::report::in_control_group;
 
 /// The namespace in which Pods are injected.
 pub(super) const NAMESPACE: &str = "mesh";
 const NAME: &str = "mesh";
-const INSTALLED: &str = "../config/samples/linkerd.yaml";
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 pub(super) struct Mesh {
     pub(super) control_plane: ControlPlane,
     pub(super) client: Client,
-    configs: Api<DynamicObject>,
+    configs: LinkerdConfigs,
     _injector: Injector,
 }
 
@@ -41,11 +41,11 @@ impl Mesh {
         for namespace in ["linkerd", NAMESPACE] {
             control_plane.kubectl(&["create", "namespace", namespace]).await?;
         }
-        let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join(INSTALLED).display().to_string();
+        let installed = in_repository("config/samples/linkerd.yaml");
         control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &installed]).await?;
         let injector = Injector::start(&control_plane, "linkerd", &[NAMESPACE], 1).await?;
         let client = control_plane.client().await?;
-        let configs = Api::all_with(client.clone(), &kind());
+        let configs = LinkerdConfigs::new(&client);
         Ok(Self { control_plane, client, configs, _injector: injector })
     }
 
@@ -60,21 +60,17 @@ impl Mesh {
     /// Creates the LinkerdConfig.
     pub(super) async fn declare(&self, rollout: Value) -> Result<()> {
         let spec = json!({"injectorSync": {"method": "Probe"}, "rollout": rollout});
-        let object = DynamicObject::new(NAME, &kind()).data(json!({ "spec": spec }));
-        self.configs.create(&PostParams::default(), &object).await.context("creating the LinkerdConfig")?;
-        Ok(())
+        self.configs.create(NAME, spec).await
     }
 
     pub(super) async fn change(&self, spec: Value) -> Result<()> {
-        let patch = Patch::Merge(json!({ "spec": spec }));
-        self.configs.patch(NAME, &PatchParams::default(), &patch).await?;
-        Ok(())
+        self.configs.change(NAME, spec).await
     }
 
     /// Waits until exactly this number of workloads runs with the current configuration.
     pub(super) async fn is_complete(&self, workloads: usize) -> Result<()> {
         let of_it = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
-        let mut changes = std::pin::pin!(watcher(self.configs.clone(), of_it).default_backoff().applied_objects());
+        let mut changes = std::pin::pin!(watcher(self.configs.0.clone(), of_it).default_backoff().applied_objects());
         let mut last = Value::Null;
         let wait = async {
             while let Some(config) = changes.try_next().await? {

@@ -30,12 +30,6 @@ const SOON: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(30);
 const WITHOUT: &str = "--enable-linkerd-config=false";
 
-/// The figures for one size: milliseconds of CPU per change, for each round.
-struct Measured {
-    whole: Vec<f64>,
-    without: Vec<f64>,
-}
-
 pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Result<()> {
     eprintln!("a control plane with Pods without a kubelet");
     let mesh = Mesh::start(Options::default()).await?;
@@ -46,7 +40,6 @@ pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Re
     let mut crowd = Crowd::new(&mesh.client, mesh.newborn().await?);
     manager.terminate(END).await?;
 
-    let mut measured = Vec::new();
     for workloads in [FEW, MANY] {
         if !plan && workloads == FEW {
             continue;
@@ -66,19 +59,7 @@ pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Re
         let manager = mesh.manager(&[WITHOUT]).await?;
         let without = changes(&manager, &crowd, workloads).await?;
         end(manager).await?;
-        measured.push(Measured { whole, without });
-        row(report, workloads, measured.last());
-    }
-    if let [few, many] = &measured[..] {
-        let times = |of: fn(&Measured) -> f64| of(many) / of(few);
-        let text =
-            format!("{:.2} times; the part of rollouts {:.2} times", times(Measured::median), times(Measured::added));
-        report.row(
-            "the same, with ten times the number of Pods",
-            text,
-            "1: the cost depends on the workload only",
-            json!(null),
-        );
+        row(report, workloads, &whole, &without);
     }
     Ok(())
 }
@@ -100,9 +81,8 @@ async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: 
     Ok(())
 }
 
-fn row(report: &mut Report, workloads: usize, measured: Option<&Measured>) {
-    let Some(measured) = measured else { return };
-    let Measured { whole, without } = measured;
+/// Milliseconds of CPU per change, for each round.
+fn row(report: &mut Report, workloads: usize, whole: &[f64], without: &[f64]) {
     let span = |of: &[f64]| {
         let least = of.iter().copied().fold(f64::INFINITY, f64::min);
         format!("{:.3} ms ({least:.3} to {:.3})", median(of.to_vec()), of.iter().copied().fold(0.0, f64::max))
@@ -151,16 +131,4 @@ async fn pods_seen(manager: &Manager) -> Result<f64> {
         .metric("linkerd_operator_watch_events_total", &of_pods)
         .await
         .context("the manager has no watch events of Pods")
-}
-
-// === impl Measured ===
-
-impl Measured {
-    fn median(&self) -> f64 {
-        median(self.whole.clone())
-    }
-
-    fn added(&self) -> f64 {
-        self.median() - median(self.without.clone())
-    }
 }

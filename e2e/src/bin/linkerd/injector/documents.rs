@@ -9,11 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::binaries::Binaries;
+use e2e::{binaries::Binaries, injector::reviews::INSTALLED};
 use serde_json::{Value, json};
-
-/// A document of Linkerd's chart, which the operator's tests use.
-pub(super) const INSTALLED: &str = include_str!("../../../../../src/linkerd_config/values/testdata/installed.yaml");
 
 /// A document, and the program that rendered it.
 pub(super) struct InstallerDocument {

@@ -7,15 +7,15 @@
 use std::{collections::BTreeMap, fmt::Write, fs};
 
 use anyhow::{Context, Result};
-use e2e::Injector;
+use e2e::{
+    Injector,
+    injector::reviews::{INSTALLED, probe, request},
+};
 use futures::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    documents::INSTALLED,
-    reviews::{Seen, TRUST_ROOTS, probe, review, seen},
-};
+use super::reviews::{Seen, TRUST_ROOTS, seen};
 
 /// Answers of the injector at the commit that the file names.
 const RECORDED: &str = include_str!("../../../../../src/linkerd_config/values/testdata/injector-answers.json");
@@ -84,7 +84,7 @@ async fn refusals(
     let folder = injector.directory(replica)?;
     fs::write(folder.join("identity/trust-roots/ca-bundle.crt"), TRUST_ROOTS)?;
     let (file, probe) = (folder.join("config/values"), probe());
-    let body = review("Pod", &probe).to_string();
+    let body = request("Pod", &probe).to_string();
     let mut answers = Vec::new();
     for field in fields {
         let document = with_place(field)?;

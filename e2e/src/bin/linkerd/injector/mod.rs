@@ -18,13 +18,13 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Injector, Options, eventually,
-    injector::CertificateKind,
+    injector::{CertificateKind, reviews::INSTALLED},
     mesh::merge,
     workload::{self, Kind, opted_in},
 };
 use serde_json::{Value, json};
 
-use documents::{INSTALLED, InstallerDocument};
+use documents::InstallerDocument;
 pub(crate) use fields::Fields;
 pub(crate) use reviews::Compared;
 use scene::{APP, LINKERD, REPLICAS, Scene, message};

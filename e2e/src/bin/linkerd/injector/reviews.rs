@@ -7,15 +7,17 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result};
-use e2e::{Injector, injector::stand_in_answer};
+use e2e::{
+    Injector,
+    injector::{
+        reviews::{Review, request, reviews},
+        stand_in_answer,
+    },
+};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-use super::{
-    documents::INSTALLED,
-    scene::{APP, LINKERD},
-};
-use e2e::mesh::merge;
+use super::scene::LINKERD;
 
 pub(super) const TRUST_ROOTS: &str = "roots\n";
 
@@ -58,21 +60,13 @@ pub(crate) struct Injected {
     pub(crate) labels: BTreeMap<String, Value>,
 }
 
-/// A review: a document, and an object.
-struct Review {
-    name: &'static str,
-    document: String,
-    kind: &'static str,
-    object: Value,
-}
-
 pub(super) async fn compare(injector: &Injector) -> Result<Vec<Compared>> {
     let folder = injector.directory(0)?;
     fs::write(folder.join("identity/trust-roots/ca-bundle.crt"), TRUST_ROOTS)?;
     let mut compared = Vec::new();
-    for Review { name, document, kind, object } in reviews()? {
+    for Review { name, document, kind, object, .. } in reviews()? {
         fs::write(folder.join("config/values"), &document).context("writing the document")?;
-        let body = review(kind, &object).to_string();
+        let body = request(kind, &object).to_string();
         let linkerd = match injector.post(0, body.clone()).await {
             Ok((_, answer)) => seen(&serde_json::from_slice(&answer)?, &object).context(name)?,
             Err(_) => Seen::Broken,
@@ -84,21 +78,6 @@ pub(super) async fn compare(injector: &Injector) -> Result<Vec<Compared>> {
         compared.push(Compared { name, stand_in, linkerd });
     }
     Ok(compared)
-}
-
-/// The request that an API server sends before it creates this object.
-pub(super) fn review(kind: &str, object: &Value) -> Value {
-    let group_kind = json!({"group": "", "version": "v1", "kind": kind});
-    json!({
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "e2e", "kind": group_kind, "requestKind": group_kind, "operation": "CREATE", "userInfo": {},
-            "resource": {"group": "", "version": "v1", "resource": format!("{}s", kind.to_lowercase())},
-            "namespace": APP, "object": object, "oldObject": null, "dryRun": true,
-            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions", "dryRun": ["All"]},
-        },
-    })
 }
 
 /// Applies the answer to the object.
@@ -146,160 +125,4 @@ pub(super) fn seen(answer: &Value, object: &Value) -> Result<Seen> {
         annotations: metadata("annotations", "linkerd.io/"),
         labels: metadata("labels", "linkerd.io/"),
     })))
-}
-
-/// The Pod of the operator's probe.
-pub(super) fn probe() -> Value {
-    pod(
-        &[("linkerd.io/inject", "enabled")],
-        &json!({
-            "containers": [{
-                "name": "probe", "image": "pause",
-                "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
-            }],
-            "volumes": [{"name": "token", "emptyDir": {}}],
-        }),
-    )
-}
-
-/// A Pod with these annotations, and this merged into its spec.
-fn pod(annotations: &[(&str, &str)], spec: &Value) -> Value {
-    let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
-    let mut pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"generateName": "web-", "annotations": annotations},
-        "spec": {"containers": [{"name": "web", "image": "web"}]},
-    });
-    merge(&mut pod, json!({ "spec": spec }));
-    pod
-}
-
-fn meshed(annotation: &str, value: &str) -> Value {
-    pod(&[("linkerd.io/inject", "enabled"), (annotation, value)], &json!({}))
-}
-
-fn containers(containers: &Value) -> Value {
-    pod(&[("linkerd.io/inject", "enabled")], &json!({ "containers": containers }))
-}
-
-fn reviews() -> Result<Vec<Review>> {
-    let enabled = || pod(&[("linkerd.io/inject", "enabled")], &json!({}));
-    let inject = |value: &str| pod(&[("linkerd.io/inject", value)], &json!({}));
-    let enabled_with = |spec: Value| pod(&[("linkerd.io/inject", "enabled")], &spec);
-    let mut without_annotations = enabled();
-    merge(&mut without_annotations, json!({"metadata": {"annotations": null}}));
-    let mut labelled = enabled();
-    merge(&mut labelled, json!({"metadata": {"labels": {"app": "web", "linkerd.io/control-plane-ns": "other"}}}));
-    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": [{"port": 3306}]}});
-    let installed = || INSTALLED.to_owned();
-    let objects = [
-        ("the probe's Pod", probe()),
-        ("enabled", enabled()),
-        ("ingress", inject("ingress")),
-        ("disabled", inject("disabled")),
-        ("an empty annotation", inject("")),
-        ("an invalid annotation", inject("Enabled")),
-        ("no annotations", without_annotations),
-        ("labels", labelled),
-        ("hostNetwork", enabled_with(json!({"hostNetwork": true}))),
-        ("no ServiceAccount token", enabled_with(json!({"automountServiceAccountToken": false}))),
-        ("init containers", enabled_with(json!({"initContainers": [{"name": "one", "image": "one"}]}))),
-        ("two containers", containers(&json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]))),
-        ("an opaque port", containers(&json!([{"name": "db", "image": "db", "ports": [{"containerPort": 3306}]}]))),
-        ("a container linkerd-proxy", containers(&json!([{"name": "linkerd-proxy", "image": "a"}]))),
-        ("a container istio-proxy", containers(&json!([{"name": "istio-proxy", "image": "a"}]))),
-        ("a proxy by its image", containers(&json!([{"name": "a", "image": "cr.l5d.io/linkerd/proxy:edge-1"}]))),
-        ("a proxy by its digest", containers(&json!([{"name": "a", "image": "cr.l5d.io/linkerd/proxy@sha256:1"}]))),
-        ("a native sidecar", enabled_with(json!({"initContainers": [{"name": "linkerd-proxy", "image": "a"}]}))),
-        (
-            "an init container linkerd-init",
-            enabled_with(json!({"initContainers": [{"name": "linkerd-init", "image": "a"}]})),
-        ),
-        (
-            "an init container istio-init",
-            enabled_with(json!({"initContainers": [{"name": "istio-init", "image": "a"}]})),
-        ),
-        ("a container linkerd-init", containers(&json!([{"name": "linkerd-init", "image": "a"}]))),
-        ("a pinned version", meshed("config.linkerd.io/proxy-version", "edge-1")),
-        ("an empty pinned version", meshed("config.linkerd.io/proxy-version", "")),
-        ("a pinned image", meshed("config.linkerd.io/proxy-image", "example.com/proxy")),
-        ("a pull policy", meshed("config.linkerd.io/image-pull-policy", "Always")),
-        ("a log level", meshed("config.linkerd.io/proxy-log-level", "debug")),
-        ("log HTTP headers", meshed("config.linkerd.io/proxy-log-http-headers", "insecure")),
-        ("invalid log HTTP headers", meshed("config.linkerd.io/proxy-log-http-headers", "loud")),
-        ("not a native sidecar", meshed("config.linkerd.io/proxy-enable-native-sidecar", "false")),
-        ("not a native sidecar, beta", meshed("config.beta.linkerd.io/proxy-enable-native-sidecar", "false")),
-        ("an invalid native sidecar", meshed("config.linkerd.io/proxy-enable-native-sidecar", "no")),
-        ("no await", meshed("config.linkerd.io/proxy-await", "disabled")),
-        (
-            "an additional variable",
-            meshed("config.linkerd.io/proxy-additional-env", r#"[{"name": "A", "value": "a"}]"#),
-        ),
-        ("a uid", meshed("config.linkerd.io/proxy-uid", "7")),
-        ("a close-wait timeout", meshed("config.linkerd.io/close-wait-timeout", "10s")),
-    ];
-    let objects = objects.into_iter().map(|(name, object)| Review { name, document: installed(), kind: "Pod", object });
-    let others = [
-        Review { name: "a Service", document: installed(), kind: "Service", object: service },
-        Review {
-            name: "a ConfigMap",
-            document: installed(),
-            kind: "ConfigMap",
-            object: json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}),
-        },
-    ];
-    let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": "v1"});
-    let documents = [
-        ("document: the marker", json!({"proxy": {"additionalEnv": [{"name": "A", "value": "a"}, marker]}})),
-        (
-            "document: two markers",
-            json!({"proxy": {"additionalEnv": [marker, {"name": "LINKERD_CONFIG_HASH", "value": "v2"}]}}),
-        ),
-        (
-            "document: the marker before experimental",
-            json!({"proxy": {"additionalEnv": [marker], "experimentalEnv": [{"name": "B"}]}}),
-        ),
-        ("document: not a native sidecar", json!({"proxy": {"nativeSidecar": false}})),
-        ("document: not a native sidecar, no await", json!({"proxy": {"nativeSidecar": false, "await": false}})),
-        ("document: CNI", json!({"cniEnabled": true})),
-        ("document: a version of the image", json!({"proxy": {"image": {"version": "v7"}}})),
-        ("document: a pull policy", json!({"proxy": {"image": {"pullPolicy": "Never"}}})),
-        ("document: a gid", json!({"proxy": {"gid": 7}})),
-        ("document: no gid", json!({"proxy": {"gid": null}})),
-        ("document: a number as log level", json!({"proxy": {"logLevel": 7}})),
-        ("document: a string as uid", json!({"proxy": {"uid": "2102"}})),
-        ("document: a string as bool", json!({"proxy": {"await": "true"}})),
-        ("document: a map as string", json!({"proxy": {"logFormat": {}}})),
-        ("document: wrong log HTTP headers", json!({"proxy": {"logHTTPHeaders": "loud"}})),
-        ("document: a wrong network", json!({"clusterNetworks": "ten"})),
-        ("document: a wrong iptables mode", json!({"proxyInit": {"iptablesMode": "ipvs"}})),
-        ("document: close-wait without root", json!({"proxyInit": {"closeWaitTimeoutSecs": 7}})),
-        ("document: no proxy", json!({"proxy": null})),
-        ("document: no ports", json!({"proxy": {"ports": null}})),
-        ("document: no image", json!({"proxy": {"image": null}})),
-        ("document: no resources", json!({"proxy": {"resources": null}})),
-        ("document: no identity", json!({"identity": null})),
-        ("document: no proxyInit", json!({"proxyInit": null})),
-        ("document: no debugContainer", json!({"debugContainer": null})),
-        ("document: no unknown keys", json!({"unknown": {"a": [1]}})),
-        ("document: no token projection", json!({"identity": {"serviceAccountTokenProjection": false}})),
-    ];
-    let mut all: Vec<Review> = objects.chain(others).collect();
-    for (name, patch) in documents {
-        let mut document: Value = serde_yaml::from_str(INSTALLED)?;
-        merge(&mut document, patch);
-        all.push(Review { name, document: document.to_string(), kind: "Pod", object: probe() });
-    }
-    for (name, document) in [
-        ("document: empty", ""),
-        ("document: null", "null"),
-        ("document: a list", "[]"),
-        ("document: a text", "text"),
-        ("document: not YAML", "proxy: {"),
-    ] {
-        all.push(Review { name, document: document.to_owned(), kind: "Pod", object: probe() });
-        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {}});
-        all.push(Review { name, document: document.to_owned(), kind: "Service", object });
-    }
-    Ok(all)
 }

@@ -7,7 +7,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Injector, Manager, ManagerOptions, Options, eventually,
+    ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options, eventually,
     injector::CertificateKind,
     mesh::{Mesh, merge},
     workload::{self, Proxy},
@@ -15,7 +15,7 @@ use e2e::{
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub(super) struct Scene {
     pub(super) client: Client,
     pub(super) injector: Injector,
     maps: Api<ConfigMap>,
-    configs: Api<DynamicObject>,
+    configs: LinkerdConfigs,
     manager: Manager,
     pub(super) control_plane: ControlPlane,
 }
@@ -64,8 +64,7 @@ impl Scene {
         let injector = Injector::start_linkerd(controller, signed, &control_plane, LINKERD, &[APP], REPLICAS).await?;
         let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
         manager.ready(SOON).await?;
-        let kind = GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig");
-        let configs = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+        let configs = LinkerdConfigs::new(&client);
         Ok(Self { client, injector, maps, configs, manager, control_plane })
     }
 
@@ -83,16 +82,11 @@ impl Scene {
     pub(super) async fn declare(&self, spec: Value) -> Result<()> {
         let mut whole = json!({"injectorSync": {"method": "Probe"}, "rollout": {"interval": "0s", "soak": "0s"}});
         merge(&mut whole, spec);
-        let kind = GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig");
-        let object = DynamicObject::new(NAME, &ApiResource::from_gvk(&kind)).data(json!({ "spec": whole }));
-        self.configs.create(&PostParams::default(), &object).await.context("creating the LinkerdConfig")?;
-        Ok(())
+        self.configs.create(NAME, whole).await
     }
 
     pub(super) async fn change(&self, spec: Value) -> Result<()> {
-        let patch = Patch::Merge(json!({ "spec": spec }));
-        self.configs.patch(NAME, &PatchParams::default(), &patch).await.context("changing the LinkerdConfig")?;
-        Ok(())
+        self.configs.change(NAME, spec).await
     }
 
     /// Writes a document as Helm does, and waits until it is the base of what the operator declares.
@@ -111,24 +105,13 @@ impl Scene {
 
     /// The revision of the installer's document.
     async fn base(&self) -> Result<Option<i64>> {
-        let object = self.configs.get(NAME).await?;
+        let object = self.configs.0.get(NAME).await?;
         Ok(object.data.pointer("/status/revisions/base").and_then(Value::as_i64))
     }
 
-    /// Waits until the status is for the newest generation, and has these conditions, each as `Type=Status/Reason`.
-    /// Returns the status.
+    /// Waits for these conditions, each as `Type=Status/Reason`. Returns the status.
     pub(super) async fn reaches(&self, expected: &[&str]) -> Result<Value> {
-        eventually(SOON, format_args!("the LinkerdConfig to be {expected:?}"), async || {
-            let object = self.configs.get(NAME).await?;
-            let status = object.data.get("status").cloned().unwrap_or_default();
-            let (generation, observed) = (json!(object.metadata.generation), status.get("observedGeneration"));
-            ensure!(observed == Some(&generation), "generation {generation} has the status {status}");
-            let conditions = status.get("conditions").and_then(Value::as_array).context("no conditions")?;
-            let seen: Vec<String> = conditions.iter().map(shown).collect();
-            ensure!(expected.iter().all(|expected| seen.iter().any(|seen| seen == expected)), "{conditions:?}");
-            Ok(status)
-        })
-        .await
+        self.configs.reaches(SOON, NAME, expected).await
     }
 
     /// Waits until both replicas are proven current. Returns the injection hash.
@@ -168,12 +151,6 @@ pub(super) fn message(status: &Value, of: &str) -> String {
     let mut of_type = conditions.filter(|condition| condition.get("type").and_then(Value::as_str) == Some(of));
     let message = of_type.next().and_then(|condition| condition.get("message")?.as_str());
     message.unwrap_or_default().to_owned()
-}
-
-/// A condition as `Type=Status/Reason`.
-fn shown(condition: &Value) -> String {
-    let text = |key: &str| condition.get(key).and_then(Value::as_str).unwrap_or_default();
-    format!("{}={}/{}", text("type"), text("status"), text("reason"))
 }
 
 fn anchors(document: &str) -> Result<String> {

@@ -8,7 +8,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::{Context, Result};
 use e2e::ControlPlane;
 use k8s_openapi::api::{
-    authentication::v1::TokenRequest,
     core::v1::{Pod, Service, ServiceAccount},
     discovery::v1::EndpointSlice,
 };
@@ -64,18 +63,6 @@ impl Cluster {
         let created = services.create(&PostParams::default(), &serde_json::from_value(service)?).await?;
         let address = created.spec.and_then(|spec| spec.cluster_ip).context("the Service has no address")?;
         Ok(SocketAddr::new(address.parse()?, 80))
-    }
-
-    /// A token with the audience of Linkerd's identity controller.
-    pub(crate) async fn token(&self, account: &str) -> Result<String> {
-        let accounts: Api<ServiceAccount> = self.api();
-        let body = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"audiences": ["identity.l5d.io"], "expirationSeconds": 86400},
-        });
-        let request: TokenRequest =
-            accounts.create_subresource("token", account, &PostParams::default(), &body).await?;
-        Ok(request.status.with_context(|| format!("the API server returned no token for {account}"))?.token)
     }
 
     /// Creates a running Pod with a proxy.

@@ -6,26 +6,29 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use anyhow::{Context, Result};
-use e2e::{ControlPlane, Process, Spawn, port};
+use anyhow::Result;
+use e2e::{
+    ControlPlane, Spawn,
+    linkerd_controller::{LinkerdProgram, loopback},
+};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
-
-use super::ready;
 
 /// Linkerd's controller reads the trust anchors only from this path, so it runs in a mount namespace.
 const RUN: &str = "mount -t tmpfs tmpfs /run; mkdir -p /var/run/linkerd/identity/trust-roots; \
                    cp \"$1\" /var/run/linkerd/identity/trust-roots/ca-bundle.crt; shift; exec \"$@\"";
 
+/// The audience of the tokens that Linkerd's identity controller reviews.
+pub(crate) const AUDIENCE: &str = "identity.l5d.io";
+
 pub(crate) struct Identity {
     /// The trust anchor.
     pub(crate) anchor: String,
     pub(crate) address: SocketAddr,
-    _process: Process,
+    _program: LinkerdProgram,
 }
 
 /// The name of a ServiceAccount in certificates.
@@ -74,7 +77,7 @@ impl Identity {
 
         let (admin, address) = (loopback()?, loopback()?);
         let log = control_plane.directory().join("linkerd-identity.log");
-        let mut spawn = Spawn::new("Linkerd's identity controller", "unshare", log)
+        let spawn = Spawn::new("Linkerd's identity controller", "unshare", log)
             .args(["--mount", "--", "sh", "-euc", RUN, "identity"])
             .args([bundle.as_path(), controller])
             .args(["identity".to_owned(), format!("-kubeconfig={}", control_plane.kubeconfig().display())])
@@ -82,13 +85,6 @@ impl Identity {
             .args([format!("-issuer={}", directory.display())])
             .args(["-controller-namespace=linkerd", "-identity-trust-domain=cluster.local"])
             .args(["-identity-scheme=linkerd.io/tls", "-identity-issuance-lifetime=24h"]);
-        spawn.grace = Duration::ZERO;
-        let process = Process::spawn(spawn)?;
-        ready(admin, &process).await.context("starting Linkerd's identity controller")?;
-        Ok(Self { anchor: anchor_pem, address, _process: process })
+        Ok(Self { anchor: anchor_pem, address, _program: LinkerdProgram::start(spawn, admin).await? })
     }
-}
-
-pub(crate) fn loopback() -> Result<SocketAddr> {
-    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?)))
 }

@@ -31,9 +31,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, Process, eventually, metric::Sample, plain_http};
-use hyper::{Method, StatusCode};
+use anyhow::{Context, Result};
+use e2e::{ControlPlane, Options, metric::Sample};
 use tokio::{sync::Mutex, task::JoinSet, time::timeout};
 
 use self::{
@@ -46,8 +45,9 @@ use self::{
     operations::Mesh,
     policy::Policy,
     proxy::{Proxy, Workload},
-    replicas::{Replicas, Server},
+    replicas::Replicas,
 };
+use crate::replica::Server;
 
 pub(crate) use self::{network::missing, operations::Operation};
 
@@ -55,8 +55,6 @@ pub(crate) use self::{network::missing, operations::Operation};
 const SERVERS: [&str; 2] = ["web-a", "web-b"];
 const ADDRESSES: u8 = 4;
 const CLIENTS: [&str; 4] = ["client-1", "client-2", "client-3", "client-4"];
-const READY_DEADLINE: Duration = Duration::from_secs(60);
-const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 /// The whole part.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 
@@ -124,7 +122,7 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         let account = if SERVERS.contains(&name) { SERVER } else { CLIENT };
         let address = addresses.first().with_context(|| format!("Pod {name} has no address"))?;
         cluster.create_pod(name, account, *address).await?;
-        let token = cluster.token(account).await?;
+        let token = control_plane.token_for(NAMESPACE, account, &[identity::AUDIENCE]).await?;
         let own = identity::name(NAMESPACE, account);
         let files = identity::write_end_entity(control_plane.directory(), name, &own, &token)?;
         let workload = Workload { namespace: NAMESPACE, pod: name, account, addresses };
@@ -197,14 +195,4 @@ fn logs(pods: &[Pod]) -> String {
     pods.iter()
         .map(|pod| format!("the log of the proxy of {} ends with:\n{}\n", pod.name, pod.proxy.log_tail()))
         .collect()
-}
-
-/// Waits until the admin server of one of Linkerd's programs answers that it is ready.
-async fn ready(admin: SocketAddr, process: &Process) -> Result<()> {
-    let ready = eventually(READY_DEADLINE, format!("{} to be ready", process.name()), async || {
-        let (status, _) = plain_http::request(admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
-        ensure!(status == StatusCode::OK, "/ready: {status}");
-        Ok(())
-    });
-    ready.await.with_context(|| format!("its log ends with:\n{}", process.log_tail(20)))
 }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use e2e::{Process, Spawn, eventually};
+use e2e::{Process, Spawn, eventually, real_node::requirement::is_in_path};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -45,9 +45,7 @@ pub(crate) fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can create network namespaces".to_owned());
     }
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = |program: &&&str| std::env::split_paths(&paths).any(|path| path.join(program).is_file());
-    let missing: Vec<&str> = PROGRAMS.iter().filter(|program| !found(program)).copied().collect();
+    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_in_path(program)).collect();
     (!missing.is_empty()).then(|| format!("these programs are not in PATH: {}", missing.join(", ")))
 }
 

@@ -19,8 +19,9 @@ use tokio::{sync::Mutex, time::sleep};
 use super::{
     changes::Changes,
     client::{Counts, Observed},
-    replicas::{Replicas, Server},
+    replicas::Replicas,
 };
+use crate::replica::Server;
 
 const MOVES: usize = 200;
 const SHORT_GAPS: usize = 100;

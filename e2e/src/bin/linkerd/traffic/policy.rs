@@ -4,17 +4,18 @@
 //! * Always: no policy resources exist. Only traffic with mTLS is allowed, so each answered request proves that it used
 //!   mTLS.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
-use e2e::{ControlPlane, Process, Spawn};
+use e2e::{
+    ControlPlane, Spawn,
+    linkerd_controller::{LinkerdProgram, loopback},
+};
 use k8s_openapi::{
     api::apps::v1::Deployment, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, api::PostParams};
 use serde_json::json;
-
-use super::{identity::loopback, ready};
 
 /// The default for Servers and Pods.
 pub(crate) const DEFAULT: &str = "all-authenticated";
@@ -30,7 +31,7 @@ const KINDS: [(&str, &str, &str); 6] = [
 
 pub(crate) struct Policy {
     pub(crate) address: SocketAddr,
-    _process: Process,
+    _program: LinkerdProgram,
 }
 
 // === impl Policy ===
@@ -71,9 +72,6 @@ impl Policy {
             .args(["--control-plane-namespace=linkerd", "--cluster-networks=10.0.0.0/8"])
             .args(["--default-opaque-ports=25,587,3306,4444,5432,6379,9300,11211"]);
         spawn.env = vec![("HOSTNAME".to_owned(), "linkerd-destination-policy".to_owned())];
-        spawn.grace = Duration::ZERO;
-        let process = Process::spawn(spawn)?;
-        ready(admin, &process).await.context("starting Linkerd's policy controller")?;
-        Ok(Self { address, _process: process })
+        Ok(Self { address, _program: LinkerdProgram::start(spawn, admin).await? })
     }
 }

@@ -4,40 +4,18 @@
 //! * Always: a replica is a target from when it is ready until it gets SIGTERM. A killed one stays a target until its
 //!   process has ended.
 
-use std::{
-    fmt::{self, Display, Formatter},
-    net::SocketAddr,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
-use e2e::{
-    ControlPlane, Manager, ManagerOptions, eventually,
-    linkerd_controller::{CHART_FLAGS, LinkerdDestination},
-};
-use k8s_openapi::api::coordination::v1::Lease;
+use anyhow::{Result, bail, ensure};
+use e2e::{ControlPlane, eventually};
 use kube::Api;
 
 use super::forwarder::Targets;
+use crate::replica::{Replica, Server, chart_flags};
 
 pub(crate) const COUNT: usize = 2;
-const READY_DEADLINE: Duration = Duration::from_secs(60);
-const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than the Lease, which has to expire after SIGKILL.
 const LEADER_DEADLINE: Duration = Duration::from_secs(60);
-const LEASE: &str = "linkerd-destination-endpoint-write";
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Server {
-    Ours,
-    Theirs,
-}
-
-enum Replica {
-    Ours(Box<Manager>),
-    Theirs(LinkerdDestination),
-}
 
 pub(crate) struct Replicas<'a> {
     controller: PathBuf,
@@ -45,38 +23,6 @@ pub(crate) struct Replicas<'a> {
     targets: Targets,
     /// The oldest first.
     running: Vec<Replica>,
-}
-
-// === impl Server ===
-
-impl Display for Server {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Ours => "the operator",
-            Self::Theirs => "Linkerd",
-        })
-    }
-}
-
-// === impl Replica ===
-
-impl Replica {
-    fn address(&self) -> SocketAddr {
-        match self {
-            Self::Ours(manager) => manager.destination_address(),
-            Self::Theirs(destination) => destination.address(),
-        }
-    }
-
-    async fn is_leading(&self, leases: &Api<Lease>) -> Result<bool> {
-        Ok(match self {
-            Self::Ours(manager) => manager.is_leading(LEASE).await,
-            Self::Theirs(destination) => {
-                let holder = leases.get(LEASE).await?.spec.and_then(|spec| spec.holder_identity);
-                holder.as_deref() == Some(destination.identity())
-            }
-        })
-    }
 }
 
 // === impl Replicas ===
@@ -88,18 +34,7 @@ impl<'a> Replicas<'a> {
 
     /// Starts a replica, and adds it to the targets when it is ready.
     pub(crate) async fn add(&mut self, server: Server) -> Result<()> {
-        let flags = CHART_FLAGS.map(str::to_owned).to_vec();
-        let replica = match server {
-            Server::Ours => {
-                let options = ManagerOptions { as_linkerd_destination: true, args: flags, ..ManagerOptions::default() };
-                let mut manager = Manager::start(self.control_plane, options)?;
-                manager.ready(READY_DEADLINE).await?;
-                Replica::Ours(Box::new(manager))
-            }
-            Server::Theirs => {
-                Replica::Theirs(LinkerdDestination::start(&self.controller, self.control_plane, &flags).await?)
-            }
-        };
+        let replica = Replica::start(server, &self.controller, self.control_plane, &chart_flags()).await?;
         self.targets.add(replica.address());
         self.running.push(replica);
         Ok(())
@@ -111,10 +46,7 @@ impl<'a> Replicas<'a> {
             self.add(server).await?;
             let oldest = self.running.remove(0);
             self.targets.remove(oldest.address());
-            match oldest {
-                Replica::Ours(mut manager) => manager.terminate(STOP_DEADLINE).await.map(drop)?,
-                Replica::Theirs(mut destination) => destination.terminate(STOP_DEADLINE).await?,
-            }
+            oldest.terminate().await?;
         }
         Ok(())
     }
@@ -138,11 +70,7 @@ impl<'a> Replicas<'a> {
         ensure!(index < self.running.len(), "the number of the replica is {index} of {}", self.running.len());
         let killed = self.running.remove(index);
         let address = killed.address();
-        match killed {
-            Replica::Ours(mut manager) => manager.kill().await,
-            Replica::Theirs(mut destination) => destination.kill().await,
-        }
-        .context("killing the leader")?;
+        killed.kill().await?;
         self.targets.remove(address);
         self.add(server).await
     }
