@@ -133,9 +133,9 @@ e2e-kubernetes: build ## Run end-to-end tests on another version of Kubernetes: 
 	@$(PHASE); export E2E_KUBERNETES=$(KUBERNETES); \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "Kubernetes $(KUBERNETES)" $(CARGO) test --locked --workspace --test e2e -- $(KUBERNETES_TESTS)
-KUBERNETES_TESTS := crd:: external_workload:: placement:: leadership:: manifests:: linkerd_config_crd:: linkerd_config::adoption \
-	linkerd_config::drift linkerd_config::rollouts::crash linkerd_config::rollouts::evict discovery::serving \
-	discovery::changes discovery::oracle discovery::bad_input profile::services faults:: harness::
+KUBERNETES_TESTS := crd:: external_workload:: leadership:: manifests:: linkerd_config_crd:: linkerd_config::adoption \
+	linkerd_config::drift linkerd_config::rollouts::crash linkerd_config::rollouts::evict \
+	discovery::changes discovery::oracle discovery::bad_input profile::changes profile::process faults:: harness::
 
 # To measure another server of the Destination API on this host: SERVER=IP:PORT, PID= of its process to measure memory
 # and CPU, E2E_KUBECONFIG= of the cluster that it watches (by default a cluster is started, and its kubeconfig is

@@ -134,23 +134,31 @@ fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
     assert!(roles >= 8, "{roles}");
 }
 
-/// The pairs of resource and verb in the tables of a section.
-fn documented_permissions(section: &str) -> BTreeSet<(String, String)> {
-    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
-    let cells = rows.map(|row| row.split(" | ").take(2).collect::<Vec<_>>());
-    let pairs = cells.flat_map(|cells| {
-        let resource = cells[0].split('`').next().unwrap().to_owned();
-        cells[1].split(", ").map(move |verb| (resource.clone(), verb.to_owned())).collect::<Vec<_>>()
-    });
-    pairs.collect()
+/// A resource, the name of the object if only one is permitted, and a verb.
+type Permission = (String, String, String);
+
+/// The permissions in the tables of a section, each once and with a reason.
+fn documented_permissions(section: &str) -> Vec<Permission> {
+    let mut permissions = Vec::new();
+    for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let cells: Vec<_> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
+        assert!(cells.len() == 3 && !cells[2].is_empty(), "{row}");
+        let (resource, rest) = cells[0].split_once('`').unwrap();
+        let name = rest.strip_prefix(", only `").map(|name| name.trim_end_matches('`')).unwrap_or_default();
+        assert!(rest.is_empty() || !name.is_empty(), "{row}");
+        let permission = |verb: &str| (resource.to_owned(), name.to_owned(), verb.to_owned());
+        permissions.extend(cells[1].split(", ").map(permission));
+    }
+    permissions.sort();
+    permissions
 }
 
-/// The pairs of resource and verb that the rules grant.
-fn granted_permissions(rules: &Value) -> BTreeSet<(String, String)> {
+/// The permissions that the rules grant.
+fn granted_permissions(rules: &Value) -> Vec<Permission> {
     let texts = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().map(|text| text.as_str().unwrap().to_owned()).collect()
     };
-    let mut pairs = BTreeSet::new();
+    let mut permissions = Vec::new();
     for rule in rules.as_array().into_iter().flatten() {
         for (group, resource) in texts(&rule["apiGroups"])
             .iter()
@@ -161,10 +169,15 @@ fn granted_permissions(rules: &Value) -> BTreeSet<(String, String)> {
                 (group, None) => format!("{resource}.{group}"),
                 (group, Some((resource, part))) => format!("{resource}.{group}/{part}"),
             };
-            pairs.extend(texts(&rule["verbs"]).into_iter().map(|verb| (resource.clone(), verb)));
+            let names = Some(texts(&rule["resourceNames"])).filter(|names| !names.is_empty());
+            for name in names.unwrap_or_else(|| vec![String::new()]) {
+                let verbs = texts(&rule["verbs"]).into_iter();
+                permissions.extend(verbs.map(|verb| (resource.clone(), name.clone(), verb)));
+            }
         }
     }
-    pairs
+    permissions.sort();
+    permissions
 }
 
 /// Compares a page with its generated text, or writes it.

@@ -68,5 +68,5 @@ pub use namespace::TestNamespace;
 pub use process::{Process, Signal, Spawn};
 pub use real_node::RealNode;
 pub use restarts::Restarts;
-pub use shared::{SharedManager, shared, shared_manager, shared_manager_in};
+pub use shared::{SharedManager, shared, shared_manager};
 pub use wait::{eventually, holds};

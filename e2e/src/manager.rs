@@ -20,6 +20,7 @@ use crate::{
     discovery::Discovery,
     executable::operator_binary,
     memory::Memory,
+    mesh::SOON,
     metric::{self, Sample},
     plain_http, port,
     process::{Process, Signal, Spawn},
@@ -130,6 +131,17 @@ impl Manager {
             .filter(|sample| sample.name == name && sample.has(labels))
             .map(|sample| sample.value)
             .reduce(|sum, value| sum + value)
+    }
+
+    /// Waits until a metric has this value; `None` means that the series does not exist.
+    pub async fn counts(&self, metric: &str, labels: &[(&str, &str)], expected: impl Into<Option<f64>>) -> Result<()> {
+        let expected = expected.into();
+        eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
+            let seen = self.metric(metric, labels).await;
+            ensure!(seen == expected, "{seen:?}");
+            Ok(())
+        })
+        .await
     }
 
     /// Returns whether this manager holds the Lease, according to its own metric.

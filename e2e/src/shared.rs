@@ -1,4 +1,4 @@
-//! The control plane and the managers that the tests of one process share; each test has its own namespace.
+//! The control plane and the manager that the tests of one process share; each test has its own namespace.
 //!
 //! * Always: started by the first caller; ended, and its directory removed, when the process ends, because the
 //!   supervisors detect that.
@@ -42,18 +42,9 @@ pub struct SharedManager(&'static Manager);
 /// The shared control plane with Linkerd's CRDs, and one manager that leads.
 pub async fn shared_manager() -> Result<(&'static ControlPlane, SharedManager)> {
     static MANAGER: OnceCell<Manager> = OnceCell::const_new();
-    shared_manager_in(&MANAGER, &[]).await
-}
-
-/// Another manager on the shared control plane. The first use of the cell starts it with these arguments.
-pub async fn shared_manager_in(
-    cell: &'static OnceCell<Manager>,
-    args: &[&str],
-) -> Result<(&'static ControlPlane, SharedManager)> {
-    static INSTALLED: OnceCell<()> = OnceCell::const_new();
     let control_plane = shared().await?;
-    INSTALLED.get_or_try_init(|| install(control_plane)).await?;
-    let manager = cell.get_or_try_init(async || {
+    let manager = MANAGER.get_or_try_init(async || {
+        install(control_plane).await?;
         let mut options = ManagerOptions::default();
         // On an existing cluster the manager runs with the permissions of the caller's kubeconfig.
         if control_plane.ca_pem().is_ok() {
@@ -61,7 +52,6 @@ pub async fn shared_manager_in(
             options.kubeconfig = Some(account);
             options.args = vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")];
         }
-        options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         let mut manager = Manager::start(control_plane, options)?;
         manager.ready(SOON).await?;
         anyhow::Ok(manager)

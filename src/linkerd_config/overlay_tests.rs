@@ -101,8 +101,10 @@ fn a_path_that_is_set_twice_is_rejected_and_all_problems_are_reported() {
     assert!(problems.iter().any(|it| it.starts_with("proxy.logLevel: spec.values and a field")), "{problems:?}");
     let above = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": null}});
     assert!(overlay(above, None).is_err());
-    let long = json!({"values": {"podLabels": {"a": "x".repeat(MAX_PATCH_BYTES)}}});
-    assert!(overlay(long, None).unwrap_err().iter().any(|it| it.starts_with("spec.values: it has")));
+    let with_bytes = |bytes: usize| overlay(json!({"values": {"podLabels": {"a": "x".repeat(bytes)}}}), None);
+    assert!(with_bytes(MAX_PATCH_BYTES - 100).is_ok());
+    let problems = with_bytes(MAX_PATCH_BYTES).unwrap_err();
+    assert!(problems[0].starts_with("spec.values: it has") && problems[0].contains("131072"), "{problems:?}");
 }
 
 #[test]
@@ -110,6 +112,7 @@ fn the_trust_anchors_in_use_win_and_declared_ones_are_verified_or_a_fallback() {
     let pem = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
     let spec = |policy: &str, given: Option<&str>| json!({"global": {"identityContext": {"trustAnchorsPolicy": policy, "trustAnchorsPEM": given}}});
     let (one, other) = (pem("YQ=="), pem("Yg=="));
+    let padded = format!("\n{one}\n");
     let source =
         |spec: Value, bundle: Option<&str>| overlay(spec, bundle).map(|it| it.anchors_source()).map_err(|it| it.len());
     for (policy, given, bundle, expected) in [
@@ -118,12 +121,16 @@ fn the_trust_anchors_in_use_win_and_declared_ones_are_verified_or_a_fallback() {
         ("Reuse", Some(&*other), None, Ok(Some(ValueSource::Typed))),
         ("Reuse", None, None, Ok(None)),
         ("Verify", Some(&*one), Some(&one), Ok(Some(ValueSource::TrustRoots))),
+        ("Verify", Some(&*one), Some(&padded), Ok(Some(ValueSource::TrustRoots))),
         ("Verify", Some(&*other), Some(&one), Err(1)),
         ("Verify", Some(&*other), None, Err(1)),
         ("Reuse", Some("no PEM"), Some(&one), Err(1)),
     ] {
         assert_eq!(source(spec(policy, given), bundle.map(String::as_str)), expected, "{policy} {given:?}");
     }
+    let problem = overlay(spec("Verify", Some(&*other)), Some(&*one)).unwrap_err().remove(0);
+    assert!(problem.starts_with("spec.global.identityContext.trustAnchorsPEM: "), "{problem}");
+    assert!(problem.contains("linkerd-identity-trust-roots"), "{problem}");
 }
 
 #[test]

@@ -88,18 +88,7 @@ async fn servers_are_accepted_in_four_versions_each_as_strict_as_in_linkerd() ->
         (no_selector, [no_pods, no_pods, one_selector, one_selector]),
         (both_selectors, ["", "", one_selector, one_selector]),
     ];
-    for (row, (spec, expected)) in table.into_iter().enumerate() {
-        for (version, text) in ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"].into_iter().zip(expected) {
-            let name = format!("{version}-{row}");
-            match create(&namespace, &servers(version), &name, spec.clone()).await {
-                Ok(_) => ensure!(text.is_empty(), "{version} accepted {spec}"),
-                Err(error) => {
-                    let refused = !text.is_empty() && error.to_string().contains(text);
-                    ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
-                }
-            }
-        }
-    }
+    create_each(&namespace, ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"].map(servers), table).await?;
 
     // The defaults are those of the storage version, also for objects written in another version.
     let stored: Api<DynamicObject> =
@@ -189,17 +178,7 @@ async fn service_profiles_are_accepted_in_both_versions_with_the_oddities_of_the
         (json!({"routes": [], "dstOverrides": [{}]}), [""; 2]),
         (json!({"routes": [], "opaquePorts": {"80": {}}}), ["spec.opaquePorts"; 2]),
     ];
-    for (row, (spec, expected)) in table.into_iter().enumerate() {
-        for (version, text) in ["v1alpha1", "v1alpha2"].into_iter().zip(expected) {
-            match create(&namespace, &profiles(version), &format!("{version}-{row}"), spec.clone()).await {
-                Ok(_) => ensure!(text.is_empty(), "{version} accepted {spec}"),
-                Err(error) => {
-                    let refused = !text.is_empty() && error.to_string().contains(text);
-                    ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
-                }
-            }
-        }
-    }
+    create_each(&namespace, ["v1alpha1", "v1alpha2"].map(profiles), table).await?;
 
     // Unknown fields are pruned, except within nested conditions.
     let stored: Api<DynamicObject> =
@@ -241,4 +220,25 @@ async fn create(namespace: &TestNamespace, kind: &ApiResource, name: &str, spec:
     let api: Api<DynamicObject> = Api::namespaced_with(namespace.client().clone(), namespace.name(), kind);
     let object = DynamicObject::new(name, kind).data(json!({ "spec": spec }));
     api.create(&PostParams::default(), &object).await
+}
+
+/// Creates each spec in each version, as `VERSION-ROW`, and checks the text of the error; empty means accepted.
+async fn create_each<const N: usize, const R: usize>(
+    namespace: &TestNamespace,
+    versions: [ApiResource; N],
+    table: [(Value, [&str; N]); R],
+) -> Result<()> {
+    for (row, (spec, expected)) in table.into_iter().enumerate() {
+        for (kind, text) in versions.iter().zip(expected) {
+            let version = &kind.version;
+            match create(namespace, kind, &format!("{version}-{row}"), spec.clone()).await {
+                Ok(_) => ensure!(text.is_empty(), "{version} accepted {spec}"),
+                Err(error) => {
+                    let refused = !text.is_empty() && error.to_string().contains(text);
+                    ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
+                }
+            }
+        }
+    }
+    Ok(())
 }

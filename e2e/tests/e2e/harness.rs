@@ -1,16 +1,11 @@
-//! Tests of the harness itself: control planes, service accounts and child processes.
+//! Tests of the harness itself: control planes and child processes.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{ControlPlane, Options, Process, Signal, Spawn, TestNamespace, User, eventually};
 use futures::StreamExt;
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{ConfigMap, Service, ServiceAccount},
-    discovery::v1::EndpointSlice,
-    rbac::v1::RoleBinding,
-};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt,
     api::{ListParams, PostParams, WatchEvent, WatchParams},
@@ -18,83 +13,6 @@ use kube::{
 use serde_json::json;
 
 const DEADLINE: Duration = Duration::from_secs(60);
-
-#[tokio::test]
-async fn the_shared_control_plane_accepts_dual_stack_services() -> Result<()> {
-    let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "dual").await?;
-    let service: Service = serde_json::from_value(json!({
-        "metadata": {"name": "web"},
-        "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
-    }))?;
-    let created = namespace.api::<Service>().create(&PostParams::default(), &service).await?;
-    let families = created.spec.and_then(|spec| spec.ip_families);
-    assert_eq!(families, Some(vec!["IPv4".to_owned(), "IPv6".to_owned()]));
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_deployment_becomes_ready_and_has_slices() -> Result<()> {
-    let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "rollout").await?;
-    let labels = json!({"app": "web"});
-    let deployment: Deployment = serde_json::from_value(json!({
-        "metadata": {"name": "web"},
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": {"containers": [{"name": "web", "image": "web"}]},
-            },
-        },
-    }))?;
-    let service: Service = serde_json::from_value(json!({
-        "metadata": {"name": "web"},
-        "spec": {"selector": labels, "ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
-    }))?;
-    let deployments = namespace.api::<Deployment>();
-    deployments.create(&PostParams::default(), &deployment).await?;
-    namespace.api::<Service>().create(&PostParams::default(), &service).await?;
-    eventually(DEADLINE, "two ready replicas", async || {
-        let status = deployments.get("web").await?.status;
-        ensure!(status.as_ref().and_then(|status| status.ready_replicas) == Some(2), "{status:?}");
-        Ok(())
-    })
-    .await?;
-    eventually(DEADLINE, "a slice of each family with two endpoints", async || {
-        let slices = namespace.api::<EndpointSlice>().list(&ListParams::default()).await?;
-        let mut seen: Vec<_> = slices.iter().map(|slice| (slice.address_type.clone(), slice.endpoints.len())).collect();
-        seen.sort();
-        ensure!(seen == [("IPv4".to_owned(), 2), ("IPv6".to_owned(), 2)], "{seen:?}");
-        Ok(())
-    })
-    .await
-}
-
-#[tokio::test]
-async fn a_service_account_has_only_its_granted_permissions() -> Result<()> {
-    let control_plane = e2e::shared().await?;
-    let namespace = TestNamespace::create(&control_plane.client().await?, "account").await?;
-    let account = serde_json::from_value(json!({"metadata": {"name": "reader"}}))?;
-    namespace.api::<ServiceAccount>().create(&PostParams::default(), &account).await?;
-    let binding = serde_json::from_value(json!({
-        "metadata": {"name": "reader"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
-        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": namespace.name()}],
-    }))?;
-    namespace.api::<RoleBinding>().create(&PostParams::default(), &binding).await?;
-    let kubeconfig = control_plane.kubeconfig_for_service_account(namespace.name(), "reader").await?;
-    let client = e2e::kubeconfig::client(&kubeconfig).await?;
-    let maps: Api<ConfigMap> = Api::namespaced(client, namespace.name());
-    // The authorizer receives the binding through a watch.
-    eventually(DEADLINE, "the account to be allowed to list", async || {
-        maps.list(&ListParams::default()).await.map(drop).map_err(Into::into)
-    })
-    .await?;
-    let map = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
-    let refused = maps.create(&PostParams::default(), &map).await;
-    assert!(matches!(refused, Err(kube::Error::Api(status)) if status.is_forbidden()));
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {

@@ -1,13 +1,14 @@
-//! Tests of the stand-in for Linkerd's proxy injector, through the API server and directly.
+//! Tests of the stand-in for Linkerd's proxy injector, through the API server and directly. Replicas that lag or fail are
+//! tested with the operator.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Injector, TestNamespace,
     control_plane::PERMIT_DEADLINE,
     eventually, holds,
-    injector::{Behaviour, FailurePolicy, NOT_A_PATCH, NOT_BASE64, unregister},
+    injector::{FailurePolicy, unregister},
 };
 use http::StatusCode;
 use k8s_openapi::{
@@ -20,7 +21,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpStream,
     sync::{Mutex, MutexGuard},
     time::timeout,
 };
@@ -99,24 +99,6 @@ impl Setup {
         let mark = env.iter().find(|variable| variable["name"] == "MARK").context("no mark")?;
         mark["value"].as_str().map(str::to_owned).context("no value")
     }
-
-    async fn gets_mark(&self, replica: usize, mark: &str) -> Result<()> {
-        eventually(SOON, format_args!("replica {replica} to use mark {mark}"), async || {
-            let seen = self.mark(replica).await?;
-            ensure!(seen == mark, "its mark is {seen}");
-            Ok(())
-        })
-        .await
-    }
-
-    async fn keeps_mark(&self, replica: usize, mark: &str) -> Result<()> {
-        holds(MOMENT, format_args!("mark {mark} of replica {replica}"), async || {
-            let seen = self.mark(replica).await?;
-            ensure!(seen == mark, "its mark is {seen}");
-            Ok(())
-        })
-        .await
-    }
 }
 
 #[tokio::test]
@@ -162,42 +144,6 @@ async fn the_webhook_is_called_for_every_pod_of_its_namespaces_only() -> Result<
         Ok(())
     })
     .await
-}
-
-#[tokio::test]
-async fn a_replica_lags_until_it_is_nudged() -> Result<()> {
-    let setup = Setup::new(2).await?;
-    setup.injector.set_lag(0, Duration::MAX)?;
-    setup.write(&marked("b")).await?;
-    setup.gets_mark(1, "b").await?;
-    setup.keeps_mark(0, "a").await?;
-    assert_eq!((setup.injector.nudges(0), setup.injector.nudges(1)), (0, 0));
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {"nudged": "1"}}}));
-    let pods = setup.namespace.api::<Pod>();
-    // The nudge syncs all earlier writes, even if their watch events are late.
-    setup.write(&marked("c")).await?;
-    pods.patch(&setup.injector.pod(0)?, &PatchParams::default(), &patch).await?;
-    eventually(SOON, "the nudge", async || {
-        ensure!(setup.injector.nudges(0) == 1, "{} nudges", setup.injector.nudges(0));
-        Ok(())
-    })
-    .await?;
-    setup.gets_mark(0, "c").await?;
-    assert_eq!(setup.injector.nudges(1), 0);
-
-    // The replica still lags after the nudge.
-    setup.write(&marked("d")).await?;
-    setup.gets_mark(1, "d").await?;
-    setup.keeps_mark(0, "c").await?;
-    setup.injector.set_lag(0, Duration::ZERO)?;
-    setup.gets_mark(0, "d").await?;
-
-    setup.injector.set_lag(0, Duration::from_secs(1))?;
-    let written = Instant::now();
-    setup.write(&marked("e")).await?;
-    setup.gets_mark(0, "e").await?;
-    assert!(written.elapsed() >= Duration::from_secs(1), "{:?}", written.elapsed());
-    Ok(())
 }
 
 #[tokio::test]
@@ -248,7 +194,11 @@ async fn without_trust_roots_all_reviews_are_denied_until_they_exist() -> Result
     let setup = Setup::new(1).await?;
     setup.maps.delete("linkerd-identity-trust-roots", &kube::api::DeleteParams::default()).await?;
     // The mounted file stays.
-    setup.keeps_mark(0, "a").await?;
+    holds(MOMENT, "the mark of the replica", async || {
+        ensure!(setup.mark(0).await? == "a", "it has another one");
+        Ok(())
+    })
+    .await?;
     setup.injector.set_lag(0, Duration::MAX)?;
     setup.injector.restart_replica(0).await?;
     let denied = setup.response(0).await?;
@@ -256,110 +206,8 @@ async fn without_trust_roots_all_reviews_are_denied_until_they_exist() -> Result
     assert_eq!(denied["response"]["status"]["message"], message);
     let map = json!({"metadata": {"name": "linkerd-identity-trust-roots"}, "data": {"ca-bundle.crt": ROOTS}});
     setup.maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
-    setup.gets_mark(0, "a").await
-}
-
-#[tokio::test]
-async fn it_has_the_configured_behaviour() -> Result<()> {
-    let setup = Setup::new(1).await?;
-    let injector = &setup.injector;
-    let respond = async |behaviour| {
-        injector.set_behaviour(0, behaviour).await?;
-        anyhow::Ok(setup.response(0).await?["response"].clone())
-    };
-    let denied = respond(Behaviour::Denies("no".to_owned())).await?;
-    assert_eq!(denied, json!({"uid": "7", "allowed": false, "status": {"metadata": {}, "message": "no"}}));
-    assert!(setup.create(&meshed()).await.is_err());
-    assert_eq!(respond(Behaviour::Unpatched).await?, json!({"uid": "7", "allowed": true}));
-    for patch in [NOT_BASE64, NOT_A_PATCH] {
-        let response = respond(Behaviour::BadPatch(patch.to_owned())).await?;
-        assert_eq!((&response["allowed"], &response["patch"]), (&json!(true), &json!(patch)));
-    }
-    let before = injector.requests(0);
-    injector.set_behaviour(0, Behaviour::Garbage).await?;
-    let (status, body) = injector.post(0, review()).await?;
-    assert!(status == StatusCode::OK && serde_json::from_slice::<Value>(&body).is_err());
-    injector.set_behaviour(0, Behaviour::Breaks).await?;
-    assert!(setup.response(0).await.is_err());
-    injector.set_behaviour(0, Behaviour::Hangs).await?;
-    assert!(timeout(MOMENT, setup.response(0)).await.is_err());
-    assert_eq!(injector.requests(0), before + 3);
-    for behaviour in [Behaviour::WrongCertificate, Behaviour::Unreachable] {
-        injector.set_behaviour(0, behaviour).await?;
-        assert!(setup.response(0).await.is_err());
-        // The failure policy of the webhook is Ignore.
-        assert!(!setup.is_injected().await?);
-    }
-    assert_eq!(injector.requests(0), before + 3);
-    injector.set_behaviour(0, Behaviour::Right).await?;
-    assert_eq!(setup.mark(0).await?, "a");
-    assert!(setup.is_injected().await?);
-    Ok(())
-}
-
-#[tokio::test]
-async fn it_requires_a_review_with_a_uid() -> Result<()> {
-    let setup = Setup::new(1).await?;
-    let (status, _) = setup.injector.post(0, "{}").await?;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    let (status, body) = setup.injector.post(0, "").await?;
-    assert_eq!((status, body.as_ref()), (StatusCode::OK, &[][..]));
-    Ok(())
-}
-
-#[tokio::test]
-async fn replicas_are_added_removed_and_restarted() -> Result<()> {
-    let setup = Setup::new(2).await?;
-    let injector = &setup.injector;
-    assert_eq!(injector.replicas(), [0, 1]);
-    injector.set_ready(0, false).await?;
-    eventually(SOON, "only the ready replica to be called", async || {
-        let (zero, one) = (injector.requests(0), injector.requests(1));
-        for _ in 0..10 {
-            ensure!(setup.is_injected().await?);
-        }
-        ensure!(injector.requests(0) == zero && injector.requests(1) == one + 10, "{zero}, {one}");
-        Ok(())
-    })
-    .await?;
-    // An unready replica still responds.
-    assert_eq!(setup.mark(0).await?, "a");
-    let pods = setup.namespace.api::<Pod>();
-    let ready = async |name: &str| {
-        let conditions = pods.get_status(name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
-        anyhow::Ok(conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
-    };
-    assert!(!ready(&injector.pod(0)?).await? && ready(&injector.pod(1)?).await?);
-
-    let (removed, address) = (injector.pod(1)?, injector.address(1)?);
-    injector.remove_replica(1).await?;
-    assert!(pods.get_opt(&removed).await?.is_none());
-    assert!(TcpStream::connect(address).await.is_err());
-    assert_eq!((injector.replicas(), injector.requests(1)), (vec![0], 0));
-
-    injector.set_lag(0, Duration::MAX)?;
-    setup.write(&marked("b")).await?;
-    setup.keeps_mark(0, "a").await?;
-    let old = injector.pod(0)?;
-    injector.restart_replica(0).await?;
-    assert_ne!(injector.pod(0)?, old);
-    assert_eq!((injector.requests(0), injector.nudges(0)), (0, 0));
-    assert_eq!(setup.mark(0).await?, "b");
-    setup.write(&marked("c")).await?;
-    setup.keeps_mark(0, "b").await?;
-    assert_eq!(injector.add_replica().await?, 2);
-    assert_eq!(setup.mark(2).await?, "c");
-    Ok(())
-}
-
-#[tokio::test]
-async fn it_stops_when_it_is_dropped() -> Result<()> {
-    let Setup { injector, _turn, .. } = Setup::new(1).await?;
-    let address = injector.address(0)?;
-    drop(TcpStream::connect(address).await?);
-    drop(injector);
-    eventually(SOON, "the listener to be closed", async || {
-        ensure!(TcpStream::connect(address).await.is_err(), "the port still accepts connections");
+    eventually(SOON, "the replica to accept Pods", async || {
+        ensure!(setup.mark(0).await? == "a", "its mark is another one");
         Ok(())
     })
     .await

@@ -2,17 +2,20 @@
 //!
 //! On the shared control plane these tests store nothing, because LinkerdConfigs are cluster-scoped.
 
-mod rollout;
-
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{ControlPlane, Options, eventually};
+use e2e::{ControlPlane, Options, eventually, mesh::merge};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+
+/// Paths in the first expression of a label selector.
+const KEY: &str = ".matchExpressions[0].key";
+const OPERATOR: &str = ".matchExpressions[0].operator";
+const VALUES: &str = ".matchExpressions[0].values";
 
 #[tokio::test]
 async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
@@ -43,7 +46,7 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
             Ok(serde_json::from_str::<Value>(&created)?["spec"].take())
         };
         let mut expected = defaults.clone();
-        put_over(&mut expected, &create("--dry-run=client").await?);
+        merge(&mut expected, create("--dry-run=client").await?);
         // This default applies only if the manifest has an identityContext.
         if let Some(identity) = expected.pointer_mut("/global/identityContext").and_then(Value::as_object_mut) {
             identity.entry("trustAnchorsPolicy").or_insert("Reuse".into());
@@ -53,139 +56,187 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<()> {
-    let control_plane = e2e::shared().await?;
-    control_plane.install_crds("crd").await?;
-    let client = control_plane.client().await?;
+/// The path of a value below `spec` or `spec.rollout`, the value, the rejected path below it, and a part of the reason.
+type Invalid = (&'static str, Value, &'static str, &'static str);
+
+fn invalid_values() -> Vec<Invalid> {
     let port_or_range = "must be a port such as 4567, or a range of ports such as 8000-8010";
     let (one_unit, go) = ("must be a whole number with one unit", "must be a Go duration");
     let (quantity, version) = ("must be a quantity that is not negative", "must be a version such as edge-26.8.3");
     let (domain, cidr) = ("must be a domain such as cluster.local", "must be a network in CIDR notation");
     let (env_name, image) = ("must be the name of an environment variable", "must be the name of an image");
-    let table = [
-        (json!({"mode": "enforce"}), "spec.mode", r#"supported values: "Enforce", "Observe", "Suspend""#),
-        (json!({"deletionPolicy": "Delete"}), "spec.deletionPolicy", r#"supported values: "Retain", "RestoreBase""#),
-        (json!({"priority": "high"}), "spec.priority", "must be of type integer"),
-        (json!({"values": []}), "spec.values", "must be of type object"),
-        (json!({"drift": {"scope": "All"}}), "spec.drift.scope", r#"supported values: "Document", "Declared""#),
-        (json!({"drift": {"action": "Ignore"}}), "spec.drift.action", r#"supported values: "Revert", "Report""#),
-        (json!({"drift": {"trustedManagers": ["helm", "helm"]}}), "spec.drift.trustedManagers[1]", "Duplicate value"),
-        (json!({"drift": {"trustedManagers": [""]}}), "spec.drift.trustedManagers[0]", "at least 1 chars long"),
+    let (namespace, more) = ("must be the name of a namespace", "must not be more than the limit");
+    let no_pem = "must begin with -----BEGIN CERTIFICATE-----";
+    let only_certificates = "must contain only certificates, and no private key";
+    let (same_port, same_as_inbound) =
+        ("must not be the same port as adminPort", "must not be the same port as inboundPort");
+    let key = "-----BEGIN EC PRIVATE KEY-----\nc2VjcmV0";
+    let set_twice = json!([{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]);
+    vec![
+        ("mode", json!("enforce"), "", r#"supported values: "Enforce", "Observe", "Suspend""#),
+        ("deletionPolicy", json!("Delete"), "", r#"supported values: "Retain", "RestoreBase""#),
+        ("priority", json!("high"), "", "must be of type integer"),
+        ("values", json!([]), "", "must be of type object"),
+        ("drift.scope", json!("All"), "", r#"supported values: "Document", "Declared""#),
+        ("drift.action", json!("Ignore"), "", r#"supported values: "Revert", "Report""#),
+        ("drift.trustedManagers", json!(["helm", "helm"]), "[1]", "Duplicate value"),
+        ("drift.trustedManagers", json!([""]), "[0]", "at least 1 chars long"),
+        ("global.linkerdNamespace", json!(""), "", namespace),
+        ("global.linkerdNamespace", json!("a.b"), "", namespace),
+        ("global.configMap", json!("other"), "", r#"supported values: "linkerd-config""#),
+        ("global.version", json!(""), "", version),
+        ("global.version", json!("edge 26.8.3"), "", version),
+        ("global.clusterDomain", json!("Cluster.local"), "", domain),
+        ("global.cniEnabled", json!("yes"), "", "must be of type boolean"),
+        ("global.identityContext.trustDomain", json!("a b"), "", domain),
+        ("global.identityContext.trustAnchorsPEM", json!("cm9vdA=="), "", no_pem),
+        ("global.identityContext.trustAnchorsPEM", json!(key), "", only_certificates),
         (
-            json!({"global": {"linkerdNamespace": ""}}),
-            "spec.global.linkerdNamespace",
-            "must be the name of a namespace",
-        ),
-        (
-            json!({"global": {"linkerdNamespace": "a.b"}}),
-            "spec.global.linkerdNamespace",
-            "must be the name of a namespace",
-        ),
-        (json!({"global": {"configMap": "other"}}), "spec.global.configMap", r#"supported values: "linkerd-config""#),
-        (json!({"global": {"version": ""}}), "spec.global.version", version),
-        (json!({"global": {"version": "edge 26.8.3"}}), "spec.global.version", version),
-        (json!({"global": {"clusterDomain": "Cluster.local"}}), "spec.global.clusterDomain", domain),
-        (json!({"global": {"cniEnabled": "yes"}}), "spec.global.cniEnabled", "must be of type boolean"),
-        (json!({"injectorSync": {"timeout": "1d"}}), "spec.injectorSync.timeout", go),
-        (json!({"injectorSync": {"delay": "-20s"}}), "spec.injectorSync.delay", go),
-        (identity(json!({"trustDomain": "a b"})), "spec.global.identityContext.trustDomain", domain),
-        (
-            identity(json!({"trustAnchorsPEM": "cm9vdA=="})),
-            "spec.global.identityContext.trustAnchorsPEM",
-            "must begin with -----BEGIN CERTIFICATE-----",
-        ),
-        (
-            identity(json!({"trustAnchorsPEM": "-----BEGIN EC PRIVATE KEY-----\nc2VjcmV0"})),
-            "spec.global.identityContext.trustAnchorsPEM",
-            "must contain only certificates, and no private key",
-        ),
-        (
-            identity(json!({"trustAnchorsPolicy": "Verify"})),
-            "spec.global.identityContext.trustAnchorsPEM",
+            "global.identityContext",
+            json!({"trustAnchorsPolicy": "Verify"}),
+            ".trustAnchorsPEM",
             "must be set if trustAnchorsPolicy is Verify",
         ),
+        ("global.identityContext.trustAnchorsPolicy", json!("Set"), "", r#"supported values: "Reuse", "Verify""#),
+        ("injectorSync.timeout", json!("1d"), "", go),
+        ("injectorSync.delay", json!("-20s"), "", go),
+        ("proxy.proxyImage.name", json!("cr.l5d.io/linkerd /proxy"), "", image),
+        ("proxy.proxyImage.name", json!("cr.l5d.io/linkerd/proxy\n"), "", image),
+        ("proxy.proxyImage.name", json!(""), "", image),
+        ("proxy.proxyImage.pullPolicy", json!("Sometimes"), "", r#""IfNotPresent""#),
+        ("proxy.proxyVersion", json!("a/b"), "", version),
+        ("proxy.logLevel", json!(""), "", "at least 1 chars long"),
+        ("proxy.logFormat", json!("xml"), "", r#"supported values: "plain", "json""#),
+        ("proxy.accessLog", json!("nginx"), "", r#""apache", "json""#),
+        ("proxy.adminPort", json!(0), "", "greater than or equal to 1"),
+        ("proxy.inboundPort", json!(65536), "", "less than or equal to 65535"),
+        ("proxy.controlPort", json!("4190"), "", "must be of type integer"),
+        ("proxy", json!({"adminPort": 1, "controlPort": 1}), ".controlPort", same_port),
+        ("proxy", json!({"adminPort": 1, "inboundPort": 1}), ".inboundPort", same_port),
+        ("proxy", json!({"inboundPort": 1, "outboundPort": 1}), ".outboundPort", same_as_inbound),
+        ("proxy.proxyUID", json!(-1), "", "greater than or equal to 0"),
+        ("proxy.proxyGID", json!(2_147_483_648_i64), "", "less than or equal to 2147483647"),
+        ("proxy.ignoreInboundPorts", json!([4567]), "[0]", "must be of type string"),
+        ("proxy.ignoreInboundPorts", json!(["1", "0"]), "[1]", port_or_range),
+        ("proxy.ignoreInboundPorts", json!(["65536"]), "[0]", port_or_range),
+        ("proxy.ignoreOutboundPorts", json!(["80-"]), "[0]", port_or_range),
+        ("proxy.ignoreOutboundPorts", json!(["1-2-3"]), "[0]", port_or_range),
+        ("proxy.ignoreInboundPorts", json!(["mysql"]), "[0]", port_or_range),
+        ("proxy.ignoreInboundPorts", json!(["80,81"]), "[0]", port_or_range),
+        ("proxy.ignoreInboundPorts", json!(["90-80"]), "[0]", "must be a range that does not end before its start"),
+        ("proxy.skipSubnets", json!(["10.0.0.0/33"]), "[0]", cidr),
+        ("proxy.shutdownGracePeriod", json!("1m30s"), "", one_unit),
+        ("proxy.inboundConnectTimeout", json!("1.5s"), "", one_unit),
+        ("proxy.outboundConnectTimeout", json!("100"), "", one_unit),
+        ("proxy.resource.requests.cpu", json!("many"), "", quantity),
+        ("proxy.resource.limits.memory", json!("-1"), "", quantity),
+        ("proxy.resource.limits.cpu", json!(1.5), "", "must be of type integer,string"),
+        ("proxy.resource", json!({"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}), ".requests.cpu", more),
         (
-            identity(json!({"trustAnchorsPolicy": "Set"})),
-            "spec.global.identityContext.trustAnchorsPolicy",
-            r#"supported values: "Reuse", "Verify""#,
+            "proxy.resource",
+            json!({"requests": {"ephemeral-storage": "2Gi"}, "limits": {"ephemeral-storage": "1Gi"}}),
+            ".requests.ephemeral-storage",
+            more,
         ),
-        (proxy(json!({"proxyImage": {"name": "cr.l5d.io/linkerd /proxy"}})), "spec.proxy.proxyImage.name", image),
-        (proxy(json!({"proxyImage": {"name": "cr.l5d.io/linkerd/proxy\n"}})), "spec.proxy.proxyImage.name", image),
-        (proxy(json!({"proxyImage": {"name": ""}})), "spec.proxy.proxyImage.name", image),
+        ("proxy.additionalEnv", json!([{"value": "a"}]), "[0].name", "Required value"),
+        ("proxy.additionalEnv", json!([{"name": "1A"}]), "[0].name", env_name),
+        ("proxy.additionalEnv", json!([{"name": "A=B"}]), "[0].name", env_name),
+        ("proxy.additionalEnv", json!([{"name": "A"}, {"name": "A"}]), "[1]", "Duplicate value"),
+        ("proxy.additionalEnv", set_twice, "[0].valueFrom", "must not be set together with value"),
+    ]
+}
+
+fn invalid_rollouts() -> Vec<Invalid> {
+    let number = "must be a number from 1 to 10000, or a percentage from 1% to 100%";
+    let (go, positive) = ("must be a Go duration", "must be greater than zero");
+    let (zone, five) = ("must be the name of a time zone", "must be the five fields of a cron expression");
+    let (none, late) = ("should have at least 1 items", "must be later than from");
+    let expression = |expression: Value| json!({"matchExpressions": [expression]});
+    let allow = |cron: &str, duration: &str| json!([{"cron": cron, "duration": duration}]);
+    let deny = |from: &str, to: &str| json!([{"from": from, "to": to}]);
+    let (day, next_day) = ("2026-12-24T00:00:00Z", "2026-12-25T00:00:00Z");
+    vec![
+        ("policy", json!("Approve"), "", r#"supported values: "Auto", "Off""#),
+        ("paused", json!("no"), "", "must be of type boolean"),
+        ("optIn", json!("Namespace"), "", r#"supported values: "Label", "All""#),
+        ("kinds", json!(["Job"]), "[0]", r#""StatefulSet", "DaemonSet""#),
+        ("kinds", json!(["DaemonSet", "DaemonSet"]), "[1]", "Duplicate value"),
+        ("kinds", json!([]), "", none),
+        ("triggers", json!(["Always"]), "[0]", r#""ProxyVersion", "TrustRoots""#),
+        ("triggers", json!([]), "", none),
+        ("method", json!("Delete"), "", r#"supported values: "Restart", "Evict""#),
+        ("maxConcurrent", json!(0), "", number),
+        ("maxConcurrent", json!(10_001), "", number),
+        ("maxConcurrent", json!("10"), "", number),
+        ("maxConcurrent", json!("0%"), "", number),
+        ("maxConcurrent", json!("101%"), "", number),
+        ("maxConcurrent", json!(1.5), "", "must be of type integer,string"),
+        ("maxConcurrentPerNamespace", json!(0), "", "greater than or equal to 1"),
+        ("maxConcurrentPerNamespace", json!("10%"), "", "must be of type integer"),
+        ("interval", json!("10"), "", go),
+        ("soak", json!("-30s"), "", go),
+        ("progressDeadline", json!("soon"), "", go),
+        ("progressDeadline", json!("0s"), "", positive),
+        ("maxFailures", json!(0), "", number),
+        ("maxFailures", json!("0%"), "", number),
+        ("onFailure", json!("Ignore"), "", r#""Halt", "Rollback", "Continue""#),
+        ("namespaceSelector.matchLabels.a", json!(1), "", "type string"),
+        ("workloadSelector", expression(json!({"operator": "Exists"})), KEY, "Required value"),
+        ("workloadSelector", expression(json!({"key": "a b", "operator": "Exists"})), KEY, "must be a label key"),
+        ("workloadSelector", expression(json!({"key": "a", "operator": "Is"})), OPERATOR, r#""In", "NotIn", "Exists""#),
         (
-            proxy(json!({"proxyImage": {"pullPolicy": "Sometimes"}})),
-            "spec.proxy.proxyImage.pullPolicy",
-            r#""IfNotPresent""#,
-        ),
-        (proxy(json!({"proxyVersion": "a/b"})), "spec.proxy.proxyVersion", version),
-        (proxy(json!({"logLevel": ""})), "spec.proxy.logLevel", "at least 1 chars long"),
-        (proxy(json!({"logFormat": "xml"})), "spec.proxy.logFormat", r#"supported values: "plain", "json""#),
-        (proxy(json!({"accessLog": "nginx"})), "spec.proxy.accessLog", r#""apache", "json""#),
-        (proxy(json!({"adminPort": 0})), "spec.proxy.adminPort", "greater than or equal to 1"),
-        (proxy(json!({"inboundPort": 65536})), "spec.proxy.inboundPort", "less than or equal to 65535"),
-        (proxy(json!({"controlPort": "4190"})), "spec.proxy.controlPort", "must be of type integer"),
-        (
-            proxy(json!({"adminPort": 1, "controlPort": 1})),
-            "spec.proxy.controlPort",
-            "must not be the same port as adminPort",
-        ),
-        (
-            proxy(json!({"adminPort": 1, "inboundPort": 1})),
-            "spec.proxy.inboundPort",
-            "must not be the same port as adminPort",
-        ),
-        (
-            proxy(json!({"inboundPort": 1, "outboundPort": 1})),
-            "spec.proxy.outboundPort",
-            "must not be the same port as inboundPort",
-        ),
-        (proxy(json!({"proxyUID": -1})), "spec.proxy.proxyUID", "greater than or equal to 0"),
-        (proxy(json!({"proxyGID": 2_147_483_648_i64})), "spec.proxy.proxyGID", "less than or equal to 2147483647"),
-        (proxy(json!({"ignoreInboundPorts": [4567]})), "spec.proxy.ignoreInboundPorts[0]", "must be of type string"),
-        (proxy(json!({"ignoreInboundPorts": ["1", "0"]})), "spec.proxy.ignoreInboundPorts[1]", port_or_range),
-        (proxy(json!({"ignoreInboundPorts": ["65536"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
-        (proxy(json!({"ignoreOutboundPorts": ["80-"]})), "spec.proxy.ignoreOutboundPorts[0]", port_or_range),
-        (proxy(json!({"ignoreOutboundPorts": ["1-2-3"]})), "spec.proxy.ignoreOutboundPorts[0]", port_or_range),
-        (proxy(json!({"ignoreInboundPorts": ["mysql"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
-        (proxy(json!({"ignoreInboundPorts": ["80,81"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
-        (
-            proxy(json!({"ignoreInboundPorts": ["90-80"]})),
-            "spec.proxy.ignoreInboundPorts[0]",
-            "must be a range that does not end before its start",
-        ),
-        (proxy(json!({"skipSubnets": ["10.0.0.0/33"]})), "spec.proxy.skipSubnets[0]", cidr),
-        (proxy(json!({"shutdownGracePeriod": "1m30s"})), "spec.proxy.shutdownGracePeriod", one_unit),
-        (proxy(json!({"inboundConnectTimeout": "1.5s"})), "spec.proxy.inboundConnectTimeout", one_unit),
-        (proxy(json!({"outboundConnectTimeout": "100"})), "spec.proxy.outboundConnectTimeout", one_unit),
-        (resource(json!({"requests": {"cpu": "many"}})), "spec.proxy.resource.requests.cpu", quantity),
-        (resource(json!({"limits": {"memory": "-1"}})), "spec.proxy.resource.limits.memory", quantity),
-        (resource(json!({"limits": {"cpu": 1.5}})), "spec.proxy.resource.limits.cpu", "must be of type integer,string"),
-        (
-            resource(json!({"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}})),
-            "spec.proxy.resource.requests.cpu",
-            "must not be more than the limit",
+            "workloadSelector",
+            expression(json!({"key": "a", "operator": "NotIn"})),
+            VALUES,
+            "must contain at least one value for In and NotIn",
         ),
         (
-            resource(json!({"requests": {"ephemeral-storage": "2Gi"}, "limits": {"ephemeral-storage": "1Gi"}})),
-            "spec.proxy.resource.requests.ephemeral-storage",
-            "must not be more than the limit",
+            "workloadSelector",
+            expression(json!({"key": "a", "operator": "Exists", "values": ["b"]})),
+            VALUES,
+            "must not be set with Exists and DoesNotExist",
         ),
-        (env(json!([{"value": "a"}])), "spec.proxy.additionalEnv[0].name", "Required value"),
-        (env(json!([{"name": "1A"}])), "spec.proxy.additionalEnv[0].name", env_name),
-        (env(json!([{"name": "A=B"}])), "spec.proxy.additionalEnv[0].name", env_name),
-        (env(json!([{"name": "A"}, {"name": "A"}])), "spec.proxy.additionalEnv[1]", "Duplicate value"),
-        (
-            env(json!([{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}])),
-            "spec.proxy.additionalEnv[0].valueFrom",
-            "must not be set together with value",
-        ),
-    ];
-    all_refused(&client, table).await?;
+        ("window.timeZone", json!("Europe / Berlin"), "", zone),
+        ("window.timeZone", json!(""), "", zone),
+        ("window.allow", allow("0 2 * *", "4h"), "[0].cron", five),
+        ("window.allow", allow("@daily", "4h"), "[0].cron", five),
+        ("window.allow", allow("0 2 * * MON#1", "4h"), "[0].cron", five),
+        ("window.allow", allow("0 2 * * *", "4"), "[0].duration", go),
+        ("window.allow", allow("0 2 * * *", "0h"), "[0].duration", positive),
+        ("window.allow", allow("0 2 * * *", "168h1s"), "[0].duration", "must not be longer than seven days"),
+        ("window.allow", json!([{"cron": "0 2 * * *"}]), "[0].duration", "Required value"),
+        ("window.allow", json!(vec![json!({"cron": "0 2 * * *", "duration": "1h"}); 21]), "", "at most 20 items"),
+        ("window.deny", deny(day, "tomorrow"), "[0].to", "must be of type date-time"),
+        ("window.deny", deny(day, day), "[0].to", late),
+        ("window.deny", deny(next_day, "2026-12-25T00:00:00+01:00"), "[0].to", late),
+        ("window.deny", json!([{"from": day}]), "[0].to", "Required value"),
+        ("window.deny", json!(vec![json!({"from": day, "to": next_day}); 51]), "", "at most 50 items"),
+    ]
+}
+
+#[tokio::test]
+async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    control_plane.install_crds("crd").await?;
+    let client = control_plane.client().await?;
+    let of_spec = invalid_values().into_iter().map(|row| ("", row));
+    let of_rollout = invalid_rollouts().into_iter().map(|row| ("rollout.", row));
+    for (above, (path, value, below, text)) in of_spec.chain(of_rollout) {
+        let path = format!("{above}{path}");
+        let spec = path.rsplit('.').fold(value, |value, key| json!({key: value}));
+        let expected = format!("spec.{path}{below}");
+        let causes = causes(dry_run(&client, &spec).await).with_context(|| spec.to_string())?;
+        let [(field, message)] = causes.as_slice() else { bail!("{spec}: {causes:?}") };
+        ensure!(
+            *field == expected && message.contains(text),
+            "{spec}: expected {expected}: {text}, got {field}: {message}"
+        );
+        ensure!(!message.contains("c2VjcmV0"), "the message contains a private key: {message}");
+    }
 
     let spec =
         json!({"global": {"version": "a b"}, "proxy": {"ignoreInboundPorts": ["0", "9-1"], "skipSubnets": ["here"]}});
-    let mut found = causes(dry_run(&client, spec).await)?.into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+    let mut found = causes(dry_run(&client, &spec).await)?.into_iter().map(|(field, _)| field).collect::<Vec<_>>();
     found.sort();
     let all = [
         "spec.global.version",
@@ -202,23 +253,38 @@ async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
+    let identity = |context: Value| json!({"global": {"identityContext": context}});
+    let proxy = |proxy: Value| json!({ "proxy": proxy });
+    let rollout = |rollout: Value| json!({ "rollout": rollout });
     for spec in [
         identity(json!({"issuanceLifeTime": "1.5h30m", "clockSkewAllowance": "0"})),
-        json!({"injectorSync": {"timeout": "1.5h30m", "delay": "0"}}),
         identity(json!({"trustAnchorsPolicy": "Verify", "trustAnchorsPEM": "-----BEGIN CERTIFICATE-----\n"})),
+        json!({"injectorSync": {"timeout": "1.5h30m", "delay": "0"}}),
         proxy(json!({"skipSubnets": ["fd00::/8", "0.0.0.0/0"]})),
         proxy(json!({"proxyImage": {"name": "registry.example:5000/linkerd/proxy@sha256"}, "proxyUID": 0})),
         proxy(json!({"accessLog": "", "ignoreOutboundPorts": [], "ignoreInboundPorts": ["1-65535", "80-80", "80"]})),
         proxy(json!({"shutdownGracePeriod": "0s", "adminPort": 65535, "controlPort": 1})),
-        resource(json!({"requests": {"cpu": 1, "memory": "0.5Gi"}, "limits": {"cpu": "1000m", "memory": "512Mi"}})),
-        env(json!([{"name": "a.b-C_1", "value": ""}, {"name": "_"}])),
+        proxy(json!({"resource":
+            {"requests": {"cpu": 1, "memory": "0.5Gi"}, "limits": {"cpu": "1000m", "memory": "512Mi"}}})),
+        proxy(json!({"additionalEnv": [{"name": "a.b-C_1", "value": ""}, {"name": "_"}]})),
+        rollout(json!({"maxConcurrent": 10_000, "interval": "0", "soak": "0s", "progressDeadline": "0.5s"})),
+        rollout(json!({"maxConcurrent": "100%", "kinds": ["DaemonSet"], "triggers": ["TrustRoots"], "policy": "Off"})),
+        rollout(json!({"namespaceSelector": {}, "workloadSelector": {"matchExpressions": [
+            {"key": "example.com/a_b", "operator": "DoesNotExist", "values": []},
+            {"key": "c", "operator": "In", "values": [""]},
+        ]}})),
+        rollout(json!({"window": {}})),
+        rollout(json!({"window": {"timeZone": "America/Argentina/Buenos_Aires", "allow": [
+            {"cron": "*/15  0-6,22 1,15 JAN-mar 7", "duration": "1.5h"}, {"cron": "* * * * *", "duration": "168h"},
+        ]}})),
+        rollout(json!({"window": {"deny": [{"from": "2026-12-24T00:00:00.5Z", "to": "2026-12-24T00:00:00-01:00"}]}})),
     ] {
-        dry_run(&client, spec.clone()).await.with_context(|| spec.to_string())?;
+        dry_run(&client, &spec).await.with_context(|| spec.to_string())?;
     }
     // In a field, null means "not set". Within `values` it removes a key, and is stored.
     let nulls =
         json!({"mode": null, "proxy": {"adminPort": null}, "global": null, "values": {"proxy": {"accessLog": null}}});
-    let taken = dry_run(&client, nulls).await?.data["spec"].take();
+    let taken = dry_run(&client, &nulls).await?.data["spec"].take();
     assert_eq!((&taken["mode"], &taken["global"]["linkerdNamespace"]), (&json!("Enforce"), &json!("linkerd")));
     assert_eq!((&taken["proxy"], &taken["values"]), (&json!({}), &json!({"proxy": {"accessLog": null}})));
     Ok(())
@@ -231,13 +297,8 @@ async fn kubectl_explain_shows_the_documentation() -> Result<()> {
     for (path, texts) in [
         ("linkerdconfig", ["LinkerdConfig declares the configuration", "A value that a resource does not set stays"]),
         ("linkerdconfig.spec.drift.scope", ["The protected part of the document.", "The default is Document"]),
-        ("linkerdconfig.spec.proxy.adminPort", ["Sets proxy.ports.admin", "Linkerd's default is 4191"]),
-        ("lcfg.spec.global.clusterDomain", ["Deprecated: set it with Helm.", "the condition ControlPlaneMismatch"]),
-        ("lcfg.spec.global.omitWebhookSideEffects", ["Deprecated: has no effect.", "status.deprecatedFields"]),
         ("lcfg.spec.proxy.resource.limits.cpu", ["CPU cores", "100m"]),
-        ("lcfg.spec.rollout.maxConcurrent", ["a percentage of the selected workloads", "The default is 1"]),
         ("lcfg.spec.rollout.namespaceSelector.matchExpressions.values", ["for In and NotIn only", "string"]),
-        ("lcfg.spec.rollout.window.allow.cron", ["minute, hour, day of month, month and day of week", "0 2 * * 1-5"]),
         ("lcfg.status.conditions", ["Accepted: whether", "lastTransitionTime"]),
     ] {
         let shown = eventually(Duration::from_secs(30), "kubectl to explain it", async || {
@@ -262,7 +323,7 @@ async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()>
     control_plane.install_crds("crd").await?;
     let configs: Api<DynamicObject> = Api::all_with(control_plane.client().await?, &kind());
     let target = json!({"linkerdNamespace": "mesh-system"});
-    let made = configs.create(&PostParams::default(), &object("mesh", json!({"global": target}))).await?;
+    let made = configs.create(&PostParams::default(), &object("mesh", &json!({"global": target}))).await?;
 
     let merge = async |patch: Value| configs.patch("mesh", &PatchParams::default(), &Patch::Merge(patch)).await;
     // Null would select the default, which is another target.
@@ -323,49 +384,13 @@ fn kind() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig"))
 }
 
-fn object(name: &str, spec: Value) -> DynamicObject {
-    DynamicObject::new(name, &kind()).data(at(&["spec"], spec))
+fn object(name: &str, spec: &Value) -> DynamicObject {
+    DynamicObject::new(name, &kind()).data(json!({ "spec": spec }))
 }
 
-fn identity(context: Value) -> Value {
-    at(&["global", "identityContext"], context)
-}
-
-fn proxy(proxy: Value) -> Value {
-    at(&["proxy"], proxy)
-}
-
-fn resource(resource: Value) -> Value {
-    at(&["proxy", "resource"], resource)
-}
-
-fn env(variables: Value) -> Value {
-    at(&["proxy", "additionalEnv"], variables)
-}
-
-/// An object with only this value, at this path.
-fn at(path: &[&str], value: Value) -> Value {
-    path.iter().rev().fold(value, |value, key| Value::Object([((*key).to_owned(), value)].into_iter().collect()))
-}
-
-async fn dry_run(client: &Client, spec: Value) -> kube::Result<DynamicObject> {
+async fn dry_run(client: &Client, spec: &Value) -> kube::Result<DynamicObject> {
     let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind());
     configs.create(&PostParams { dry_run: true, ..PostParams::default() }, &object("mesh", spec)).await
-}
-
-/// Checks that each spec is rejected for this path only, and for this reason.
-async fn all_refused(client: &Client, table: impl IntoIterator<Item = (Value, impl AsRef<str>, &str)>) -> Result<()> {
-    for (spec, path, text) in table {
-        let causes = causes(dry_run(client, spec.clone()).await).with_context(|| spec.to_string())?;
-        let [(field, message)] = causes.as_slice() else { bail!("{spec}: {causes:?}") };
-        ensure!(
-            field == path.as_ref() && message.contains(text),
-            "{spec}: expected {}: {text}, got {field}: {message}",
-            path.as_ref()
-        );
-        ensure!(!message.contains("c2VjcmV0"), "the message contains a private key: {message}");
-    }
-    Ok(())
 }
 
 async fn apply_condition(configs: &Api<DynamicObject>, manager: &str, of: &str, status: &str) -> kube::Result<Value> {
@@ -391,15 +416,4 @@ fn causes<T>(outcome: kube::Result<T>) -> Result<Vec<(String, String)>> {
 /// The cells of the output of `kubectl get`, which are separated by two or more spaces.
 fn table(shown: &str) -> Vec<Vec<&str>> {
     shown.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect()
-}
-
-fn put_over(base: &mut Value, over: &Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => {
-            for (key, value) in over {
-                put_over(base.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (base, over) => *base = over.clone(),
-    }
 }

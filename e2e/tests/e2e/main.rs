@@ -25,7 +25,6 @@ mod linkerd_config_crd;
 )]
 mod manifests;
 mod other_version;
-mod placement;
 mod process;
 mod profile;
 mod values_yaml;

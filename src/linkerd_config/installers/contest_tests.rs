@@ -1,4 +1,4 @@
-//! A ConfigMap that another writer keeps changing: the condition Stalled, and the gate of rollouts.
+//! The gate of rollouts, and a ConfigMap that another writer keeps changing: the condition Stalled.
 
 use serde_json::json;
 
@@ -26,7 +26,11 @@ fn status(before: &LinkerdConfigStatus, verdict: &PlanVerdict, is_contested: boo
 }
 
 fn gate(status: &LinkerdConfigStatus) -> Option<&'static str> {
-    let object = json!({"metadata": {"name": "mesh"}, "spec": {}});
+    gate_of(&json!({}), status)
+}
+
+fn gate_of(spec: &serde_json::Value, status: &LinkerdConfigStatus) -> Option<&'static str> {
+    let object = json!({"metadata": {"name": "mesh"}, "spec": spec});
     let config = LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
     let context = RolloutContext {
         term: 1,
@@ -79,4 +83,25 @@ fn the_condition_of_a_contest_names_the_installer_and_the_setting() {
          do not stay in effect: add /data/values of this ConfigMap to spec.ignoreDifferences of the Argo CD Application; \
          see docs/src/install/gitops.md"
     );
+}
+
+#[test]
+fn restarts_wait_until_the_injectors_use_the_declared_document() {
+    let with = |conditions: &[(&str, &str, &str)]| -> LinkerdConfigStatus {
+        let condition = |(of, status, reason): &(&str, &str, &str)| json!({"type": of, "status": status, "reason": reason, "message": "", "lastTransitionTime": NOW});
+        serde_json::from_value(json!({"conditions": conditions.iter().map(condition).collect::<Vec<_>>()})).unwrap()
+    };
+    let (synced, drifted) = (("ConfigMapSynced", "True", "Synced"), ("ConfigMapSynced", "False", "Drifted"));
+    let (current, late) = (("InjectorSynced", "True", "AllReplicasCurrent"), ("InjectorSynced", "False", "Timeout"));
+    for (spec, conditions, expected) in [
+        (json!({}), [synced, current], None),
+        (json!({"rollout": {"policy": "Off"}}), [synced, current], Some("RolloutDisabled")),
+        (json!({"mode": "Observe"}), [synced, current], Some("RolloutDisabled")),
+        (json!({}), [drifted, current], Some("WaitingForConfigMap")),
+        (json!({"drift": {"action": "Report"}}), [drifted, current], None),
+        (json!({}), [synced, late], Some("WaitingForInjector")),
+        (json!({"injectorSync": {"onTimeout": "Proceed"}}), [synced, late], None),
+    ] {
+        assert_eq!(gate_of(&spec, &with(&conditions)), expected, "{spec} {conditions:?}");
+    }
 }

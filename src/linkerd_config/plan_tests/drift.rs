@@ -52,6 +52,57 @@ fn with_drift_action_report_changes_of_other_writers_are_reported_and_kept() {
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
     let plan = cluster.plan();
     assert_eq!((plan.verdict, plan.write.is_none(), plan.new_base.is_none()), (PlanVerdict::Drifted, true, true));
+    // A malformed document is kept, too, until the action is Revert.
+    cluster.write("kubectl-edit", "proxy: [");
+    let plan = cluster.plan();
+    assert!(matches!(plan.verdict, PlanVerdict::InvalidBase(_)) && plan.write.is_none() && plan.new_base.is_none());
+    cluster.spec.drift.action = DriftAction::Revert;
+    cluster.reconcile();
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")));
+    assert!(cluster.is_settled());
+}
+
+#[test]
+fn the_same_values_in_another_text_are_neither_drift_nor_written_again() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    let written = cluster.whole_document();
+    for other in [json!(written.as_map()).to_string(), format!("# a comment\n{}# another", written.to_yaml())] {
+        assert_eq!(Document::parse(&other).as_ref(), Ok(&written));
+        cluster.write("kubectl-edit", &other);
+        assert!(cluster.is_settled() && cluster.plan().drift.is_none(), "{other}");
+    }
+}
+
+/// No Pod could be created with these documents.
+#[test]
+fn an_edit_that_linkerd_cannot_use_is_reverted_like_any_other() {
+    for (keys, value) in [
+        (["proxy", "uid"], json!("many")),
+        (["proxy", "livenessProbe"], Value::Null),
+        (["proxyInit", "iptablesMode"], json!("ebpf")),
+    ] {
+        let mut cluster = Cluster::new(&debug());
+        cluster.reconcile();
+        let declared = cluster.document();
+        cluster.edit("kubectl-edit", &keys, value);
+        assert!(cluster.document() != declared && cluster.reconcile().drift.is_some(), "{keys:?}");
+        assert!(cluster.document() == declared && cluster.is_settled(), "{keys:?}");
+    }
+}
+
+#[test]
+fn an_upgrade_that_changes_only_a_declared_value_is_a_new_base() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    let upgraded = INSTALLED.replace("  logLevel: warn,linkerd=info,hickory=error", "  logLevel: trace");
+    assert_ne!(upgraded, INSTALLED);
+    cluster.write("helm", &upgraded);
+    assert_eq!(cluster.reconcile().base_change, Some(BaseChange::Installed { manager: "helm".into() }));
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")));
+    cluster.spec = LinkerdConfigSpec::default();
+    cluster.reconcile();
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
 }
 
 #[test]
@@ -158,4 +209,40 @@ fn kubectl_apply_of_a_rendered_document_is_a_new_base_and_of_an_edited_copy_is_d
         let plan = cluster.reconcile();
         assert!(plan.base_change.is_none() && plan.drift.is_some() && cluster.is_settled(), "{manager}");
     }
+}
+
+/// A backup tool creates the ConfigMap again with its annotations, and with another UID.
+#[test]
+fn a_config_map_that_is_restored_from_a_backup_keeps_its_base() {
+    let mut cluster = Cluster::new(&debug());
+    let installed = cluster.document();
+    cluster.reconcile();
+    let live = cluster.live.as_mut().unwrap();
+    live.uid = "another".into();
+    live.writers.clear();
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.base_change, plan.drift), (PlanVerdict::Synced, None, None));
+    assert_eq!(cluster.base.as_ref().map(|base| &*base.text), Some(INSTALLED));
+    // A value that is no longer declared is the installer's again.
+    cluster.spec = LinkerdConfigSpec::default();
+    cluster.reconcile();
+    assert_eq!(cluster.document(), installed);
+}
+
+/// The resource and the document are each valid, but not together.
+#[test]
+fn an_upgrade_that_conflicts_with_the_declared_values_is_not_changed() {
+    let rooted = INSTALLED.replace("  runAsRoot: false", "  runAsRoot: true");
+    assert_ne!(rooted, INSTALLED);
+    let mut cluster = Cluster::new(&json!({"values": {"proxyInit": {"closeWaitTimeoutSecs": 5}}}));
+    cluster.write("helm", &rooted);
+    assert!(cluster.reconcile().write.is_some());
+    cluster.write("helm", INSTALLED);
+    let plan = cluster.reconcile();
+    let PlanVerdict::Invalid(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };
+    assert!(problems[0].reason.contains("runAsRoot"), "{problems:?}");
+    assert!(plan.write.is_none() && plan.new_base.is_none());
+    cluster.write("helm", &rooted);
+    cluster.reconcile();
+    assert!(cluster.is_settled());
 }

@@ -315,10 +315,13 @@ fn a_suspect_value_of_the_installer_is_kept_with_a_warning_if_the_injectors_are_
     let mut values = debug();
     values["values"] = json!({"proxy": {"uid": "text"}});
     assert!(matches!(of_installer(&values).plan().verdict, PlanVerdict::Invalid(problems) if problems.len() == 1));
-    let mut delay = debug();
-    delay["injectorSync"] = json!({"method": "Delay"});
-    let plan = of_installer(&delay).plan();
-    assert!(matches!(plan.verdict, PlanVerdict::ValidationFailed(_)) && plan.write.is_none(), "{:?}", plan.verdict);
+    for mut delay in [json!({}), debug()] {
+        delay["injectorSync"] = json!({"method": "Delay"});
+        let plan = of_installer(&delay).plan();
+        let PlanVerdict::ValidationFailed(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };
+        assert_eq!(problems[0].path, Path::from(&suspect[..]));
+        assert!(plan.write.is_none() && plan.new_base.is_none());
+    }
 }
 
 #[test]
@@ -328,6 +331,8 @@ fn nothing_is_written_with_mode_observe_or_suspend_or_without_a_writable_config_
     let plan = cluster.reconcile();
     assert_eq!(plan.verdict, PlanVerdict::Observing(vec![Path::from(&LOG_LEVEL[..])]));
     assert!(plan.new_base.is_none() && plan.write.is_none());
+    let plan = Cluster::new(&json!({"mode": "Observe"})).plan();
+    assert!(plan.verdict == PlanVerdict::Synced && plan.new_base.is_none() && plan.write.is_none());
     assert_eq!(Cluster::new(&spec("Suspend")).plan().verdict, PlanVerdict::Suspended);
     let with = |change: fn(&mut ConfigMap)| {
         let mut cluster = Cluster::new(&debug());
@@ -365,6 +370,10 @@ fn the_copied_trust_anchors_follow_the_bundle_unless_the_ca_is_external() {
     let copy = cluster.value(&["identityTrustAnchorsPEM"]).unwrap();
     assert_eq!(copy.as_str().map(str::trim), cluster.bundle.map(str::trim));
     assert!(cluster.is_settled());
+    // An upgrade writes the installer's copy, which may be outdated.
+    cluster.write("helm", &INSTALLED.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1"));
+    cluster.reconcile();
+    assert_eq!(cluster.value(&["identityTrustAnchorsPEM"]).as_ref(), Some(&copy));
     cluster.bundle = None;
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     cluster.reconcile();
@@ -429,6 +438,37 @@ fn versions_that_break_pods_are_refused_and_others_are_flagged() {
     let plan = pinned.reconcile();
     assert_eq!((plan.verdict, plan.skew.unwrap().reason), (PlanVerdict::Synced, "ProxyOlder"));
     assert!(pinned.is_settled());
+}
+
+/// The sample from 2020, which users have in their repositories. No Pod would start with the proxy that it declares.
+#[test]
+fn the_sample_of_2020_is_refused_until_its_versions_are_removed() {
+    let sample = include_str!("../../../config/samples/linkerdconfig-2020.yaml");
+    let spec = crate::linkerd_config::values::manifest(sample).unwrap().remove("spec").unwrap();
+    let pem = spec["global"]["identityContext"]["trustAnchorsPEM"].clone();
+    let mut cluster = Cluster::new(&spec);
+    assert!(matches!(cluster.reconcile().verdict, PlanVerdict::Invalid(problems) if problems.len() == 2));
+    cluster.spec.global.version = None;
+    cluster.spec.proxy.proxy_version = None;
+    let mut expected = cluster.document();
+    for (path, value) in [
+        ("identityTrustAnchorsPEM", pem),
+        ("proxy.image.name", json!("gcr.io/linkerd-io/proxy")),
+        ("proxy.image.pullPolicy", json!("IfNotPresent")),
+        ("proxy.logLevel", json!("warn,linkerd2_proxy=info")),
+        ("proxy.enableExternalProfiles", json!(true)),
+        ("proxy.uid", json!(2102)),
+        ("proxy.resources.cpu.limit", json!("1")),
+        ("proxy.resources.cpu.request", json!("100m")),
+        ("proxy.resources.memory.limit", json!("250Mi")),
+        ("proxy.resources.memory.request", json!("20Mi")),
+        ("proxyInit.ignoreInboundPorts", json!("8888,9999")),
+        ("proxyInit.ignoreOutboundPorts", json!("8888,9999")),
+    ] {
+        expected.set(&path.split('.').collect(), value);
+    }
+    assert_eq!(cluster.reconcile().verdict, PlanVerdict::Synced);
+    assert_eq!(cluster.document().differences(&expected), []);
 }
 
 #[test]

@@ -150,6 +150,15 @@ fn what_is_not_healthy_or_blocks_a_restart_is_named() {
              retrying; 0 of 1 workloads run with the configuration"
         )
     );
+    // No other workload can be restarted.
+    let mut refused = self::schedule(&[pending()]);
+    for _ in 0..3 {
+        let pause = |_| std::time::Duration::from_secs(60);
+        refused.record_failure(&workload, "denied".to_owned(), false, time("12:00:00"), pause);
+    }
+    let progress = rollout_progress(&refused, &Arc::new(rollout_target(&json!({}))), None, None);
+    assert_eq!((progress.phase, progress.complete.reason), (RolloutPhase::Waiting, "WriteFailed"));
+    assert!(progress.complete.message.contains("ns/Deployment/0: denied"), "{}", progress.complete.message);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Every test ends with a change in another namespace. When it arrives, the hostile objects have been processed.
 
 use anyhow::{Context, Result, ensure};
-use e2e::discovery::{Endpoints, Message};
+use e2e::discovery::Endpoints;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
@@ -346,55 +346,5 @@ async fn a_thousand_endpoints_in_a_slice_are_one_add_and_changes_are_small() -> 
         .await?;
     rig.delete("EndpointSlice", "web").await?;
     stream.shows(&[]).await?;
-    neighbour.still_served().await
-}
-
-#[tokio::test]
-async fn endpoints_that_exceed_one_message_are_split_into_several() -> Result<()> {
-    let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("huge").await?;
-    let long = json!({"spec": {"meshTLS": {"identity": format!("spiffe://{}", "i".repeat(240)), "serverName": "s".repeat(253)}}});
-    rig.put_all([service("web"), workload("vm").with(long)]).await?;
-    let mut count = 0;
-    for third in 0..3 {
-        let endpoints: Vec<Value> = (0..30)
-            .map(|n| {
-                let addresses: Vec<String> = (1..=100).map(|host| format!("198.{}.{n}.{host}", 18 + third)).collect();
-                count += addresses.len();
-                but(of_workload("", "vm"), json!({ "addresses": addresses }))
-            })
-            .collect();
-        rig.put(slice(&format!("web-{third}"), "web", &endpoints)).await?;
-    }
-    let mut watching = rig.get("web:80").await?;
-    watching.until("all endpoints", |known| known.len() == count).await?;
-    // The client accepts messages of up to 4 MiB, and a proxy adds the endpoints of each Add to those that it has.
-    let mut fresh = rig.get("web:80").await?;
-    fresh.until("all endpoints", |known| known.len() == count).await?;
-    let adds = fresh.messages.iter().filter(|message| matches!(message, Message::Add(_))).count();
-    ensure!(adds == fresh.messages.len() && adds >= 2, "{adds} Adds of {} messages", fresh.messages.len());
-    fresh.is_quiet_for(QUIET).await?;
-    rig.delete("EndpointSlice", "web-2").await?;
-    watching.until("two thirds of the endpoints", |known| known.len() == count / 3 * 2).await?;
-    neighbour.still_served().await
-}
-
-#[tokio::test]
-async fn a_service_with_a_hundred_slices_has_the_union_of_their_endpoints() -> Result<()> {
-    let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("hundred").await?;
-    rig.put(service("web")).await?;
-    let mut at = vec!["203.0.113.1:8080".to_owned()];
-    for n in 1..=100 {
-        let endpoints = [address("203.0.113.1"), address(&format!("192.0.2.{n}"))];
-        rig.put(slice(&format!("web-{n}"), "web", &endpoints)).await?;
-        at.push(format!("192.0.2.{n}:8080"));
-    }
-    let at: Vec<&str> = at.iter().map(String::as_str).collect();
-    let mut stream = rig.shows("web:80", &at).await?;
-    for n in 1..100 {
-        rig.delete("EndpointSlice", &format!("web-{n}")).await?;
-    }
-    stream.shows(&["203.0.113.1:8080", "192.0.2.100:8080"]).await?;
     neighbour.still_served().await
 }

@@ -6,10 +6,9 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::Range,
-    path::Path,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use e2e::{
     ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
     discovery::{Discovery, Endpoints},
@@ -21,6 +20,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use super::serving::{discovery_only, discovery_through};
+
 pub(super) struct Crowd {
     pub(super) control_plane: &'static ControlPlane,
     pub(super) mesh: Mesh,
@@ -31,20 +32,20 @@ impl Crowd {
     pub(super) async fn start(args: &[&str]) -> Result<Self> {
         // The shared manager's setup installs Linkerd's CRDs.
         let (control_plane, _) = shared_manager().await?;
-        Self::start_with(control_plane, discovery_only(control_plane.kubeconfig(), args)).await
+        Self::start_with(control_plane, discovery_only(args)).await
     }
 
     /// Starts a manager that reaches the API server through a fault proxy.
     pub(super) async fn behind_proxy() -> Result<(Self, FaultProxy)> {
         let (control_plane, _) = shared_manager().await?;
         let proxy = FaultProxy::start(control_plane).await?;
-        Ok((Self::start_with(control_plane, discovery_only(proxy.kubeconfig(), &[])).await?, proxy))
+        Ok((Self::start_with(control_plane, discovery_through(&proxy)).await?, proxy))
     }
 
     /// Starts a manager with a memory limit in bytes.
     pub(super) async fn with_memory(limit: u64) -> Result<Self> {
         let (control_plane, _) = shared_manager().await?;
-        let options = ManagerOptions { memory_limit: Some(limit), ..discovery_only(control_plane.kubeconfig(), &[]) };
+        let options = ManagerOptions { memory_limit: Some(limit), ..discovery_only(&[]) };
         Self::start_with(control_plane, options).await
     }
 
@@ -110,32 +111,6 @@ impl Crowd {
         let path = self.path(service);
         eventually(SOON, format_args!("{path} to be served"), async || Ok(discovery.get(&path, "").await?)).await
     }
-
-    /// Waits until a metric of the manager has this value; `None` means that the series does not exist.
-    pub(super) async fn counts(
-        &self,
-        metric: &str,
-        labels: &[(&str, &str)],
-        expected: impl Into<Option<f64>>,
-    ) -> Result<()> {
-        let expected = expected.into();
-        eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
-            let seen = self.manager.metric(metric, labels).await;
-            ensure!(seen == expected, "{seen:?}");
-            Ok(())
-        })
-        .await
-    }
-}
-
-/// The options of a manager that only serves discovery.
-pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions {
-    let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
-        .iter()
-        .chain(args)
-        .map(|arg| (*arg).to_owned())
-        .collect();
-    ManagerOptions { args, kubeconfig: Some(kubeconfig.to_owned()), ..ManagerOptions::default() }
 }
 
 /// Reads until the stream has exactly these endpoints.

@@ -40,7 +40,7 @@ async fn a_greedy_connection_gets_half_of_the_streams_and_others_get_the_rest() 
     greedy
         .until("half of the streams", |received| received.ended_streams == 50 && received.answered.len() == 50)
         .await?;
-    crowd.counts(REFUSED, &[("reason", "share")], 50.0).await?;
+    crowd.manager.counts(REFUSED, &[("reason", "share")], 50.0).await?;
     let others = try_join_all((0..10).map(|_| connect(&crowd))).await?;
     let mut streams = Vec::new();
     for client in &others {
@@ -49,7 +49,7 @@ async fn a_greedy_connection_gets_half_of_the_streams_and_others_get_the_rest() 
     for stream in &mut streams {
         stream.next().await?;
     }
-    crowd.counts(REFUSED, &[("reason", "full")], 0.0).await
+    crowd.manager.counts(REFUSED, &[("reason", "full")], 0.0).await
 }
 
 #[tokio::test]
@@ -76,9 +76,9 @@ async fn connections_without_a_stream_leave_their_places_to_clients_that_wait() 
     let mut stream = with_stream.get(&path).await?;
     stream.next().await?;
     let idle = try_join_all((0..2).map(|_| connect(&crowd))).await?;
-    crowd.counts("linkerd_operator_discovery_connections", &[], 3.0).await?;
+    crowd.manager.counts("linkerd_operator_discovery_connections", &[], 3.0).await?;
     timeout(SOON, crowd.shows("small", 0..1)).await.context("a client that has a request")??;
-    crowd.counts(ENDED, &[("reason", "idle")], 2.0).await?;
+    crowd.manager.counts(ENDED, &[("reason", "idle")], 2.0).await?;
     ensure!(with_stream.is_open(), "the connection with a stream was closed");
     drop(idle);
     Ok(())
@@ -116,7 +116,7 @@ async fn resets_of_one_client_do_not_close_the_connection_that_it_shares_with_ot
     e2e::flood::ping(&mut client);
     client.until("a pong", |received| received.pongs > 0).await?;
     ensure!(!client.received.ended && client.received.go_away.is_none(), "{:?}", client.received.go_away);
-    crowd.counts("linkerd_operator_discovery_streams", &[], 1_000.0).await
+    crowd.manager.counts("linkerd_operator_discovery_streams", &[], 1_000.0).await
 }
 
 /// The server's own proxy has a connection for each identity of its clients and each name by which they call it.
@@ -146,7 +146,7 @@ async fn ten_thousand_streams_of_many_identities_are_served_with_the_shipped_mem
         sleep(Duration::from_millis(100)).await;
     }
     for reason in ["full", "share", "memory"] {
-        crowd.counts(REFUSED, &[("reason", reason)], 0.0).await?;
+        crowd.manager.counts(REFUSED, &[("reason", reason)], 0.0).await?;
     }
     let peak = crowd.manager.memory()?.peak;
     ensure!(peak < LIMIT, "{} MiB at the peak", peak / 1024 / 1024);

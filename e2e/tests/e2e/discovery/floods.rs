@@ -357,7 +357,7 @@ async fn a_thousand_streams_on_an_unread_socket_take_little_memory_and_end() -> 
     })
     .await?;
     let longest = propagate_changes(&crowd, &mut stream).await?;
-    crowd.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
+    crowd.manager.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
     let longest = longest.max(propagate_changes(&crowd, &mut stream).await?);
     let peak = crowd.manager.memory()?.peak.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);

@@ -7,37 +7,31 @@ mod bad_input;
 mod budget;
 mod changes;
 mod crowd;
-mod endpoints;
 mod fairness;
-mod families;
 mod floods;
 mod metadata;
 pub(crate) mod objects;
 mod oracle;
 mod overload;
-mod owners;
-mod ports;
 mod process;
 pub(crate) mod received;
 mod requests;
 mod rollout;
-mod servers;
 pub(crate) mod serving;
 mod small_frames;
 mod streams;
-mod topology;
-mod watches;
+pub(crate) mod watches;
 mod wire;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, SharedManager, TestNamespace,
+    SharedManager, TestNamespace,
     discovery::{Discovery, Endpoints, Message},
     eventually,
     mesh::SOON,
-    shared_manager, shared_manager_in,
+    shared_manager,
 };
 use kube::{
     Api, Client,
@@ -50,79 +44,22 @@ use tokio::sync::OnceCell;
 /// How long a test waits for unexpected messages.
 pub(crate) const QUIET: Duration = Duration::from_millis(700);
 
-/// The manager's flags.
-#[derive(Clone, Copy)]
-pub(crate) enum Settings {
-    /// Only the flags of the harness: the settings that Linkerd's charts install.
-    Helm,
-    /// The settings of the unit tests of Linkerd's destination.
-    Upstream,
-    /// The opposite of each Helm setting.
-    Contrary,
-}
-
 /// A namespace, and a connection to a manager that watches it.
 pub(crate) struct Rig {
     pub(crate) client: Client,
     pub(crate) namespace: TestNamespace,
     pub(crate) manager: SharedManager,
     pub(crate) discovery: Discovery,
-    pub(crate) domain: &'static str,
-}
-
-impl Settings {
-    fn args(self) -> &'static [&'static str] {
-        match self {
-            Self::Helm => &[],
-            Self::Upstream => &[
-                "--cluster-domain=mycluster.local",
-                "--identity-trust-domain=trust.domain",
-                "--outbound-transport-mode=transparent",
-                "--enable-ipv6=true",
-                "--default-opaque-ports=25,443,587,3306,5432,11211",
-                r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":20},"timeout":{"seconds":10}}}"#,
-            ],
-            Self::Contrary => &[
-                "--strict-upstream-parity",
-                "--enable-h2-upgrade=false",
-                "--ext-endpoint-zone-weights=true",
-                "--default-opaque-ports=",
-                "--meshed-http2-client-params=",
-            ],
-        }
-    }
-
-    pub(crate) fn domain(self) -> &'static str {
-        if matches!(self, Self::Upstream) { "mycluster.local" } else { "cluster.local" }
-    }
-
-    /// The only manager with these flags, started on first use. Only the shared manager writes slices.
-    pub(crate) async fn manager(self) -> Result<(&'static ControlPlane, SharedManager)> {
-        static UPSTREAM: OnceCell<Manager> = OnceCell::const_new();
-        static CONTRARY: OnceCell<Manager> = OnceCell::const_new();
-        let (control_plane, shared) = shared_manager().await?;
-        let own = match self {
-            Self::Helm => return Ok((control_plane, shared)),
-            Self::Upstream => &UPSTREAM,
-            Self::Contrary => &CONTRARY,
-        };
-        let no_writes = ["--enable-external-workload=false", "--enable-linkerd-config=false"];
-        shared_manager_in(own, &[&no_writes, self.args()].concat()).await
-    }
 }
 
 impl Rig {
     pub(crate) async fn start(prefix: &str) -> Result<Self> {
-        Self::with(Settings::Helm, prefix).await
-    }
-
-    pub(crate) async fn with(settings: Settings, prefix: &str) -> Result<Self> {
         static IDLE: OnceCell<()> = OnceCell::const_new();
-        let (control_plane, manager) = settings.manager().await?;
+        let (control_plane, manager) = shared_manager().await?;
         let client = control_plane.client().await?;
         let namespace = TestNamespace::create(&client, prefix).await?;
         let discovery = manager.discovery().await?;
-        let rig = Self { client, namespace, manager, discovery, domain: settings.domain() };
+        let rig = Self { client, namespace, manager, discovery };
         // On an existing cluster, an earlier run may have left this node.
         let idle = IDLE.get_or_try_init(async || match rig.api("Node").get_opt(NODE).await? {
             Some(_) => Ok(()),
@@ -139,7 +76,7 @@ impl Rig {
     /// The authority that a proxy requests for `web:80`.
     pub(crate) fn path(&self, service_and_port: &str) -> String {
         let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
-        format!("{service}.{}.svc.{}:{port}", self.name(), self.domain)
+        format!("{service}.{}.svc.cluster.local:{port}", self.name())
     }
 
     pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
@@ -215,9 +152,9 @@ impl Rig {
     }
 }
 
-fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
+pub(crate) fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
     match kind {
-        "Node" => Api::all_with(client.clone(), &resource(kind)),
+        "Node" | "Namespace" => Api::all_with(client.clone(), &resource(kind)),
         _ => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
     }
 }

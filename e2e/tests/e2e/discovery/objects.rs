@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 pub(crate) const NODE: &str = "idle";
 
 /// The finalizer that keeps the garbage collector from removing an object whose owner does not exist.
-pub(crate) const KEPT: &str = "example.com/kept";
+const KEPT: &str = "example.com/kept";
 
 #[derive(Clone)]
 pub(crate) struct Object {
@@ -51,7 +51,9 @@ impl Object {
 
     /// Sets one owner, which need not exist.
     pub(crate) fn owned_by(self, api_version: &str, kind: &str, name: &str) -> Self {
-        self.with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": [owner(api_version, kind, name)]}}))
+        let uid = "00000000-0000-0000-0000-000000000001";
+        let owner = json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": uid});
+        self.with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": [owner]}}))
     }
 }
 
@@ -60,15 +62,10 @@ pub(crate) fn field(name: &str, value: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), value)]))
 }
 
-pub(crate) fn owner(api_version: &str, kind: &str, name: &str) -> Value {
-    json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": "00000000-0000-0000-0000-000000000001"})
-}
-
 pub(crate) fn resource(kind: &str) -> ApiResource {
     let (group, version) = match kind {
         "EndpointSlice" => ("discovery.k8s.io", "v1"),
-        "ReplicaSet" | "Deployment" => ("apps", "v1"),
-        "Job" => ("batch", "v1"),
+        "ReplicaSet" => ("apps", "v1"),
         "Server" => ("policy.linkerd.io", "v1beta3"),
         "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
         "ServiceProfile" => ("linkerd.io", "v1alpha2"),
@@ -203,12 +200,6 @@ pub(crate) fn replica_set(name: &str) -> Object {
         name,
         json!({"spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}}),
     )
-}
-
-/// A suspended Job.
-pub(crate) fn job(name: &str) -> Object {
-    let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app"}]}});
-    Object::new("Job", name, json!({"spec": {"suspend": true, "template": template}}))
 }
 
 /// A node without a kubelet, to which no Pod is scheduled.

@@ -159,7 +159,7 @@ async fn requests_that_would_wait_too_long_are_refused_and_succeed_when_retried(
         format!("some requests were not served; {} retries were refused", retries.load(Ordering::Relaxed))
     })??;
     eprintln!("{} retries were refused", retries.load(Ordering::Relaxed));
-    crowd.counts(STREAMS, &[], (served.len() + all.len() + 1) as f64).await?;
+    crowd.manager.counts(STREAMS, &[], (served.len() + all.len() + 1) as f64).await?;
     crowd.set_slice("small-0", 0..3).await?;
     shows(&mut stream, 0..3).await
 }
@@ -214,7 +214,7 @@ async fn streams_that_wait_for_a_slow_client_are_not_overload() -> Result<()> {
     let windowless = Windows { stream: 0, ..Windows::OF_PROXIES };
     let client = SlowClient::connect(crowd.manager.destination_address(), windowless).await?;
     let waiting = client.get_many(&crowd.path("web"), 1000).await?;
-    crowd.counts(STREAMS, &[("state", "blocked")], 1000.0).await?;
+    crowd.manager.counts(STREAMS, &[("state", "blocked")], 1000.0).await?;
     let others = discoveries(&crowd, 4).await?;
     holds(LONG, "other clients are served", async || {
         for answer in burst(&others, &crowd.path("small"), 5).await {
@@ -246,12 +246,12 @@ async fn a_stream_above_the_limit_is_refused_until_another_ends() -> Result<()> 
     for client in [&eleventh, &clients[0]] {
         is_refused(client, &path).await?;
     }
-    crowd.counts(REFUSED, &FULL, 2.0).await?;
+    crowd.manager.counts(REFUSED, &FULL, 2.0).await?;
     // The manager stays healthy: otherwise Kubernetes would restart it under load.
     let health = Channel::from_shared(format!("http://{}", crowd.manager.destination_address()))?.connect().await?;
     let healthy = HealthClient::new(health).check(HealthCheckRequest::default()).await?.into_inner();
     assert_eq!(healthy.status(), ServingStatus::Serving);
-    crowd.counts(STREAMS, &[], 10.0).await?;
+    crowd.manager.counts(STREAMS, &[], 10.0).await?;
 
     streams.pop();
     let mut replacement = eventually(SOON, "a free stream", async || eleventh.get(&path).await).await?;
@@ -280,7 +280,7 @@ async fn a_connection_cannot_exceed_its_stream_limit() -> Result<()> {
     // Another connection has its own limit.
     let other = connect(&crowd).await?;
     let streams = other.get_many(&path, 5).await?;
-    crowd.counts(STREAMS, &[], 10.0).await?;
+    crowd.manager.counts(STREAMS, &[], 10.0).await?;
     // A compliant client holds its sixth request back.
     assert!(timeout(Duration::from_millis(500), other.get(&path)).await.is_err());
     drop(streams);
@@ -298,11 +298,11 @@ async fn a_connection_above_the_limit_waits_until_another_closes() -> Result<()>
     for stream in &mut streams {
         stream.next().await?;
     }
-    crowd.counts(CONNECTIONS, &[], 3.0).await?;
+    crowd.manager.counts(CONNECTIONS, &[], 3.0).await?;
     let fourth = connect(&crowd).await?;
     let mut request = Box::pin(fourth.get(&path));
     ensure!(timeout(Duration::from_millis(700), &mut request).await.is_err(), "the fourth connection is served");
-    crowd.counts(CONNECTIONS, &[], 3.0).await?;
+    crowd.manager.counts(CONNECTIONS, &[], 3.0).await?;
 
     streams.pop();
     clients.pop();
@@ -311,7 +311,7 @@ async fn a_connection_above_the_limit_waits_until_another_closes() -> Result<()>
     crowd.set_slice("small-0", 0..2).await?;
     let updates = streams.iter_mut().chain([&mut served]).map(|stream| stream.until(|known| known.len() == 2));
     assert!(join_all(updates).await.iter().all(Result::is_ok));
-    crowd.counts(CONNECTIONS, &[], 3.0).await
+    crowd.manager.counts(CONNECTIONS, &[], 3.0).await
 }
 
 /// Clients based on hyper, such as proxies, may send END_STREAM after the message and after our response. h2 tolerates

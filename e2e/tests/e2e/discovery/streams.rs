@@ -38,14 +38,14 @@ async fn crowd(args: &[&str]) -> Result<Crowd> {
     crowd.put("small", 0..1).await?;
     crowd.shows("web", 0..MANY).await?;
     crowd.shows("small", 0..1).await?;
-    crowd.counts("endpoints_subscribers", &[], None).await?;
+    crowd.manager.counts("endpoints_subscribers", &[], None).await?;
     Ok(crowd)
 }
 
 /// Opens `count` streams of `web`, and waits until their windows are full.
 async fn unread(crowd: &Crowd, client: &SlowClient, count: u32) -> Result<Vec<SlowStream>> {
     let mut streams = client.get_many(&crowd.path("web"), count.try_into()?).await?;
-    crowd.counts(STREAMS, &BLOCKED, f64::from(count)).await?;
+    crowd.manager.counts(STREAMS, &BLOCKED, f64::from(count)).await?;
     let window = Windows::OF_PROXIES.stream as usize;
     eventually(SOON, "all windows to be full", async || {
         let unread: Vec<usize> = streams.iter_mut().map(SlowStream::unread).collect();
@@ -82,11 +82,11 @@ async fn sixteen_unread_streams_block_only_their_own_connection() -> Result<()> 
     for stream in unread.iter_mut().chain([&mut shut_out]) {
         assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
     }
-    crowd.counts(ENDED, &STALLED, 17.0).await?;
+    crowd.manager.counts(ENDED, &STALLED, 17.0).await?;
     assert!(client.is_open(), "the connection was closed as soon as its streams had ended");
     // The unread data still fills the connection window, so no more data can be sent.
     client.closed(stalled()).await?;
-    crowd.counts(CLOSED, &STALLED, 1.0).await?;
+    crowd.manager.counts(CLOSED, &STALLED, 1.0).await?;
     crowd.set_slice("small-0", 0..3).await?;
     shows(&mut small, 0..3).await?;
     web.is_quiet_for(QUIET).await
@@ -106,9 +106,9 @@ async fn a_connection_that_short_unread_messages_block_is_closed() -> Result<()>
     let mut client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
     let unread = client.get_many(&crowd.path("small"), 65_535 / length + 1).await?;
     assert!(unread.len() > 100);
-    crowd.counts(STREAMS, &BLOCKED, 1.0).await?;
+    crowd.manager.counts(STREAMS, &BLOCKED, 1.0).await?;
     client.closed(stalled()).await?;
-    crowd.counts(CLOSED, &STALLED, 1.0).await
+    crowd.manager.counts(CLOSED, &STALLED, 1.0).await
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn a_client_that_reads_in_time_keeps_its_streams() -> Result<()> {
     try_join_all(streams.iter_mut().map(|stream| stream.until(|known| known.len() == MANY as usize))).await?;
     // The same after another change.
     crowd.set_slice("web-0", 1000..1000 + MANY).await?;
-    crowd.counts(STREAMS, &BLOCKED, 16.0).await?;
+    crowd.manager.counts(STREAMS, &BLOCKED, 16.0).await?;
     let all_new = async |stream: &mut SlowStream| {
         stream.until(|known| known.keys().copied().eq((1000..1000 + MANY).map(address))).await
     };
@@ -162,7 +162,7 @@ async fn a_thousand_streams_without_a_window_do_not_affect_others() -> Result<()
     let windowless = Windows { stream: 0, ..Windows::OF_PROXIES };
     let mut client = SlowClient::connect(crowd.manager.destination_address(), windowless).await?;
     let mut streams = client.get_many(&crowd.path("web"), 1000).await?;
-    crowd.counts(STREAMS, &[], 1000.0).await?;
+    crowd.manager.counts(STREAMS, &[], 1000.0).await?;
     let mut web = crowd.shows("web", 0..MANY).await?;
     crowd.set_slice("web-0", 0..MANY + 1).await?;
     shows(&mut web, 0..MANY + 1).await?;
@@ -173,7 +173,7 @@ async fn a_thousand_streams_without_a_window_do_not_affect_others() -> Result<()
     for stream in &mut streams {
         assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
     }
-    crowd.counts(ENDED, &STALLED, 1000.0).await?;
+    crowd.manager.counts(ENDED, &STALLED, 1000.0).await?;
     client.closed(stalled()).await?;
     web.is_quiet_for(QUIET).await
 }
@@ -285,14 +285,14 @@ async fn a_thousand_streams_share_a_connection_and_release_all_resources() -> Re
         Ok(())
     });
     try_join_all(first_messages).await?;
-    crowd.counts(STREAMS, &[], 1000.0).await?;
-    crowd.counts("endpoints_subscribers", &[], 1000.0).await?;
-    crowd.counts("endpoints_subscribers", &[("service", "web-0")], 20.0).await?;
+    crowd.manager.counts(STREAMS, &[], 1000.0).await?;
+    crowd.manager.counts("endpoints_subscribers", &[], 1000.0).await?;
+    crowd.manager.counts("endpoints_subscribers", &[("service", "web-0")], 20.0).await?;
     let idle = [("state", "idle")];
-    crowd.counts(STREAMS, &idle, 1000.0).await?;
+    crowd.manager.counts(STREAMS, &idle, 1000.0).await?;
     drop((streams, client));
     for series in ["endpoints_subscribers", "endpoints_pods", "endpoints_updates", "endpoints_exists"] {
-        crowd.counts(series, &[], None).await?;
+        crowd.manager.counts(series, &[], None).await?;
     }
     eventually(SOON, "no stream to be open", async || {
         let open = crowd.manager.metric(STREAMS, &[]).await;

@@ -1,12 +1,13 @@
-//! The messages of open streams during API server outages, after expired watches, and after irrelevant changes.
+//! The messages of open streams during API server outages, after expired watches, and after changes of the client's
+//! node and of the Service.
 //!
 //! The number of messages matters as much as their content, so each message is compared.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::{
-    Rule,
+    Fault, Manager, Rule,
     discovery::{Message, WATCHED, expire, token},
     eventually,
     fault_proxy::Action,
@@ -14,10 +15,10 @@ use e2e::{
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Api, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams},
+    Api,
+    api::{DeleteParams, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tonic::Code;
 
 use super::crowd::{Crowd, address, shows};
@@ -32,25 +33,16 @@ fn remove(numbers: impl IntoIterator<Item = u32>) -> Message {
     Message::Remove(numbers.into_iter().map(address).collect())
 }
 
-/// Waits until /ready reports no problem.
-async fn is_ready(crowd: &Crowd) -> Result<()> {
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = crowd.manager.get("/ready").await?;
+/// Waits until every watch has expired once, was followed by a list, and /ready reports no problem.
+pub(crate) async fn relisted(manager: &Manager, faults: &[Fault]) -> Result<()> {
+    eventually(SOON, "each kind to be listed again", async || {
+        let hits: Vec<usize> = faults.iter().map(Fault::hits).collect();
+        ensure!(hits == [1; WATCHED.len()], "{WATCHED:?}: {hits:?}");
+        let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())
     })
     .await
-}
-
-/// Waits until every watch has expired once and was followed by a list.
-async fn relisted(crowd: &Crowd, faults: &[e2e::Fault]) -> Result<()> {
-    eventually(SOON, "each watch to expire once", async || {
-        let hits: Vec<usize> = faults.iter().map(e2e::Fault::hits).collect();
-        ensure!(hits == [1; WATCHED.len()], "{WATCHED:?}: {hits:?}");
-        Ok(())
-    })
-    .await?;
-    is_ready(crowd).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +82,7 @@ async fn a_relist_sends_only_the_difference() -> Result<()> {
     let messages = stream.messages.len();
     let faults = expire(&proxy);
     proxy.cut_all();
-    relisted(&crowd, &faults).await?;
+    relisted(&crowd.manager, &faults).await?;
     stream.is_quiet_for(QUIET).await?;
 
     let away = proxy.inject(Rule::any(), Action::Cut);
@@ -99,7 +91,7 @@ async fn a_relist_sends_only_the_difference() -> Result<()> {
     crowd.set_slice("web-0", 0..2).await?;
     let faults = expire(&proxy);
     away.remove();
-    relisted(&crowd, &faults).await?;
+    relisted(&crowd.manager, &faults).await?;
     shows(&mut stream, 0..2).await?;
     // A list is applied in one batch or object by object, so one or two messages are allowed.
     let removed: usize = stream.messages[messages..]
@@ -163,13 +155,13 @@ async fn a_service_that_becomes_an_external_name_ends_its_streams_and_is_refused
     let discovery = crowd.manager.discovery().await?;
     let (code, text) = discovery.refusal(&crowd.path("web"), "").await?;
     assert_eq!((code, text), (Code::InvalidArgument, format!("Invalid authority: {}", crowd.path("web"))));
-    crowd.counts("linkerd_operator_discovery_streams_ended_total", &[("reason", "rerouted")], 2.0).await?;
+    crowd.manager.counts("linkerd_operator_discovery_streams_ended_total", &[("reason", "rerouted")], 2.0).await?;
     crowd.mesh.patch_service("web", json!({"spec": {"type": "ClusterIP", "externalName": null}})).await?;
     crowd.shows("web", 0..2).await.map(drop)
 }
 
 /// Creates a running Pod on each of these nodes, and their Service.
-async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<Api<Pod>> {
+async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<()> {
     crowd.mesh.put_service("pods", json!({})).await?;
     let pods: Api<Pod> = Api::namespaced(crowd.control_plane.client().await?, crowd.mesh.namespace());
     for node in nodes {
@@ -183,7 +175,7 @@ async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<Api<Pod>> {
         })
         .await?;
     }
-    Ok(pods)
+    Ok(())
 }
 
 #[tokio::test]
@@ -205,47 +197,4 @@ async fn clients_follow_the_internal_traffic_policy() -> Result<()> {
     assert_eq!([removed, removed_again], [&Message::Remove(other.clone()); 2]);
     assert_eq!(added, &Message::Add(other));
     Ok(())
-}
-
-#[tokio::test]
-async fn changes_that_a_client_cannot_observe_are_not_sent() -> Result<()> {
-    let crowd = Crowd::start(&[]).await?;
-    let pods = put_pods(&crowd, &["node-a", "node-b", "node-c"]).await?;
-    crowd.put("web", 0..3).await?;
-    let namespace = crowd.mesh.namespace();
-    let servers = ApiResource::from_gvk(&GroupVersionKind::gvk("policy.linkerd.io", "v1beta3", "Server"));
-    let servers: Api<DynamicObject> = Api::namespaced_with(crowd.control_plane.client().await?, namespace, &servers);
-    for number in 0..20 {
-        let server = server(&format!("server-{number}"), 9000 + number);
-        servers.create(&PostParams::default(), &serde_json::from_value(server)?).await?;
-    }
-    let mut open = crowd.known(&crowd.manager.discovery().await?, "pods").await?;
-    open.until("all pods", |known| known.len() == 3).await?;
-    let mut web = crowd.shows("web", 0..3).await?;
-    let messages = open.messages.len();
-    for kind in ["pods", "servers.policy.linkerd.io", "services", "endpointslices", "externalworkloads"] {
-        crowd.control_plane.kubectl(&["-n", namespace, "annotate", kind, "--all", "touched=once"]).await?;
-    }
-    let another = serde_json::from_value(server("another", 9999))?;
-    servers.create(&PostParams::default(), &another).await?;
-    open.is_quiet_for(QUIET).await?;
-    web.is_quiet_for(QUIET).await?;
-
-    // A relevant change is sent, and no other message is pending before it.
-    crowd.set_slice("web-0", 0..4).await?;
-    shows(&mut web, 0..4).await?;
-    assert_eq!(web.messages, [add(0..3), add([3])]);
-    let pod = pods.list(&Default::default()).await?.items.pop().context("a pod")?;
-    pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await?;
-    open.until("a pod to be removed", |known| known.len() == 2).await?;
-    ensure!(matches!(&open.messages[messages..], [Message::Remove(_)]), "{:?}", open.messages);
-    Ok(())
-}
-
-/// A Server that is not opaque, and so has no effect on clients.
-fn server(name: &str, port: u32) -> Value {
-    json!({
-        "apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server", "metadata": {"name": name},
-        "spec": {"podSelector": {"matchLabels": {"app": "pods"}}, "port": port, "proxyProtocol": "HTTP/1"},
-    })
 }

@@ -252,24 +252,6 @@ async fn every_address_that_we_accept_is_accepted_by_the_api_server() -> Result<
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_a_valid_hostname_is_published_without_one_d23() -> Result<()> {
-    let mesh = mesh("d23").await?;
-    mesh.put_service("db", json!({"clusterIP": "None"})).await?;
-    let long = "a".repeat(64);
-    for name in ["vm", "vm.example.com", &long] {
-        mesh.put_workload(name, "db", &["192.0.2.4"]).await?;
-    }
-    mesh.shows("db", &[(&long, true), ("vm", true), ("vm.example.com", true)]).await?;
-    let published = mesh.published("db").await?;
-    assert_eq!(published["vm"].0.hostname.as_deref(), Some("vm"));
-    for name in ["vm.example.com", &long] {
-        assert_eq!(published[name].0.hostname, None);
-        mesh.expect_event(name, "InvalidHostname").await?;
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn workloads_of_another_namespace_do_not_count_d30() -> Result<()> {
     let (here, there) = (mesh("d30-here").await?, mesh("d30-there").await?);
     here.put_service("web", json!({})).await?;
@@ -277,29 +259,6 @@ async fn workloads_of_another_namespace_do_not_count_d30() -> Result<()> {
     here.put_workload("vm-here", "web", &["192.0.2.5"]).await?;
     here.shows("web", &[("vm-here", true)]).await?;
     assert!(there.our_slices("web").await?.is_empty());
-    Ok(())
-}
-
-#[tokio::test]
-async fn kube_system_is_ignored_d31() -> Result<()> {
-    let (control_plane, _) = shared_manager().await?;
-    let system = Mesh::new(&control_plane.client().await?, "kube-system");
-    system.put_service("d31", json!({})).await?;
-    system.put_workload("d31", "d31", &["192.0.2.4"]).await?;
-    // A workload in another namespace is published, so the controller is running.
-    let mesh = mesh("d31").await?;
-    mesh.put_web_over_vm().await?;
-    assert!(system.our_slices("d31").await?.is_empty());
-    Ok(())
-}
-
-#[tokio::test]
-async fn two_addresses_of_a_family_are_one_endpoint_d32() -> Result<()> {
-    let mesh = mesh("d32").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.9", "192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
-    assert_eq!(only_slice(&mesh, "web").await?.endpoints[0].addresses, ["192.0.2.4", "192.0.2.9"]);
     Ok(())
 }
 

@@ -3,10 +3,7 @@
 //! * In: edits of our slices and of others, and changes of Services. Out: the slices in the API server.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    eventually, holds,
-    mesh::{MANAGED_BY, SOON},
-};
+use e2e::{eventually, holds, mesh::SOON};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     ResourceExt,
@@ -85,23 +82,6 @@ async fn a_changed_address_and_a_changed_port_stay_in_their_slice_d13_d39() -> R
     .await?;
     assert_eq!(only_slice(&mesh, "web").await?.name_any(), name);
     Ok(())
-}
-
-#[tokio::test]
-async fn an_endpoint_in_two_slices_is_removed_from_one_d14() -> Result<()> {
-    let mesh = mesh("d14").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
-    mesh.put_workload("vm-2", "web", &["192.0.2.2"]).await?;
-    mesh.shows("web", &[("vm-1", true), ("vm-2", true)]).await?;
-    // A failed handover from the Go controller could leave such a second slice.
-    let mut twin = only_slice(&mesh, "web").await?;
-    twin.metadata.name = Some("linkerd-external-web-twin".to_owned());
-    twin.metadata.uid = None;
-    twin.metadata.resource_version = None;
-    twin.endpoints.pop();
-    mesh.slices.create(&PostParams::default(), &twin).await?;
-    mesh.shows("web", &[("vm-1", true), ("vm-2", true)]).await
 }
 
 #[tokio::test]
@@ -252,45 +232,4 @@ async fn more_than_a_hundred_workloads_are_split_over_slices() -> Result<()> {
     assert_eq!(lengths.iter().sum::<usize>(), 130);
     assert!(lengths.len() == 2 && lengths.iter().all(|length| *length <= 100), "{lengths:?}");
     stays_untouched(&mesh, "web").await
-}
-
-#[tokio::test]
-async fn a_slice_with_an_unsupported_address_type_is_deleted() -> Result<()> {
-    let mesh = mesh("fqdn").await?;
-    let service = mesh.put_service("web", json!({})).await?;
-    let slice: EndpointSlice = serde_json::from_value(json!({
-        "metadata": {"name": "linkerd-external-web-fqdn", "labels": {"kubernetes.io/service-name": "web",
-            "endpointslice.kubernetes.io/managed-by": MANAGED_BY},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "web", "uid": service.uid()}]},
-        "addressType": "FQDN", "endpoints": [{"addresses": ["example.com"]}], "ports": [],
-    }))?;
-    mesh.slices.create(&PostParams::default(), &slice).await?;
-    eventually(SOON, "the slice to be deleted", async || {
-        ensure!(mesh.our_slices("web").await?.is_empty(), "it still exists");
-        Ok(())
-    })
-    .await
-}
-
-#[tokio::test]
-async fn a_foreign_slice_with_our_name_keeps_it() -> Result<()> {
-    let mesh = mesh("names").await?;
-    mesh.put_web_over_vm().await?;
-    let name = only_slice(&mesh, "web").await?.name_any();
-    mesh.delete_workload("vm").await?;
-    mesh.shows("web", &[]).await?;
-    eventually(SOON, "the name to be free", async || {
-        ensure!(mesh.slices.get_opt(&name).await?.is_none(), "{name} still exists");
-        Ok(())
-    })
-    .await?;
-    let squatter: EndpointSlice = serde_json::from_value(
-        json!({"metadata": {"name": name}, "addressType": "IPv4", "endpoints": [{"addresses": ["203.0.113.1"]}], "ports": []}),
-    )?;
-    let squatter = mesh.slices.create(&PostParams::default(), &squatter).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
-    assert_ne!(only_slice(&mesh, "web").await?.name_any(), name);
-    assert_eq!(mesh.slices.get(&name).await?.resource_version(), squatter.resource_version());
-    Ok(())
 }

@@ -7,15 +7,14 @@ use e2e::{holds, mesh::SOON};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::{ResourceExt, api::ListParams};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
-use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, QUIET, WELL};
+use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, QUIET, WELL, trust_anchors::hash};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker() -> Result<()> {
+async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker_once() -> Result<()> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
-    let manager = installation.manager().await?;
+    let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused", "ConfigMapUpdated"] {
@@ -24,13 +23,8 @@ async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker
     let after = installation.map().await?;
     let variables = installation.parse(&installation.text().await?).await?["proxy"]["additionalEnv"].clone();
     assert_eq!(variables, json!([{"name": "LINKERD_CONFIG_HASH", "value": status["injectionHash"]}]));
-    installation.document_is(&installation.helm_with(json!({})).await?).await?;
-    holds(QUIET, "an unchanged ConfigMap", async || {
-        let now = installation.map().await?;
-        ensure!(now == after, "{after:?} became {now:?}");
-        Ok(())
-    })
-    .await?;
+    installation.is_helm_with(json!({})).await?;
+    installation.stays(&after).await?;
 
     assert_eq!(installation.bases().await?, [HELM]);
     let revisions = installation.revisions.list(&ListParams::default()).await?.items;
@@ -46,9 +40,7 @@ async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker
     assert_eq!(status["target"]["namespace"], installation.namespace.as_str());
     assert_eq!(status["target"]["name"], CONFIG_MAP);
     assert_eq!(status["target"]["uid"], json!(before.uid()));
-    let roots = Sha256::digest(installation.base_anchors().await?);
-    let roots = roots.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    assert_eq!(status["trustRootsSHA256"], roots.as_str());
+    assert_eq!(status["trustRootsSHA256"], hash(&installation.base_anchors().await?).as_str());
     assert!(status["configHash"].as_str().is_some_and(|hash| !hash.is_empty()), "{status}");
     assert_eq!(status.get("drift"), None, "{status}");
     assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
@@ -57,26 +49,35 @@ async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker
     assert_eq!(events.len(), 3, "{events:?}");
     assert_eq!(installation.writes("/configmaps/").len(), 1);
     assert_eq!(installation.writes("/controllerrevisions").len(), 1);
-    drop(manager);
+
+    // A second manager does not adopt again.
+    assert!(manager.terminate(SOON).await?.success());
+    let writes = installation.writes("");
+    let _manager = installation.manager().await?;
+    holds(QUIET, "that nothing is written", async || {
+        let after = installation.writes("");
+        ensure!(after == writes, "{:?}", &after[writes.len()..]);
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.reaches("mesh", &WELL).await?, status);
+    assert_eq!(installation.events("mesh").await?, events);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields_are_kept() -> Result<()> {
-    let installation = Installation::empty().await?;
     let over = json!({
         "metadata": {"labels": {"team": "platform"}, "annotations": {"note": "kept"}},
         "data": {"values": HELM, "another-key": "kept: [as it is]"},
         "binaryData": {"bytes": "AAEC"},
     });
-    installation.put_trust_roots(&installation.base_anchors().await?).await?;
-    let before = installation.put_map(over).await?;
-    let manager = installation.manager().await?;
+    let installation = Installation::empty().await?.installed_with(over).await?;
+    let before = installation.map().await?;
+    let _manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation
-        .document_is(&installation.helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?)
-        .await?;
+    installation.is_helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
 
     let after = installation.map().await?;
     assert_eq!(after.uid(), before.uid());
@@ -104,32 +105,6 @@ async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields
     assert!(of("/controllerrevisions") < of("/configmaps/") && of("/configmaps/").is_some(), "{writes:?}");
     assert_eq!(installation.writes("/configmaps/").len(), 1);
     installation.expect_event("mesh", "ConfigMapUpdated").await?;
-    drop(manager);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_second_manager_does_not_adopt_again() -> Result<()> {
-    let installation = Installation::new().await?;
-    let mut manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
-    installation.expect_event("mesh", "ConfigMapUpdated").await?;
-    installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
-    installation.expect_event("mesh", "TrustAnchorsReused").await?;
-    assert!(manager.terminate(SOON).await?.success());
-    let (events, bases, writes) =
-        (installation.events("mesh").await?, installation.bases().await?, installation.writes(""));
-    let manager = installation.manager().await?;
-    holds(QUIET, "that nothing is written", async || {
-        let after = installation.writes("");
-        ensure!(after == writes, "{:?}", &after[writes.len()..]);
-        Ok(())
-    })
-    .await?;
-    assert_eq!(installation.reaches("mesh", &WELL).await?, status);
-    assert_eq!((installation.events("mesh").await?, installation.bases().await?), (events, bases));
-    drop(manager);
     Ok(())
 }
 

@@ -52,7 +52,7 @@ async fn the_commands_of_the_page_take_the_configuration_over_and_give_it_back()
         let deployments: Api<Deployment> = Api::namespaced(installation.client.clone(), namespace);
         deployments.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
     }
-    let manager = installation.manager().await?;
+    let _manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let directory = installation.control_plane.directory().join(&application);
@@ -91,6 +91,5 @@ async fn the_commands_of_the_page_take_the_configuration_over_and_give_it_back()
     run(allow).await?;
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [super::HELM]);
-    drop(manager);
     Ok(())
 }

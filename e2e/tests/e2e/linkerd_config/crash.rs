@@ -59,7 +59,6 @@ async fn killed_at_each_step(end: End) -> Result<()> {
 
 async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> {
     let installation = Installation::new().await?;
-    let overlay = json!({"proxy": {"accessLog": "json"}});
     let spec = json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"});
     let mut manager = installation.manager().await?;
     if doing != Doing::Adopting {
@@ -99,13 +98,9 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         _ => vec![HELM.to_owned()],
     };
     let declared = match doing {
-        Doing::FollowingAnUpgrade => {
-            let mut document = installation.parse(&upgraded()).await?;
-            super::put_over(&mut document, &overlay);
-            document
-        }
+        Doing::FollowingAnUpgrade => installation.with_access_log(&upgraded()).await?,
         Doing::Restoring => installation.parse(HELM).await?,
-        Doing::Adopting | Doing::Reverting => installation.helm_with(overlay).await?,
+        Doing::Adopting | Doing::Reverting => installation.with_access_log(HELM).await?,
     };
     if doing == Doing::Restoring {
         installation.is_deleted("mesh").await?;

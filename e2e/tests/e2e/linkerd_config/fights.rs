@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::{eventually, holds};
-use kube::ResourceExt;
 use serde_json::json;
 
-use super::{BACKED_OFF, HELM, Installation, WELL};
+use super::{BACKED_OFF, HELM, Installation};
 
 const STALLED: [&str; 4] =
     ["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted", "Stalled=True/RepeatedDrift"];
@@ -21,10 +20,7 @@ const REVERTED_BY_INSTALLER: [&str; 4] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_persistent_competing_controller_is_named_and_reverted_with_backoff() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    let (installation, manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     let theirs = installation.helm_with(json!({"proxy": {"accessLog": "apache"}})).await?.to_string();
     let written = installation.writes("/configmaps/").len();
@@ -75,35 +71,10 @@ async fn a_persistent_competing_controller_is_named_and_reverted_with_backoff() 
     Ok(())
 }
 
-/// Five consecutive edits by a person are not a fight.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_few_edits_are_reverted_without_a_pause() -> Result<()> {
-    let installation = Installation::new().await?;
-    let uid = installation.map().await?.uid();
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({})).await?;
-    installation.reaches("mesh", &WELL).await?;
-    let declared = installation.helm_with(json!({})).await?;
-    for number in 0..5 {
-        installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("warn,a={number}")}})).await?;
-        let begun = Instant::now();
-        installation.document_is(&declared).await?;
-        println!("edit {number} was reverted within {:?}", begun.elapsed());
-    }
-    let status = installation.reaches("mesh", &WELL).await?;
-    assert_eq!(status["drift"]["count"], 5, "{status}");
-    assert_eq!(installation.map().await?.uid(), uid);
-    drop(manager);
-    Ok(())
-}
-
 /// Argo CD with `selfHeal` restores the document in Git whenever the ConfigMap differs from it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_installer_that_keeps_restoring_its_document_is_named_with_the_remedy() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    let (installation, _manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     heal_until_stalled(&installation, "argocd-controller").await?;
     let status = installation.reaches("mesh", &REVERTED_BY_INSTALLER).await?;
     for of in ["ConfigMapSynced", "Ready", "Stalled"] {
@@ -123,12 +94,11 @@ async fn an_installer_that_keeps_restoring_its_document_is_named_with_the_remedy
     // With mode Suspend the resource is left alone, so it is not stalled.
     installation.change("mesh", json!({"mode": "Suspend"})).await?;
     installation.reaches("mesh", &["Accepted=False/Suspended"]).await?;
-    drop(manager);
     Ok(())
 }
 
 /// Restores Helm's document as this manager whenever the operator has written, until the operator reports it.
-pub(super) async fn heal_until_stalled(installation: &Installation, manager: &str) -> Result<()> {
+async fn heal_until_stalled(installation: &Installation, manager: &str) -> Result<()> {
     eventually(BACKED_OFF, "the operator to name the installer", async || {
         if installation.text().await? != HELM {
             installation.rewrite(manager, HELM).await?;

@@ -79,9 +79,7 @@ impl Helm {
 
     /// Waits until the ConfigMap has the access log over this document, and the resource is well: not stalled.
     async fn is_declared_over(&self, base: &str) -> Result<()> {
-        let mut declared = self.installation.parse(base).await?;
-        put_over(&mut declared, &json!({"proxy": {"accessLog": "json"}}));
-        self.installation.document_is(&declared).await?;
+        self.installation.document_is(&self.installation.with_access_log(base).await?).await?;
         self.installation.reaches("mesh", &WELL).await?;
         Ok(())
     }
@@ -115,7 +113,7 @@ impl Helm {
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_overlay() -> Result<()> {
     let helm = Helm::new("helm4").await?;
-    let (manager, base) = helm.adopted().await?;
+    let (_manager, base) = helm.adopted().await?;
     let uid = helm.installation.map().await?.uid();
     let set = ["--set", "proxy.logFormat=json"];
     let error = helm.conflicts("upgrade", &set).await?;
@@ -139,16 +137,14 @@ async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_over
     assert_eq!(helm.installation.bases().await?, [base.clone(), upgraded, base]);
     assert_eq!(helm.installation.map().await?.uid(), uid);
     helm.saw_no_drift().await?;
-    helm.is_uninstalled().await?;
-    drop(manager);
-    Ok(())
+    helm.is_uninstalled().await
 }
 
 /// Helm 3 merges on the client, so it never conflicts.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
     let helm = Helm::new("helm3").await?;
-    let (manager, base) = helm.adopted().await?;
+    let (_manager, base) = helm.adopted().await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
     helm.is_declared_over(&upgraded).await?;
@@ -157,16 +153,14 @@ async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
     helm.is_declared_over(&base).await?;
     assert_eq!(helm.installation.bases().await?, [base.clone(), upgraded, base]);
     helm.saw_no_drift().await?;
-    helm.is_uninstalled().await?;
-    drop(manager);
-    Ok(())
+    helm.is_uninstalled().await
 }
 
 /// Helm 4 keeps the method of a release that Helm 3 installed, unless `--server-side` says otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> {
     let mut helm = Helm::new("helm3").await?;
-    let (manager, base) = helm.adopted().await?;
+    let (_manager, base) = helm.adopted().await?;
     helm.binary = Helm::binary("helm4").await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
@@ -174,7 +168,6 @@ async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> 
     assert_eq!(helm.installation.bases().await?, [base, upgraded]);
     helm.conflicts("upgrade", &["--set", "proxy.logFormat=plain", "--server-side=true"]).await?;
     helm.saw_no_drift().await?;
-    drop(manager);
     Ok(())
 }
 
@@ -182,7 +175,7 @@ async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
     let helm = Helm::new("helm4").await?;
-    let (manager, base) = helm.adopted().await?;
+    let (_manager, base) = helm.adopted().await?;
     helm.installation.delete("mesh").await?;
     helm.installation.is_deleted("mesh").await?;
     assert_eq!(helm.installation.text().await?, base);
@@ -190,7 +183,6 @@ async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
     helm.run("upgrade", &["--set", "proxy.logFormat=json", "--force-conflicts"]).await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=plain"]).await?;
     assert_eq!(helm.installation.text().await?, base);
-    drop(manager);
     Ok(())
 }
 
@@ -199,7 +191,7 @@ async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn kubectl_apply_of_a_rendered_chart_is_an_installation_and_of_an_edited_copy_is_drift() -> Result<()> {
     let helm = Helm::new("helm4").await?;
-    let (manager, base) = helm.adopted().await?;
+    let (_manager, base) = helm.adopted().await?;
     let installation = &helm.installation;
     let file = installation.control_plane.directory().join(format!("{}.yaml", installation.namespace));
     let path = file.display().to_string();
@@ -236,6 +228,5 @@ async fn kubectl_apply_of_a_rendered_chart_is_an_installation_and_of_an_edited_c
             (&json!(number), &json!(["proxy.logLevel"]))
         );
     }
-    drop(manager);
     Ok(())
 }

@@ -4,8 +4,6 @@
 //! kubelet updates it.
 
 mod denials;
-mod replaced_replicas;
-mod unwritable_status;
 
 use std::time::Duration;
 
@@ -15,10 +13,9 @@ use e2e::{
     injector::{Behaviour, Injector, unregister},
     mesh::SOON,
 };
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{Installation, TRUST_ROOTS, document::put_over, permissions, trust_anchors::certificate};
+use super::{Installation, TRUST_ROOTS, message, permissions, put_over, trust_anchors::certificate};
 
 /// The conditions of a reconciled resource whose injectors are probed.
 const SYNCED: [&str; 4] = [
@@ -29,8 +26,6 @@ const SYNCED: [&str; 4] = [
 ];
 /// Longer than any test takes.
 const LATE: Duration = Duration::from_secs(3600);
-/// The path of a value that the API server accepts and the injector denies.
-const REFUSED: &str = "proxy.logHTTPHeaders";
 
 /// A mesh with injectors.
 struct Mesh {
@@ -83,19 +78,13 @@ impl Mesh {
         let mut status = Value::Null;
         eventually(SOON, format_args!("{expected} with {parts:?}"), async || {
             status = self.installation.reaches_within(Duration::from_secs(2), "mesh", &conditions).await?;
-            let text = message(&status, "InjectorSynced");
+            let text = message(&status, "InjectorSynced")?;
             ensure!(parts.iter().all(|part| text.contains(part)), "{text}");
             Ok(())
         })
         .await?;
         Ok(status)
     }
-}
-
-fn message(status: &Value, type_: &str) -> String {
-    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
-    let of_type = conditions.iter().find(|condition| condition["type"] == type_);
-    of_type.and_then(|condition| condition["message"].as_str()).unwrap_or_default().to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -337,7 +326,7 @@ async fn a_dry_run_probes_through_the_api_server() -> Result<()> {
     let back = json!({"injectorSync": {"dryRunNamespace": "default"}, "proxy": {"accessLog": "apache"}});
     mesh.installation.change("mesh", back).await?;
     let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-    assert!(message(&status, "InjectorSynced").contains("not today"));
+    assert!(message(&status, "InjectorSynced")?.contains("not today"));
     assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "json");
     Ok(())
 }
@@ -350,27 +339,4 @@ async fn a_missing_webhook_is_reported() -> Result<()> {
     let missing = "linkerd-proxy-injector-webhook-config";
     mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[missing]).await?;
     Ok(())
-}
-
-impl Mesh {
-    /// Labels the Pod of a replica as the controller of its Deployment does for a Pod template.
-    async fn set_template(&self, replica: usize, template: &str) -> Result<()> {
-        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
-            kube::Api::namespaced(self.installation.client.clone(), &self.installation.namespace);
-        let patch = json!({"metadata": {"labels": {"pod-template-hash": template}}});
-        pods.patch(&self.injector.pod(replica)?, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
-    }
-
-    /// The Pod that the API server would create from one with injection enabled.
-    async fn dry_run(&self) -> Result<Value> {
-        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
-            kube::Api::namespaced(self.installation.client.clone(), "default");
-        let pod = json!({
-            "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
-            "spec": {"containers": [{"name": "web", "image": "web"}]},
-        });
-        let params = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
-        Ok(serde_json::to_value(pods.create(&params, &serde_json::from_value(pod)?).await?)?)
-    }
 }

@@ -43,7 +43,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    FaultProxy, Manager, ManagerOptions, TestNamespace, eventually,
+    FaultProxy, Manager, ManagerOptions, TestNamespace, eventually, holds,
     mesh::{Mesh, SOON},
 };
 use k8s_openapi::api::{apps::v1::ControllerRevision, core::v1::ConfigMap};
@@ -96,6 +96,15 @@ impl Installation {
         Self::empty().await?.installed().await
     }
 
+    /// Installs Linkerd, starts a manager, and declares a resource. Waits until it is reconciled.
+    async fn adopted(spec: Value) -> Result<(Self, Manager)> {
+        let installation = Self::new().await?;
+        let manager = installation.manager().await?;
+        installation.declare("mesh", spec).await?;
+        installation.reaches("mesh", &WELL).await?;
+        Ok((installation, manager))
+    }
+
     /// Creates only the namespace.
     async fn empty() -> Result<Self> {
         Self::on(Arc::new(Lent::take().await?)).await
@@ -121,8 +130,13 @@ impl Installation {
     }
 
     async fn installed(self) -> Result<Self> {
+        self.installed_with(json!({"data": {"values": HELM}})).await
+    }
+
+    /// Installs Linkerd with this merged into its ConfigMap.
+    async fn installed_with(self, map: Value) -> Result<Self> {
         self.put_trust_roots(&self.base_anchors().await?).await?;
-        self.put_map(json!({ "data": { "values": HELM } })).await?;
+        self.put_map(map).await?;
         Ok(self)
     }
 
@@ -212,6 +226,16 @@ impl Installation {
         Ok(self.maps.get(CONFIG_MAP).await?)
     }
 
+    /// Checks that the ConfigMap is not written.
+    async fn stays(&self, map: &ConfigMap) -> Result<()> {
+        holds(QUIET, "an unchanged ConfigMap", async || {
+            let now = self.map().await?;
+            ensure!(&now == map, "{map:?} became {now:?}");
+            Ok(())
+        })
+        .await
+    }
+
     async fn text(&self) -> Result<String> {
         self.map().await?.data.and_then(|mut data| data.remove("values")).context("a ConfigMap without values")
     }
@@ -244,6 +268,18 @@ impl Installation {
         let mut document = READ.get_or_try_init(async || self.parse(HELM).await).await?.clone();
         put_over(&mut document, &patch);
         Ok(document)
+    }
+
+    /// This document with the access log that many tests declare.
+    async fn with_access_log(&self, base: &str) -> Result<Value> {
+        let mut document = self.parse(base).await?;
+        put_over(&mut document, &json!({"proxy": {"accessLog": "json"}}));
+        Ok(document)
+    }
+
+    /// Waits until the document is [`HELM`] with this merged into it.
+    async fn is_helm_with(&self, patch: Value) -> Result<()> {
+        self.document_is(&self.helm_with(patch).await?).await
     }
 
     /// Waits until the document equals this one.

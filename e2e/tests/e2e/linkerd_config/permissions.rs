@@ -117,7 +117,8 @@ pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::Requ
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion() -> Result<()> {
+async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_the_last_five_bases_are_kept()
+-> Result<()> {
     let installation = start().await?;
     let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
@@ -128,11 +129,18 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion() -> R
         let base = HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: edge-26.9.{number}"));
         installation.rewrite("helm", &base).await?;
         let version = json!({"linkerdVersion": format!("edge-26.9.{number}"), "proxy": {"accessLog": "json"}});
-        installation.document_is(&installation.helm_with(version).await?).await?;
+        installation.is_helm_with(version).await?;
     }
+    eventually(SOON, "the oldest bases to be deleted", async || {
+        let numbers: Vec<i64> = installation.revisions().await?.into_iter().map(|(number, _)| number).collect();
+        ensure!(numbers == [3, 4, 5, 6, 7], "{numbers:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.reaches("mesh", &WELL).await?["revisions"]["base"], 7);
     installation.delete("mesh").await?;
     installation.is_deleted("mesh").await?;
-    installation.document_is(&installation.helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?).await?;
+    installation.is_helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?;
     assert_eq!(manager.get("/ready").await?.1, "ready\n");
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(refused(&installation), []);
@@ -148,7 +156,7 @@ async fn without_permissions_for_workloads_the_document_is_reconciled_and_the_de
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let [accepted, synced, ready, _] = WELL;
     installation.reaches("mesh", &[accepted, synced, ready, "RolloutComplete=False/Progressing"]).await?;
-    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    installation.is_helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     eventually(SOON, "/ready to name the denied resources", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status.is_success(), "{body}");
@@ -166,7 +174,7 @@ async fn without_permissions_for_workloads_the_document_is_reconciled_and_the_de
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_allowed() -> Result<()> {
     let installation = start().await?;
-    let manager = installation.manager().await?;
+    let _manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     installation.reaches("mesh", &WELL).await?;
     let before = installation.text().await?;
@@ -190,9 +198,7 @@ async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_all
     .await?;
     grant(&installation, &whole).await?;
     installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
-    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
-    drop(manager);
-    Ok(())
+    installation.is_helm_with(json!({"proxy": {"accessLog": "json"}})).await
 }
 
 /// The document must not be overwritten before its base is saved.
@@ -200,7 +206,7 @@ async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_all
 async fn without_the_permission_to_save_the_base_the_document_is_not_written() -> Result<()> {
     let installation = start().await?;
     let whole = revoke(&installation, "controllerrevisions", "create").await?;
-    let manager = installation.manager().await?;
+    let _manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &["ConfigMapSynced=False/WriteForbidden"]).await?;
     assert!(message(&status, "ConfigMapSynced")?.contains("controllerrevisions"), "{status}");
@@ -209,33 +215,24 @@ async fn without_the_permission_to_save_the_base_the_document_is_not_written() -
     grant(&installation, &whole).await?;
     installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    drop(manager);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_write_is_reported_and_retried() -> Result<()> {
-    is_reported_and_retried(500, "WriteFailed").await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_persistent_conflict_is_reported_and_retried() -> Result<()> {
-    is_reported_and_retried(409, "WriteConflict").await
-}
-
-async fn is_reported_and_retried(code: u16, reason: &str) -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    let failing = Action::Status { code, retry_after: None };
-    let fault = installation.proxy.inject(Rule::path("/configmaps/").method("PATCH"), failing);
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    let conditions = [format!("ConfigMapSynced=False/{reason}"), format!("Ready=False/{reason}")];
-    installation.reaches("mesh", &[&conditions[0], &conditions[1]]).await?;
-    ensure!(fault.hits() < 30, "{} attempts", fault.hits());
-    fault.remove();
-    installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
-    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
-    assert_eq!(installation.bases().await?, [HELM]);
-    drop(manager);
+async fn a_failed_write_and_a_persistent_conflict_are_reported_and_retried() -> Result<()> {
+    for (code, reason) in [(500, "WriteFailed"), (409, "WriteConflict")] {
+        let installation = Installation::new().await?;
+        let _manager = installation.manager().await?;
+        let failing = Action::Status { code, retry_after: None };
+        let fault = installation.proxy.inject(Rule::path("/configmaps/").method("PATCH"), failing);
+        installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+        let conditions = [format!("ConfigMapSynced=False/{reason}"), format!("Ready=False/{reason}")];
+        installation.reaches("mesh", &[&conditions[0], &conditions[1]]).await?;
+        ensure!(fault.hits() < 30, "{} attempts", fault.hits());
+        fault.remove();
+        installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
+        installation.is_helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+        assert_eq!(installation.bases().await?, [HELM]);
+    }
     Ok(())
 }

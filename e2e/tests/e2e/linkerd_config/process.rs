@@ -1,4 +1,4 @@
-//! The controller in the manager: its prerequisites, `/ready`, metrics, and resources from 2020.
+//! The controller in the manager: its prerequisites, `/ready`, and metrics.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds, mesh::SOON};
@@ -7,9 +7,9 @@ use kube::{
     Api,
     api::{DynamicObject, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, kind, message};
+use super::{HELM, Installation, QUIET, WELL, kind};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -> Result<()> {
@@ -89,9 +89,7 @@ async fn a_disabled_controller_sends_no_request() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let (installation, manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     installation.declare("other", json!({"priority": -1})).await?;
     installation.reaches("other", &["Accepted=False/Conflicted"]).await?;
@@ -140,53 +138,4 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
         Ok(())
     })
     .await
-}
-
-/// The sample from 2020, which users have in their repositories. No Pod would start with the proxy that it declares.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_resource_of_2020_is_refused_until_its_versions_are_removed() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    let file = format!("{}/../config/samples/linkerdconfig-2020.yaml", env!("CARGO_MANIFEST_DIR"));
-    let sample = installation.control_plane.kubectl(&["create", "-f", &file, "-o", "json", "--dry-run=client"]).await?;
-    let spec = serde_json::from_str::<Value>(&sample)?["spec"].take();
-    let pem = spec["global"]["identityContext"]["trustAnchorsPEM"].as_str().context("no trust anchors")?.to_owned();
-    installation.set_trust_roots(&pem).await?;
-    installation.declare("mesh", spec).await?;
-    let status = installation.reaches("mesh", &["Accepted=False/Invalid", "Ready=False/Invalid"]).await?;
-    let why = message(&status, "Accepted")?;
-    for part in ["linkerdVersion", "proxy.image.version", "edge-19.12.3"] {
-        assert!(why.contains(part), "{part} should be in {why}");
-    }
-    assert_eq!(installation.text().await?, HELM, "it was written");
-    installation.change("mesh", json!({"global": {"version": null}, "proxy": {"proxyVersion": null}})).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
-    let mut deprecated = status["deprecatedFields"].as_array().cloned().context("no deprecatedFields")?;
-    deprecated.sort_by_key(Value::to_string);
-    let fields = deprecated.iter().filter_map(Value::as_str).map(|field| field.trim_start_matches("spec."));
-    assert_eq!(
-        fields.collect::<Vec<_>>(),
-        [
-            "global.configMap",
-            "global.identityContext.clockSkewAllowance",
-            "global.identityContext.issuanceLifeTime",
-            "global.identityContext.scheme",
-            "global.omitWebhookSideEffects",
-            "proxy.proxyInitImage",
-            "proxy.proxyInitImageVersion",
-        ]
-    );
-    let patch = json!({
-        "identityTrustAnchorsPEM": pem,
-        "proxy": {
-            "image": {"name": "gcr.io/linkerd-io/proxy", "pullPolicy": "IfNotPresent"},
-            "logLevel": "warn,linkerd2_proxy=info", "enableExternalProfiles": true, "uid": 2102,
-            "resources": {"cpu": {"limit": "1", "request": "100m"}, "memory": {"limit": "250Mi", "request": "20Mi"}},
-        },
-        "proxyInit": {"ignoreInboundPorts": "8888,9999", "ignoreOutboundPorts": "8888,9999"},
-    });
-    installation.document_is(&installation.helm_with(patch).await?).await?;
-    assert_eq!(status["target"]["name"], CONFIG_MAP);
-    drop(manager);
-    Ok(())
 }

@@ -9,9 +9,7 @@ use super::{Installation, QUIET, TRUST_ROOTS, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_reconciles_without_a_change_send_no_request() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let (installation, manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     for reason in ["LinkerdConfigUpdated", "ConfigMapUpdated", "TrustAnchorsReused"] {
         installation.expect_event("mesh", reason).await?;
@@ -46,10 +44,7 @@ async fn a_hundred_reconciles_without_a_change_send_no_request() -> Result<()> {
 /// The controller reads none of these labels and annotations.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    let (installation, manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     let before = settled(&manager).await?;
     for number in 0..50 {

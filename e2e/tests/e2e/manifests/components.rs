@@ -172,18 +172,15 @@ async fn separate_external_workloads_are_written_by_an_account_that_restarts_not
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_external_workloads_the_manager_lacks_no_permission() -> Result<()> {
-    let cluster = Cluster::start(&["without-external-workloads"]).await?;
-    lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await?;
-    ensure!(!cluster.may(ACCOUNT, "create", "endpointslices.discovery.k8s.io").await, "it may write slices");
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_linkerd_config_the_manager_lacks_no_permission() -> Result<()> {
-    let cluster = Cluster::start(&["without-linkerd-config"]).await?;
-    lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await?;
-    ensure!(!cluster.may(ACCOUNT, "patch", "deployments.apps").await, "it may patch workloads");
+async fn without_a_job_the_manager_lacks_no_permission() -> Result<()> {
+    for (component, verb, resource) in [
+        ("without-external-workloads", "create", "endpointslices.discovery.k8s.io"),
+        ("without-linkerd-config", "patch", "deployments.apps"),
+    ] {
+        let cluster = Cluster::start(&[component]).await?;
+        lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await.with_context(|| component.to_owned())?;
+        ensure!(!cluster.may(ACCOUNT, verb, resource).await, "{component}: it may {verb} {resource}");
+    }
     Ok(())
 }
 

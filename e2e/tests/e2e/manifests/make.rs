@@ -93,14 +93,9 @@ impl Cluster {
 
 /// Objects of a Linkerd installation that a faulty target could delete.
 fn linkerds() -> Vec<Value> {
-    let object = |version: &str, kind: &str, name: &str, rest: Value| {
-        let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
-        let metadata = json!({"name": name, "namespace": "linkerd", "labels": labels});
-        let mut object = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
-        for (field, value) in rest.as_object().into_iter().flatten() {
-            object[field] = value.clone();
-        }
-        object
+    let object = |version: &str, kind: &str, name: &str, mut rest: Value| {
+        rest["metadata"] = json!({"labels": {"linkerd.io/control-plane-ns": "linkerd"}});
+        super::object(version, kind, Some("linkerd"), name, rest)
     };
     let rbac = "rbac.authorization.k8s.io/v1";
     vec![

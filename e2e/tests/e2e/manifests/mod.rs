@@ -10,6 +10,7 @@ mod rules;
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Options,
+    mesh::merge,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, is_named},
 };
 use serde_json::{Value, json};
@@ -25,6 +26,16 @@ async fn shipped(folders: &[&str]) -> Result<Vec<Value>> {
         objects.extend(e2e::shared().await?.shipped(folder).await?);
     }
     Ok(objects)
+}
+
+/// An object with this merged into it. Without a namespace it is cluster-scoped.
+fn object(version: &str, kind: &str, namespace: Option<&str>, name: &str, rest: Value) -> Value {
+    let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
+    if let Some(namespace) = namespace {
+        object["metadata"]["namespace"] = json!(namespace);
+    }
+    merge(&mut object, rest);
+    object
 }
 
 fn id(object: &Value) -> String {

@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
 
-use super::rules::Permission;
+use super::{object, rules::Permission};
 
 /// The namespace of the requested objects where a permission is for all namespaces.
 pub(super) const NAMESPACE: &str = "probe";
@@ -123,16 +123,6 @@ fn another(mut object: Value) -> Value {
 
 /// The objects that the probes request.
 pub(super) fn objects() -> Vec<Value> {
-    let object = |version: &str, kind: &str, namespace: Option<&str>, name: &str, rest: Value| {
-        let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
-        if let Some(namespace) = namespace {
-            object["metadata"]["namespace"] = json!(namespace);
-        }
-        for (field, value) in rest.as_object().into_iter().flatten() {
-            object[field] = value.clone();
-        }
-        object
-    };
     let (here, linkerd, operator) = (Some(NAMESPACE), Some("linkerd"), Some("linkerd-operator-system"));
     let pod = json!({"containers": [{"name": "web", "image": "web:1"}]});
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": pod});

@@ -1,9 +1,6 @@
-//! Every permission that the manifests grant, and the reason for it.
-//!
-//! The table and the shipped roles must be equal. Each permission is probed with a request as the manager sends it,
-//! which is allowed with the shipped role and denied without that permission.
-
-use std::collections::BTreeSet;
+//! Every permission that the manifests grant is probed with a request as the manager sends it, which is allowed with the
+//! shipped role and denied without that permission. `docs/src/reference/rbac.md` has the reasons, and a unit test compares
+//! it with the roles.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -19,125 +16,6 @@ use super::{
     FOLDERS,
     probe::{self, NAMESPACE},
 };
-
-/// A resource as RBAC spells it, the name of the object if the rule names one, the verbs, and the reason.
-type Line = (&'static str, &'static str, &'static str, &'static str);
-
-/// The kind and name of a role, and its permissions.
-const TABLE: &[(&str, &[Line])] = &[
-    (
-        "ClusterRole/linkerd-operator-destination",
-        &[
-            ("pods", "", "list watch", "identity, ports, node and owner of endpoints and addresses"),
-            ("services", "", "list watch", "the targets of Get and GetProfile"),
-            ("nodes", "", "list watch", "the zones of clients"),
-            ("endpointslices.discovery.k8s.io", "", "list watch", "the endpoints of Services"),
-            ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to, for its labels"),
-            ("jobs.batch", "", "list watch", "the CronJob that a Pod belongs to, for its labels"),
-            ("servers.policy.linkerd.io", "", "list watch", "opaque ports"),
-            ("externalworkloads.workload.linkerd.io", "", "list watch", "workloads behind endpoints"),
-            ("serviceprofiles.linkerd.io", "", "list watch", "routes and retry budgets of profiles"),
-        ],
-    ),
-    (
-        "ClusterRole/linkerd-operator-external-workload",
-        &[
-            ("services", "", "list watch", "the selectors of workloads, and the ports"),
-            (
-                "services/finalizers",
-                "",
-                "update",
-                "slices that block the deletion of their Service, with OpenShift's admission plugin",
-            ),
-            ("externalworkloads.workload.linkerd.io", "", "list watch", "the workloads"),
-            (
-                "endpointslices.discovery.k8s.io",
-                "",
-                "list watch",
-                "the existing slices, also those of Linkerd's controller",
-            ),
-            ("endpointslices.discovery.k8s.io", "", "create update delete", "the slices of workloads"),
-            ("endpointslices.discovery.k8s.io", "", "get", "a slice whose creation fails because it exists"),
-        ],
-    ),
-    (
-        "ClusterRole/linkerd-operator-linkerd-config",
-        &[
-            ("linkerdconfigs.config.linkerd.io", "", "list watch", "the declared configuration"),
-            ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of resources that restore the base"),
-            ("linkerdconfigs.config.linkerd.io/status", "", "update", "the status"),
-            ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy injector"),
-            (
-                "mutatingwebhookconfigurations.admissionregistration.k8s.io",
-                "linkerd-proxy-injector-webhook-config",
-                "get",
-                "how the injectors are called, and the CA of their certificates",
-            ),
-        ],
-    ),
-    (
-        "ClusterRole/linkerd-operator-rollout",
-        &[
-            ("pods", "", "list watch", "the configuration of their proxies"),
-            ("namespaces", "", "list watch", "opt-in, and whether injection works"),
-            ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to"),
-            ("jobs.batch", "", "list watch", "Pods of Jobs, which are not restarted"),
-            ("deployments.apps", "", "list watch patch", "its health, and its restart"),
-            ("statefulsets.apps", "", "list watch patch", "its health, and its restart"),
-            ("daemonsets.apps", "", "list watch patch", "its health, and its restart"),
-            ("poddisruptionbudgets.policy", "", "list watch", "whether a restart would violate a budget"),
-            ("pods/eviction", "", "create", "rollout.method: Evict"),
-        ],
-    ),
-    (
-        "ClusterRole/linkerd-operator-events",
-        &[("events.events.k8s.io", "", "create patch", "writing Events, and their repetitions")],
-    ),
-    (
-        "Role/linkerd-operator-leader-election",
-        &[
-            ("leases.coordination.k8s.io", "", "create", "the first election in the Lease's former place"),
-            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "no leader of an earlier version"),
-        ],
-    ),
-    (
-        "Role/linkerd-operator-external-workload",
-        &[
-            ("leases.coordination.k8s.io", "", "create", "the first election where Linkerd's controller has never run"),
-            (
-                "leases.coordination.k8s.io",
-                "linkerd-destination-endpoint-write",
-                "get update",
-                "leader election shared with Linkerd's controller",
-            ),
-        ],
-    ),
-    (
-        "Role/linkerd-operator-linkerd-config",
-        &[
-            ("leases.coordination.k8s.io", "", "create", "the first election of the operator's own Lease"),
-            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "leader election"),
-            ("configmaps", "", "list watch", "the document, and the trust anchors"),
-            ("configmaps", "linkerd-config", "get patch", "writing the document, and restoring it"),
-            ("controllerrevisions.apps", "", "list create delete", "the saved documents of Linkerd's installer"),
-            ("deployments.apps", "linkerd-proxy-injector", "patch", "injectorSync.onTimeout: RestartInjector"),
-        ],
-    ),
-    ("Role/linkerd-operator-nudge", &[("pods", "", "patch", "injectorSync.nudge")]),
-    (
-        "ClusterRole/linkerd-operator-linkerdconfig-editor",
-        &[(
-            "linkerdconfigs.config.linkerd.io",
-            "",
-            "get list watch create update patch delete",
-            "users who edit resources",
-        )],
-    ),
-    (
-        "ClusterRole/linkerd-operator-linkerdconfig-viewer",
-        &[("linkerdconfigs.config.linkerd.io", "", "get list watch", "users who view resources")],
-    ),
-];
 
 /// One verb on one resource, for all its objects or the named one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,21 +39,6 @@ struct Role {
 // === impl Permission ===
 
 impl Permission {
-    /// The permissions of a line of the table.
-    fn all_of(resource: &str, name: &str, verbs: &str) -> Vec<Self> {
-        let (path, subresource) = resource.split_once('/').map_or((resource, None), |(path, sub)| (path, Some(sub)));
-        let (plural, group) = path.split_once('.').unwrap_or((path, ""));
-        let resource = subresource.map_or(plural.to_owned(), |subresource| format!("{plural}/{subresource}"));
-        let name = (!name.is_empty()).then(|| name.to_owned());
-        let permission = |verb: &str| Self {
-            resource: resource.clone(),
-            group: group.to_owned(),
-            name: name.clone(),
-            verb: verb.to_owned(),
-        };
-        verbs.split_whitespace().map(permission).collect()
-    }
-
     fn to_rule(&self) -> Value {
         let mut rule = json!({"apiGroups": [self.group], "resources": [self.resource], "verbs": [self.verb]});
         if let Some(name) = &self.name {
@@ -262,33 +125,6 @@ async fn shipped_roles(control_plane: &ControlPlane) -> Result<Vec<Role>> {
     }
     ensure!(!roles.is_empty(), "no roles");
     Ok(roles)
-}
-
-#[tokio::test]
-async fn each_permission_has_a_reason_and_each_reason_a_permission() -> Result<()> {
-    let mut granted = Vec::new();
-    for role in shipped_roles(e2e::shared().await?).await? {
-        granted.extend(role.permissions().into_iter().map(|permission| (role.id(), permission)));
-    }
-    let mut needed = Vec::new();
-    for (role, lines) in TABLE {
-        for (resource, name, verbs, why) in *lines {
-            ensure!(!why.is_empty(), "{role}: {resource}: no reason");
-            needed.extend(Permission::all_of(resource, name, verbs).into_iter().map(|it| ((*role).to_owned(), it)));
-        }
-    }
-    for list in [&granted, &needed] {
-        let mut once = BTreeSet::new();
-        let twice: Vec<_> = list.iter().filter(|it| !once.insert(*it)).collect();
-        ensure!(twice.is_empty(), "duplicates: {twice:?}");
-    }
-    let unexplained: Vec<_> = granted.iter().filter(|it| !needed.contains(it)).collect();
-    let missing: Vec<_> = needed.iter().filter(|it| !granted.contains(it)).collect();
-    ensure!(
-        unexplained.is_empty() && missing.is_empty(),
-        "without a reason: {unexplained:?}\nnot granted: {missing:?}"
-    );
-    Ok(())
 }
 
 #[tokio::test]

@@ -3,34 +3,22 @@
 //! Addresses are looked up in the whole cluster, so each test gets unused ones from [`ip`]. Messages are compared by
 //! their [`summary`]. A new stream must always begin with the last message of an open one.
 
-mod addresses;
-mod families;
-mod hosts;
-mod instances;
-mod invalid;
-mod metadata;
-mod opaque_ports;
-mod pods;
-mod precedence;
+mod changes;
 mod process;
 mod quiet;
-mod requests;
 mod routes;
 mod series;
-mod servers;
-mod services;
 mod watches;
-mod workloads;
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, mesh::SOON, profile::Profiles};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use linkerd2_proxy_api::destination::{DestinationProfile, RetryBudget};
 use serde_json::{Value, json};
 use tonic::Code;
@@ -45,8 +33,6 @@ use crate::discovery::{
 const MESHED: &str = "with h2 4143 identity http2";
 /// The same on an opaque port.
 const OPAQUE: &str = "with opaque 4143 identity http2";
-/// Longer than any test runs.
-const GRACE_SECONDS: u32 = 3600;
 
 /// An open stream and its request.
 struct OpenStream<'rig> {
@@ -69,10 +55,6 @@ fn number() -> u32 {
 /// Returns an unused address.
 fn ip() -> String {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(100, 64, 0, 0)) + number()).to_string()
-}
-
-fn ipv6() -> String {
-    Ipv6Addr::from((0xfd64_u128 << 112) + u128::from(number())).to_string()
 }
 
 /// The authority of an address and port.
@@ -142,6 +124,11 @@ fn summary(profile: &DestinationProfile) -> String {
     words.join(" ")
 }
 
+/// Waits until the last message of a stream of a dedicated manager has this summary.
+async fn becomes(stream: &mut Profiles, expected: &str) -> Result<()> {
+    stream.until(expected, |profile| summary(profile) == expected).await
+}
+
 // === impl Rig ===
 
 impl Rig {
@@ -198,7 +185,7 @@ impl Rig {
     }
 
     fn full_name(&self, service: &str) -> String {
-        format!("{service}.{}.svc.{}", self.namespace.name(), self.domain)
+        format!("{service}.{}.svc.cluster.local", self.name())
     }
 
     /// Creates a Service and returns its cluster IP.
@@ -232,13 +219,6 @@ impl Rig {
 
     async fn label(&self, kind: &str, name: &str, key: &str, value: Option<&str>) -> Result<()> {
         self.patch(kind, name, json!({"metadata": {"labels": field(key, json!(value))}})).await
-    }
-
-    /// Starts the termination of a Pod. It stays, because no kubelet confirms the termination.
-    async fn terminate(&self, pod: &str) -> Result<()> {
-        let parameters = DeleteParams::default().grace_period(GRACE_SECONDS);
-        let deleted = self.api("Pod").delete(pod, &parameters).await;
-        deleted.map(drop).with_context(|| format!("terminating {pod}"))
     }
 
     /// Waits until all earlier writes of this kind have been processed: a further object of the kind takes effect.
@@ -312,12 +292,6 @@ impl OpenStream<'_> {
 
     async fn is_quiet(&mut self) -> Result<()> {
         self.stream.is_quiet_for(QUIET).await.with_context(|| self.path.clone())
-    }
-
-    /// Waits for the end of the stream, and then for a new stream that begins with this summary.
-    async fn ends_and_then_becomes(mut self, expected: &str) -> Result<()> {
-        self.stream.ended().await.with_context(|| self.path.clone())?;
-        self.rig.opens_with(&self.path, expected).await.map(drop)
     }
 
     /// Waits for the end of the stream, and then for a new request to be refused.

@@ -1,7 +1,7 @@
-//! Profiles that the table of cases cannot have: of an older version, and very large ones.
+//! Profiles that the table of cases cannot have: of an older version, very large ones, and ones that are too large.
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::routes;
 use crate::discovery::{Rig, objects::service};
@@ -34,4 +34,30 @@ async fn a_profile_with_thousands_of_routes_is_one_message() -> Result<()> {
     rig.delete("ServiceProfile", &rig.full_name("web")).await?;
     open.becomes("service web").await?;
     open.is_quiet().await
+}
+
+#[tokio::test]
+async fn a_profile_that_exceeds_the_limits_of_clients_counts_as_absent() -> Result<()> {
+    let rig = Rig::start("take").await?;
+    let client = Rig::start("client").await?;
+    let nested = |depth: usize| -> Value {
+        let condition = (1..depth).fold(json!({"method": "GET"}), |inner, _| json!({ "all": [inner] }));
+        json!({"routes": [{"name": "r", "condition": condition}]})
+    };
+    rig.put_all([service("web"), rig.profile("web", nested(10))]).await?;
+    let mut open = rig.open_service_from(client.name(), "web").await?;
+    open.becomes("service web with routes r").await?;
+    // A proxy decodes at most a hundred nested messages and at most 4 MiB per message.
+    client.put(rig.profile("web", nested(60))).await?;
+    client.catches_up("ServiceProfile").await?;
+    open.is_quiet().await?;
+    let name = rig.full_name("web");
+    let overrides = vec![json!({}); 400_000];
+    rig.patch("ServiceProfile", &name, json!({"spec": {"routes": [], "dstOverrides": overrides}})).await?;
+    open.becomes("service web").await?;
+    rig.patch("ServiceProfile", &name, json!({"spec": {"dstOverrides": [{}], "routes": routes(&["a"])["routes"]}}))
+        .await?;
+    open.becomes("service web with routes a").await?;
+    client.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
+    open.becomes("service web with routes b").await
 }

@@ -1,30 +1,21 @@
 //! Metrics for dashboards: subscribers, updates, queue overflows, the cache, its lag, and the calls.
 
 use anyhow::{Result, ensure};
-use e2e::{Manager, eventually, mesh::SOON};
+use e2e::{Manager, eventually, mesh::SOON, shared_manager};
 use serde_json::json;
 use tonic::Code;
 
 use super::{MESHED, OpenStream, at, ip, routes, summary, workload_at};
 use crate::discovery::{
-    Rig, Settings,
+    Rig,
     objects::{external_name, meshed, service},
     serving::{counts_calls, discovery_only},
 };
 
-/// Waits until a series has this value; `None` means that the series does not exist.
-async fn has(manager: &Manager, name: &str, labels: &[(&str, &str)], expected: Option<f64>) -> Result<()> {
-    eventually(SOON, format_args!("{name}{labels:?} to be {expected:?}"), async || {
-        let seen = manager.metric(name, labels).await;
-        ensure!(seen == expected, "{seen:?}");
-        Ok(())
-    })
-    .await
-}
-
 /// Waits until a Service has this number of subscribers; `None` means that it has no series.
-pub(super) async fn service_has(rig: &Rig, service: &str, subscribers: Option<f64>) -> Result<()> {
-    has(&rig.manager, "service_subscribers", &[("namespace", rig.name()), ("name", service)], subscribers).await
+async fn service_has(rig: &Rig, service: &str, subscribers: Option<f64>) -> Result<()> {
+    let labels = [("namespace", rig.name()), ("name", service)];
+    rig.manager.counts("service_subscribers", &labels, subscribers).await
 }
 
 #[tokio::test]
@@ -57,8 +48,8 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     let mut with = rig.open_service_from(client.name(), "web").await?;
     with.becomes("service web").await?;
     // Clients can name any namespace, so a profile that does not exist has no series.
-    has(&rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
-    has(&rig.manager, "profile_subscribers", &clients, None).await?;
+    rig.manager.counts("profile_subscribers", &own, Some(2.0)).await?;
+    rig.manager.counts("profile_subscribers", &clients, None).await?;
     rig.put(rig.profile("web", routes(&["a"]))).await?;
     with.becomes("service web with routes a").await?;
     let updates =
@@ -67,7 +58,7 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     for (count, route) in [(1.0, "b"), (2.0, "c")] {
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[route])})).await?;
         with.becomes(&format!("service web with routes {route}")).await?;
-        has(&rig.manager, "profile_updates", &own, Some(before + count)).await?;
+        rig.manager.counts("profile_updates", &own, Some(before + count)).await?;
     }
     rig.delete("ServiceProfile", &name).await?;
     with.becomes("service web").await?;
@@ -77,8 +68,8 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     ensure!(updates(&clients).await == 0.0, "an update of a profile that does not exist");
     client.put(rig.profile("web", routes(&["d"]))).await?;
     with.becomes("service web with routes d").await?;
-    has(&rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
-    has(&rig.manager, "profile_subscribers", &clients, Some(1.0)).await?;
+    rig.manager.counts("profile_subscribers", &own, Some(2.0)).await?;
+    rig.manager.counts("profile_subscribers", &clients, Some(1.0)).await?;
     drop((without, with));
     eventually(SOON, "no subscriber to be counted", async || {
         for labels in [&own, &clients] {
@@ -100,19 +91,19 @@ async fn a_profile_without_subscribers_counts_its_updates() -> Result<()> {
     let before = rig.manager.metric("profile_updates", &labels).await.unwrap_or_default();
     for (count, route) in [(1.0, "b"), (2.0, "c")] {
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[route])})).await?;
-        has(&rig.manager, "profile_updates", &labels, Some(before + count)).await?;
+        rig.manager.counts("profile_updates", &labels, Some(before + count)).await?;
     }
-    has(&rig.manager, "profile_subscribers", &labels, Some(0.0)).await
+    rig.manager.counts("profile_subscribers", &labels, Some(0.0)).await
 }
 
 #[tokio::test]
 async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     let rig = Rig::start("workloads").await?;
-    let (control_plane, _) = Settings::Helm.manager().await?;
+    let (control_plane, _) = shared_manager().await?;
     let mut manager = Manager::start(control_plane, discovery_only(&[]))?;
     manager.ready(SOON).await?;
     let discovery = manager.discovery().await?;
-    has(&manager, "workload_subscribers", &[], Some(0.0)).await?;
+    manager.counts("workload_subscribers", &[], Some(0.0)).await?;
     let (pod_ip, workload_ip) = (ip(), ip());
     rig.put_all([service("web"), workload_at("vm", &[&workload_ip])]).await?;
     let mut streams = Vec::new();
@@ -125,7 +116,7 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     let path = rig.path("web");
     let of_service =
         eventually(SOON, "the Service to be served", async || Ok(discovery.get_profile(&path, "").await?)).await?;
-    has(&manager, "workload_subscribers", &[], Some(4.0)).await?;
+    manager.counts("workload_subscribers", &[], Some(4.0)).await?;
     let before = manager.metric("workload_updates", &[]).await.unwrap_or_default();
     ensure!(before >= 1.0, "{before} updates for four streams");
     rig.run(meshed("web-1"), &[&pod_ip]).await?;
@@ -139,9 +130,9 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     })
     .await?;
     streams.truncate(1);
-    has(&manager, "workload_subscribers", &[], Some(1.0)).await?;
+    manager.counts("workload_subscribers", &[], Some(1.0)).await?;
     drop((streams, of_service));
-    has(&manager, "workload_subscribers", &[], Some(0.0)).await
+    manager.counts("workload_subscribers", &[], Some(0.0)).await
 }
 
 #[tokio::test]

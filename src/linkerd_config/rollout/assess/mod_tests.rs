@@ -2,9 +2,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::linkerd_config::RolloutPods,
+    api::linkerd_config::{OptIn, RolloutPods},
     cluster::Kind,
     linkerd_config::rollout::{
+        assess::selection::{LabelFilter, NotSelected},
         key::RolloutKey,
         target::{Baseline, TimeRange},
         testing::{BEFORE, WANTED, World, time, with},
@@ -156,16 +157,20 @@ fn a_pod_that_was_created_during_a_drift_is_out_of_date_with_any_marker() {
 
 #[test]
 fn only_declared_triggers_restart_a_workload() {
-    for (triggers, marker, roots, restarts) in [
-        (json!(["ProxyConfig"]), BEFORE, "roots", true),
-        (json!(["ProxyVersion", "TrustRoots"]), BEFORE, "roots", false),
-        (json!(["TrustRoots"]), WANTED, "others", true),
-        (json!(["ProxyConfig", "ProxyVersion"]), WANTED, "others", false),
+    let (version, roots) = (("proxy-version", "edge-1"), ("trust-root-sha256", "roots"));
+    let (older, others) = (("proxy-version", "edge-0"), ("trust-root-sha256", "others"));
+    for (triggers, marker, (key, value), restarts) in [
+        (json!(["ProxyConfig"]), BEFORE, roots, true),
+        (json!(["ProxyVersion", "TrustRoots"]), BEFORE, version, false),
+        (json!(["ProxyVersion"]), BEFORE, older, true),
+        (json!(["ProxyConfig", "TrustRoots"]), BEFORE, older, false),
+        (json!(["TrustRoots"]), WANTED, others, true),
+        (json!(["ProxyConfig", "ProxyVersion"]), WANTED, others, false),
     ] {
         let mut world = World::new(&json!({ "triggers": triggers }));
         world.deployment("web", &json!({}));
-        let roots = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": roots}}});
-        world.pod("web-1", "web", Some(marker), &roots);
+        let annotation = json!({"metadata": {"annotations": {format!("linkerd.io/{key}"): value}}});
+        world.pod("web-1", "web", Some(marker), &annotation);
         let seen = world.assess("Deployment", "web");
         assert_eq!(matches!(seen.state, WorkloadState::Pending(_)), restarts, "{triggers}");
         assert_eq!(seen.pods.outdated, 1, "the Pod is counted with any triggers");
@@ -291,7 +296,7 @@ fn a_workload_that_cannot_or_must_not_be_restarted_is_skipped_with_a_reason() {
         ("ReplicaSet", "lonely", SkipReason::UnknownOwner),
     ] {
         let mut world = World::new(&json!({"optIn": "All"}));
-        world.target.selection.opt_in = crate::api::linkerd_config::OptIn::All;
+        world.target.selection.opt_in = OptIn::All;
         world.pod_of(kind, owner, "pod-1", Some(BEFORE), &json!({}));
         assert_eq!(world.state(kind, owner), WorkloadState::Unsupported(skip), "{kind}");
         world.pod_of("", "", "bare", Some(BEFORE), &json!({}));
@@ -345,6 +350,10 @@ fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
     };
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(0)));
     assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::BlockedByPDB));
+    let spec = |respects: bool| serde_json::from_value(json!({"rollout": {"respectPDB": respects}})).unwrap();
+    world.target.spec = Arc::new(spec(false));
+    assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)), "the budget is ignored");
+    world.target.spec = Arc::new(spec(true));
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(1)));
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
@@ -395,7 +404,7 @@ fn with_the_evict_method_pods_are_evicted_one_after_the_other() {
 
 #[test]
 fn the_most_specific_label_decides_the_opt_in() {
-    use crate::linkerd_config::rollout::assess::selection::NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
+    use NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
     let label = |value: Option<&str>| json!({"labels": {"config.linkerd.io/reconcile": value}});
     for (own, template, namespace, expected) in [
         (Some("auto"), None, None, Ok(true)),
@@ -428,6 +437,38 @@ fn the_most_specific_label_decides_the_opt_in() {
             (if excluded == "linkerd" { "ns" } else { "linkerd" }.into(), "ns".into());
         let state = world.state("Deployment", "web");
         assert!(matches!(state, WorkloadState::Unselected(ExcludedNamespace) | WorkloadState::Unmeshed), "{state:?}");
+    }
+}
+
+#[test]
+fn with_opt_in_all_every_workload_that_the_selectors_match_and_no_label_opts_out_is_selected() {
+    let disabled = || json!({"config.linkerd.io/reconcile": "disabled"});
+    let in_front = json!([{"key": "tier", "operator": "In", "values": ["front"]}]);
+    let front = json!({"workloadSelector": {"matchExpressions": in_front}});
+    let of_a = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
+    for (spec, of_namespace, of_workload, expected) in [
+        (json!({}), json!({}), json!({}), None),
+        (json!({}), json!({}), disabled(), Some(NotSelected::OptedOut)),
+        (json!({}), disabled(), json!({}), Some(NotSelected::OptedOut)),
+        (front.clone(), json!({}), json!({"tier": "front"}), None),
+        (front, json!({}), json!({"tier": "back"}), Some(NotSelected::WorkloadNotSelected)),
+        (of_a.clone(), json!({"team": "a"}), json!({}), None),
+        (of_a, json!({"team": "b"}), json!({}), Some(NotSelected::NamespaceNotSelected)),
+        (json!({"kinds": ["StatefulSet", "DaemonSet"]}), json!({}), json!({}), Some(NotSelected::KindNotSelected)),
+    ] {
+        let mut world = World::new(&spec);
+        let selection = &mut world.target.selection;
+        selection.opt_in = OptIn::All;
+        selection.workloads = LabelFilter::of(spec.get("workloadSelector"));
+        selection.namespaces = LabelFilter::of(spec.get("namespaceSelector"));
+        world.namespace("ns", &json!({ "labels": of_namespace }));
+        let labels = with(json!({"config.linkerd.io/reconcile": null}), &of_workload);
+        world.deployment("web", &json!({"metadata": {"labels": labels}}));
+        world.pod("web-1", "web", Some(BEFORE), &json!({}));
+        let state = world.state("Deployment", "web");
+        let reason = if let WorkloadState::Unselected(reason) = &state { Some(*reason) } else { None };
+        let is_pending = matches!(state, WorkloadState::Pending(_));
+        assert_eq!((reason, is_pending), (expected, expected.is_none()), "{spec} {of_namespace} {of_workload}");
     }
 }
 

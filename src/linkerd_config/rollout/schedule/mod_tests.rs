@@ -132,7 +132,10 @@ fn a_workload_is_finished_when_it_was_healthy_for_its_soak() {
     let next = schedule.next(&LIMITS, at(139));
     assert_eq!((next.steps.len(), next.look_again), (0, Some(at(140))));
     schedule.set(&name, healthy(), at(139));
-    assert_eq!(schedule.next(&LIMITS, at(140)).steps[0].action, StepAction::Finish { since: Some(at(100)) });
+    for may_start in [true, false] {
+        let next = schedule.next(&RolloutLimits { may_start, ..LIMITS }, at(140));
+        assert_eq!(next.steps[0].action, StepAction::Finish { since: Some(at(100)) }, "{may_start}");
+    }
     // An interruption restarts the soak.
     schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("x".to_owned())), at(141));
     schedule.set(&name, healthy(), at(142));

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use e2e::{eventually, holds, injector::Behaviour, mesh::SOON};
+use e2e::{Action, Rule, eventually, holds, injector::Behaviour, mesh::SOON};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{super::QUIET, Mesh, REFUSED, SYNCED, message};
+use super::{Mesh, SYNCED, message};
 
 /// Traps 2 and 3 of the specification: a denied document prevents the creation of every Pod.
 #[tokio::test(flavor = "multi_thread")]
@@ -27,7 +28,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
         "Stalled=True/RolledBack",
     ];
     let status = mesh.reaches(&rolled_back).await?;
-    let text = message(&status, "InjectorSynced");
+    let text = message(&status, "InjectorSynced")?;
     let pod = mesh.injector.pod(1)?;
     assert!(text.contains(&pod) && text.contains("template: patch.json: bad value"), "{text}");
     assert!(text.len() < 1200, "{} bytes", text.len());
@@ -59,36 +60,6 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     Ok(())
 }
 
-/// The replica's file may contain the denied document for some time after the rollback.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_still_denies_the_last_document_does_not_roll_back_the_next_one() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
-    mesh.injector.set_behaviour(1, Behaviour::Denies("no such format".to_owned())).await?;
-    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
-    mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-    // The resource returns to the last good value, and then changes to a new one.
-    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.injectors_are("InjectorSynced=False/Propagating", &["perhaps because of an older configuration"]).await?;
-    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
-    let pod = mesh.injector.pod(1)?;
-    mesh.injectors_are(
-        "InjectorSynced=False/Propagating",
-        &["1 of 2", &pod, "perhaps because of an older configuration"],
-    )
-    .await?;
-    holds(Duration::from_secs(4), "the new document", async || {
-        ensure!(mesh.installation.document().await?["proxy"]["logFormat"] == "json", "it was rolled back");
-        Ok(())
-    })
-    .await?;
-    mesh.injector.set_behaviour(1, Behaviour::Right).await?;
-    mesh.reaches(&SYNCED).await?;
-    assert_eq!(mesh.installation.event_count("mesh", "ConfigRolledBack").await?, 1);
-    Ok(())
-}
-
 /// The replica's file may contain the installer's broken document for some time after its correction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one() -> Result<()> {
@@ -113,34 +84,6 @@ async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one(
     Ok(())
 }
 
-/// Scenario 6: the schema accepts the value, and the template of the injector does not.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_value_that_only_the_injector_rejects_does_not_prevent_pods_for_long() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
-    mesh.declare(json!({})).await?;
-    mesh.reaches(&SYNCED).await?;
-    let good = mesh.installation.document().await?;
-    let bad = json!({"values": {"proxy": {"logHTTPHeaders": "everything"}}});
-    let changed = mesh.installation.change("mesh", bad).await;
-    ensure!(changed.is_ok(), "the API server rejects {REFUSED}: this test needs another value");
-    eventually(SOON, "the outcome", async || {
-        let refused = mesh.installation.reaches_within(QUIET, "mesh", &["Accepted=False/Invalid"]).await;
-        let rolled_back = mesh.installation.reaches_within(QUIET, "mesh", &["Stalled=True/RolledBack"]).await;
-        ensure!(refused.is_ok() || rolled_back.is_ok(), "neither rejected nor rolled back");
-        Ok(())
-    })
-    .await?;
-    mesh.installation.document_is(&good).await?;
-    // Pods are created and injected again.
-    eventually(SOON, "a Pod to be injected", async || {
-        let pod = mesh.dry_run().await?;
-        let names = pod["spec"]["initContainers"].as_array().cloned().unwrap_or_default();
-        ensure!(names.iter().any(|container| container["name"] == "linkerd-proxy"), "{names:?}");
-        Ok(())
-    })
-    .await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn unusable_responses_roll_the_document_back() -> Result<()> {
     let mesh = Mesh::new(2).await?;
@@ -159,7 +102,7 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
         mesh.injector.set_behaviour(1, behaviour.clone()).await?;
         mesh.installation.change("mesh", json!({"proxy": {"inboundPort": 5000 + number}})).await?;
         let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-        let text = message(&status, "InjectorSynced");
+        let text = message(&status, "InjectorSynced")?;
         assert!(text.contains(says), "{behaviour:?}: {text}");
         mesh.installation.document_is(&good).await?;
         mesh.injector.set_behaviour(1, Behaviour::Right).await?;
@@ -195,4 +138,85 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
     mesh.installation.document_is(&good).await?;
     drop(mesh.manager);
     Ok(())
+}
+
+/// A denied document prevents the creation of every Pod, so its rollback must not wait for a status.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let good = mesh.installation.document().await?;
+    let failed = Action::Status { code: 500, retry_after: None };
+    let fault = mesh.installation.proxy.inject(Rule::path("mesh/status").method("PUT"), failed);
+    mesh.injector.set_behaviour(0, Behaviour::Denies("bad".to_owned())).await?;
+    let writes = mesh.installation.writes("/configmaps/").len();
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    eventually(SOON, "the write and the rollback", async || {
+        ensure!(mesh.installation.writes("/configmaps/").len() == writes + 2, "not yet");
+        Ok(())
+    })
+    .await?;
+    mesh.installation.document_is(&good).await?;
+    let hits = fault.hits();
+    eventually(SOON, "further attempts to write the status", async || {
+        ensure!(fault.hits() > hits + 1, "{} attempts", fault.hits());
+        Ok(())
+    })
+    .await?;
+    mesh.installation.document_is(&good).await?;
+    // The status that is written at last names the failed document, so that the next leader does not write it again.
+    fault.remove();
+    let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
+    assert!(message(&status, "InjectorSynced")?.contains("bad"), "{status}");
+    assert_eq!(status["revisions"]["failed"].as_array().map(Vec::len), Some(1), "{status}");
+    assert_eq!(mesh.installation.writes("/configmaps/").len(), writes + 2, "it was written again");
+    Ok(())
+}
+
+/// While Linkerd is upgraded, the new document may need new replicas.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    for replica in [0, 1] {
+        mesh.set_template(replica, "old").await?;
+        mesh.injector.set_behaviour(replica, Behaviour::Denies("no such value".to_owned())).await?;
+    }
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    let rolled_back = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
+    let status = mesh.reaches(&rolled_back).await?;
+    assert_eq!(status["revisions"]["denied"][0]["templates"], json!(["old"]), "{status}");
+    assert_eq!(status["revisions"]["denied"][0]["hash"], status["revisions"]["failed"][0]);
+
+    // One old replica is left, and would deny it again.
+    for replica in [0, 1] {
+        mesh.injector.set_behaviour(replica, Behaviour::Right).await?;
+    }
+    let new = mesh.injector.add_replica().await?;
+    mesh.set_template(new, "new").await?;
+    mesh.injector.remove_replica(0).await?;
+    holds(Duration::from_secs(3), "the last good document", async || {
+        ensure!(mesh.installation.document().await?["proxy"]["accessLog"] == "json", "it was retried");
+        Ok(())
+    })
+    .await?;
+    mesh.reaches(&rolled_back).await?;
+    mesh.injector.remove_replica(1).await?;
+    let status = mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
+    assert_eq!((status["revisions"].get("failed"), status["revisions"].get("denied")), (None, None), "{status}");
+    Ok(())
+}
+
+impl Mesh {
+    /// Labels the Pod of a replica as the controller of its Deployment does for a Pod template.
+    async fn set_template(&self, replica: usize, template: &str) -> Result<()> {
+        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
+            kube::Api::namespaced(self.installation.client.clone(), &self.installation.namespace);
+        let patch = json!({"metadata": {"labels": {"pod-template-hash": template}}});
+        pods.patch(&self.injector.pod(replica)?, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
 }

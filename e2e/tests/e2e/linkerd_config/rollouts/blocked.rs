@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::{
     eventually,
     mesh::SOON,
@@ -11,7 +11,6 @@ use e2e::{
 use k8s_openapi::api::{
     batch::v1::Job,
     core::v1::{ConfigMap, Pod},
-    policy::v1::PodDisruptionBudget,
 };
 use kube::{
     Api, ResourceExt,
@@ -19,7 +18,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Mesh, names};
+use super::{DEADLINE, Mesh, hash_of, names};
 
 /// The reasons and counts in `status.rollout.skipped`.
 fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
@@ -100,19 +99,14 @@ async fn each_skipped_workload_is_reported_with_its_reason_and_the_others_procee
     mesh.patch_namespace(&other, breaks).await?;
     let unsafe_there = mesh.put(&other, Kind::Deployment, "unsafe-there", 1, none).await?;
     put_pods_without_a_workload(&mesh).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &app);
-    let budget = json!({
-        "metadata": {"name": "guard"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
-    });
-    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    let budgets = mesh.put_budget("guard", "guarded", json!({"minAvailable": 1})).await?;
 
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
     let lasting = ["Job", "NamespaceBreaksInjection", "NoController", "OnDelete", "Partition", "UnknownOwner"];
     skips(&mesh, &[&lasting[..], &["BlockedByPDB", "Paused"]].concat()).await?;
     let status = mesh.rollout_is("False/BlockedByPDB").await?;
-    let marker = status["injectionHash"].as_str().context("no hash")?;
+    let marker = hash_of(&status)?;
     web.has(2, marker).await?;
     // Only the Pods above the partition are updated.
     assert_eq!(partial.proxies().await?.iter().flatten().filter(|it| it.marker.as_deref() == Some(marker)).count(), 1);
@@ -136,29 +130,5 @@ async fn each_skipped_workload_is_reported_with_its_reason_and_the_others_procee
         assert!(workload.is_marked(marker).await.is_err(), "{workload} was restarted");
     }
     assert_eq!(mesh.restarts.all()?.len(), 4);
-    Ok(())
-}
-
-/// Without `respectPDB` only the update strategies of the workloads limit unavailability.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_budget_that_is_ignored_or_allows_disruptions_does_not_block() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let guarded = mesh.deployment("guarded", 1).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
-    let budget = json!({"metadata": {"name": "guard"}, "spec": {"minAvailable": 1, "selector": {}}});
-    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure_with(1, json!({"respectPDB": false})).await?;
-    let marker = mesh.is_complete().await?;
-    guarded.has(1, &marker).await?;
-    // A budget that allows disruptions does not block either: two of three Pods may be unavailable.
-    guarded.scale(3).await?;
-    budgets.delete("guard", &DeleteParams::default()).await?;
-    let budget = json!({"metadata": {"name": "loose"}, "spec": {"maxUnavailable": 2, "selector": {}}});
-    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
-    mesh.configure_with(2, json!({"respectPDB": true})).await?;
-    let marker = mesh.is_complete().await?;
-    guarded.has(3, &marker).await?;
-    assert_eq!(mesh.counts([&guarded])?, [2]);
     Ok(())
 }

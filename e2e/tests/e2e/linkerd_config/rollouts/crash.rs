@@ -1,10 +1,10 @@
-//! A manager is killed or hands over during a rollout. The next one continues, and each workload is restarted once.
+//! A manager is killed or hands over during a rollout, or its connections are cut. Each workload is restarted once.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{Action, FaultProxy, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{super::LONG_LEASE, COMPLETE, DEADLINE, Mesh};
+use super::{super::LONG_LEASE, COMPLETE, DEADLINE, Mesh, all_have, are_recorded_as_updated};
 
 /// The outcome of the patch in flight when the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,9 +30,7 @@ async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once
         mesh.forget().await?;
         killed(&mut mesh, number, end).await.with_context(|| format!("{end:?}"))?;
         let marker = mesh.is_complete().await?;
-        for workload in &two {
-            workload.has(1, &marker).await?;
-        }
+        all_have(&two, 1, &marker).await?;
         mesh.no_more_than(2).await.with_context(|| format!("{end:?}"))?;
         assert_eq!(mesh.counts(two.each_ref())?, [1, 1], "{end:?}");
         assert_eq!(mesh.restarts.most_at_once("")?, 1, "{end:?}: {:?}", mesh.restarts.all()?);
@@ -80,12 +78,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let slow = json!({"spec": {"minReadySeconds": 2}});
-    let three = [
-        mesh.deployment_with("a", 1, slow.clone()).await?,
-        mesh.deployment_with("b", 1, slow.clone()).await?,
-        mesh.deployment_with("c", 1, slow).await?,
-    ];
+    let three = mesh.three(1, 2).await?;
     mesh.manager = Some(mesh.installation.manager_with(&[LONG_LEASE]).await?);
     mesh.declare(json!({})).await?;
     mesh.rollout_is(COMPLETE).await?;
@@ -99,21 +92,40 @@ async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Resu
     let mut first = mesh.manager.take().context("no manager")?;
     ensure!(first.terminate(SOON).await?.success());
     let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(1, &marker).await?;
-    }
+    all_have(&three, 1, &marker).await?;
     mesh.no_more_than(3).await?;
     assert_eq!(mesh.counts(three.each_ref())?, [1, 1, 1]);
     assert_eq!(mesh.restarts.most_at_once("")?, 1);
     assert!(by_second() >= 2, "{}", by_second());
-    for workload in &three {
-        eventually(SOON, "rollout-state=updated", async || {
-            let state = workload.annotation("rollout-state").await?;
-            ensure!(state.as_deref() == Some("updated"), "{workload}: {state:?}");
+    are_recorded_as_updated(&three).await?;
+    drop(second);
+    Ok(())
+}
+
+/// Responses are lost, watches are cut, and some writes conflict.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_workload_is_restarted_once_despite_cut_connections() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let three = mesh.three(1, 1).await?;
+    mesh.adopt(json!({})).await?;
+    let patches = Rule::path("/deployments/").method("PATCH");
+    let lost = mesh.installation.proxy.inject(patches.clone().times(2), Action::After);
+    let conflict = Action::Status { code: 409, retry_after: None };
+    let conflicts = mesh.installation.proxy.inject(patches.skip(1).times(2), conflict);
+    mesh.configure(1).await?;
+    for restarts in 1..=3 {
+        eventually(DEADLINE, "the next restart", async || {
+            ensure!(mesh.restarts.all()?.len() >= restarts, "{:?}", mesh.restarts.all()?);
             Ok(())
         })
         .await?;
+        mesh.installation.proxy.cut_all();
     }
-    drop(second);
+    let marker = mesh.is_complete().await?;
+    all_have(&three, 1, &marker).await?;
+    assert_eq!(mesh.counts(three.each_ref())?, [1, 1, 1]);
+    assert_eq!(mesh.restarts.most_at_once("")?, 1);
+    assert_eq!((lost.hits(), conflicts.hits()), (2, 2));
+    are_recorded_as_updated(&three).await?;
     Ok(())
 }

@@ -13,15 +13,11 @@ use e2e::{
     eventually,
     workload::{Kind, Workload},
 };
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
-};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{DEADLINE, Mesh, opted_in, put_over};
+use super::{DEADLINE, Mesh, hash_of, opted_in, put_over};
 
 /// Looks at the number of available replicas until `stop` is set. Returns the number of looks and the lowest number.
 async fn fewest(workload: &Workload, stop: &AtomicBool) -> Result<(usize, i64)> {
@@ -47,12 +43,8 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     let mut manual = opted_in();
     put_over(&mut manual, &json!({"spec": {"updateStrategy": {"type": "OnDelete"}}}));
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 2, manual).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
-    for (name, spec) in [("web", json!({"maxUnavailable": 1})), ("guarded", json!({"minAvailable": 1}))] {
-        let mut budget = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"app": name}}}});
-        put_over(&mut budget, &json!({ "spec": spec }));
-        budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
-    }
+    mesh.put_budget("guarded", "guarded", json!({"minAvailable": 1})).await?;
+    let budgets = mesh.put_budget("web", "web", json!({"maxUnavailable": 1})).await?;
     eventually(DEADLINE, "the budget of web to allow one disruption", async || {
         let allowed = budgets.get("web").await?.status.map(|status| status.disruptions_allowed);
         ensure!(allowed == Some(1), "{allowed:?}");
@@ -68,7 +60,7 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     });
     mesh.configure(1).await?;
     let status = mesh.rollout_is("False/BlockedByPDB").await?;
-    let marker = status["injectionHash"].as_str().context("no hash")?;
+    let marker = hash_of(&status)?;
     web.has(3, marker).await?;
     // Only an eviction can update a workload with the strategy OnDelete.
     store.has(2, marker).await?;
@@ -85,5 +77,36 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     mesh.no_more_than(0).await?;
     assert_eq!(self::template(&web).await?, template);
     web.expect_event("ProxyUpToDate").await?;
+    Ok(())
+}
+
+/// The API server refuses to evict a Pod with two budgets.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_stays_blocked_fails_with_the_cause_and_the_others_proceed() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let (first, second) = (mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?);
+    for name in ["one", "two"] {
+        mesh.put_budget(name, "a", json!({"maxUnavailable": 1})).await?;
+    }
+    mesh.adopt(json!({"rollout": {"method": "Evict", "respectPDB": false, "progressDeadline": "4s"}})).await?;
+    mesh.configure(1).await?;
+    let blocked = |status: &Value| {
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let complete = conditions.filter(|it| it["type"] == "RolloutComplete");
+        complete.filter_map(|it| it["message"].as_str()).any(|text| text.contains("PodDisruptionBudget"))
+    };
+    eventually(DEADLINE, "the condition to name what blocks", async || {
+        let status = mesh.status().await?.0;
+        ensure!(blocked(&status), "{status}");
+        Ok(())
+    })
+    .await?;
+    let status = mesh.rollout_is("False/WorkloadsFailed").await?;
+    let marker = hash_of(&status)?;
+    second.has(1, marker).await?;
+    assert!(first.is_marked(marker).await.is_err());
+    let failure = &status["rollout"]["failures"][0];
+    assert_eq!((&failure["name"], &failure["reason"]), (&json!("a"), &json!("EvictionBlocked")), "{failure}");
+    assert!(failure["message"].as_str().is_some_and(|text| text.contains("PodDisruptionBudget")), "{failure}");
     Ok(())
 }

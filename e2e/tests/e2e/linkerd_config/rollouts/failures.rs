@@ -6,16 +6,12 @@ use e2e::{
     mesh::SOON,
     workload::{Kind, NEVER_READY, Workload, opted_in},
 };
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::{
     super::{HELM, trust_anchors::certificate},
-    DEADLINE, Mesh, QUIET, put_over,
+    DEADLINE, Mesh, QUIET, all_have, hash_of, put_over,
 };
 
 /// A spec with a version of the proxy that cannot be pulled.
@@ -41,7 +37,7 @@ async fn is_failed(workload: &Workload) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is_corrected() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
+    let three = mesh.three(2, 0).await?;
     mesh.adopt(json!({})).await?;
     mesh.change(bad(&json!({"maxFailures": 2, "onFailure": "Halt"}))).await?;
     mesh.rollout_is("False/Halted").await?;
@@ -64,9 +60,7 @@ async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is
 
     mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
     let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(2, &marker).await?;
-    }
+    all_have(&three, 2, &marker).await?;
     mesh.shows(json!({"summary": "3/3", "workloads": {"updated": 3}})).await?;
     assert_eq!(mesh.restarts.all()?.len(), 5);
     Ok(())
@@ -76,7 +70,7 @@ async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
+    let three = mesh.three(2, 0).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
     let good = mesh.is_complete().await?;
@@ -116,9 +110,7 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
     mesh.installation.document_is(&document).await?;
     mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
     let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(2, &marker).await?;
-    }
+    all_have(&three, 2, &marker).await?;
     Ok(())
 }
 
@@ -203,7 +195,7 @@ async fn a_workload_with_an_exhausted_quota_fails_with_the_reason_and_the_others
     mesh.adopt(json!({"rollout": {"progressDeadline": "3s", "onFailure": "Continue"}})).await?;
     mesh.configure(1).await?;
     let status = mesh.rollout_is("False/WorkloadsFailed").await?;
-    let marker = status["injectionHash"].as_str().context("no hash")?;
+    let marker = hash_of(&status)?;
     web.has(1, marker).await?;
     api.has(1, marker).await?;
     let rollout = mesh.shows(json!({"summary": "2/3", "workloads": {"updated": 2, "failed": 1}})).await?;
@@ -232,7 +224,19 @@ async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
-    let removals = mesh.remove_until_skipped(&owned).await?;
+    let removal =
+        json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
+    let mut removals = 0;
+    eventually(DEADLINE, "the workload to be skipped", async || {
+        if owned.restarted_for().await?.is_some() {
+            owned.patch(removal.clone()).await?;
+            removals += 1;
+        }
+        let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
+        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
+        Ok(())
+    })
+    .await?;
     assert!((1..=3).contains(&removals), "{removals} times");
     mesh.rollout_is("False/WorkloadsSkipped").await?;
     web.is_settled(1).await?;
@@ -252,48 +256,4 @@ async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()
     mesh.annotate("retry", "the owner ignores the annotation").await?;
     let marker = mesh.is_complete().await?;
     owned.has(1, &marker).await
-}
-
-/// An owner that restores the template does so every time.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_workload_whose_controller_restores_the_template_is_restarted_once() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let maps: Api<ConfigMap> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
-    let owner = json!({"metadata": {"name": "owner", "labels": {"linkerd-operator-e2e": "workload"}}});
-    let owner = maps.create(&PostParams::default(), &serde_json::from_value(owner)?).await?;
-    let reference = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.metadata.uid, "controller": true,
-    });
-    let over = json!({"metadata": {"ownerReferences": [reference]}, "spec": {"minReadySeconds": 5}});
-    let owned = mesh.deployment_with("owned", 1, over).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure(1).await?;
-    let removals = mesh.remove_until_skipped(&owned).await?;
-    assert_eq!(removals, 1);
-    let restarts = mesh.restarts.all()?.len();
-    mesh.configure(2).await?;
-    mesh.rollout_is("False/WorkloadsSkipped").await?;
-    assert_eq!(mesh.restarts.all()?.len(), restarts);
-    Ok(())
-}
-
-impl Mesh {
-    /// Removes the annotation from the template as often as the operator sets it. Returns how often, once the workload is
-    /// skipped.
-    async fn remove_until_skipped(&self, owned: &Workload) -> Result<usize> {
-        let removal =
-            json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
-        let mut removals = 0;
-        eventually(DEADLINE, "the workload to be skipped", async || {
-            if owned.restarted_for().await?.is_some() {
-                owned.patch(removal.clone()).await?;
-                removals += 1;
-            }
-            let skipped = self.status().await?.0["rollout"]["skipped"].take();
-            ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
-            Ok(())
-        })
-        .await?;
-        Ok(removals)
-    }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::{Action, Rule, eventually, injector::Behaviour, mesh::SOON};
 use serde_json::json;
 
-use super::Mesh;
+use super::{Mesh, all_have};
 
 /// Scenario 8.
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn without_an_injector_nothing_is_restarted_and_a_new_pod_without_a_proxy_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retry_continues() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?, mesh.deployment("c", 1).await?];
+    let three = mesh.three(1, 0).await?;
     mesh.adopt(json!({"rollout": {"maxFailures": 3}})).await?;
     // The injectors pass the probe, and fail afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
@@ -67,35 +67,6 @@ async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retr
     assert_eq!(mesh.restarted()?, restarted, "the rollout must not continue without a retry");
     mesh.annotate("retry", "now").await?;
     let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(1, &marker).await?;
-    }
-    Ok(())
-}
-
-/// Without a probe, only the new Pods show that the injector is outdated.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_workload_that_comes_back_outdated_is_restarted_once_more_and_then_fails() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
-    mesh.adopt(json!({"injectorSync": {"method": "Delay", "delay": "0s"}})).await?;
-    mesh.injector.set_lag(0, Duration::MAX)?;
-    mesh.configure(1).await?;
-    mesh.rollout_is("False/Halted").await?;
-    let rollout = mesh.shows(json!({"workloads": {"failed": 1}})).await?;
-    assert_eq!(rollout["failures"][0]["reason"], "StillOutdated", "{rollout}");
-    let name = rollout["failures"][0]["name"].as_str().context("no name")?;
-    let (failed, other) = if name == "web" { (&web, &api) } else { (&api, &web) };
-    mesh.no_more_than(2).await?;
-    assert_eq!(mesh.counts([failed, other])?, [2, 0]);
-    let attempts = mesh.restarts.of(failed)?;
-    let [first, second] = [&attempts[0], &attempts[1]].map(|restart| restart.restarted_for.clone().unwrap_or_default());
-    assert!(second.starts_with(&first) && second != first, "{attempts:?}");
-
-    mesh.injector.set_lag(0, Duration::ZERO)?;
-    mesh.annotate("retry", "caught up").await?;
-    let marker = mesh.is_complete().await?;
-    web.has(1, &marker).await?;
-    api.has(1, &marker).await?;
+    all_have(&three, 1, &marker).await?;
     Ok(())
 }

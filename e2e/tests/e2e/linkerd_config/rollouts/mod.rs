@@ -12,11 +12,9 @@
 
 mod blocked;
 mod crash;
-mod deadline;
 mod drift;
 mod evict;
 mod failures;
-mod faults;
 mod hostile;
 mod injectors;
 mod limits;
@@ -27,7 +25,6 @@ mod permissions;
 mod progress;
 mod scope;
 mod several;
-mod stand_in;
 mod trust_roots;
 mod upgrades;
 mod versions;
@@ -40,7 +37,10 @@ use e2e::{
     Injector, Manager, Restarts, TestNamespace, eventually, holds,
     workload::{self, Kind, Workload, opted_in},
 };
-use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Pod, ResourceQuota},
+    policy::v1::PodDisruptionBudget,
+};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -98,11 +98,30 @@ impl Mesh {
         self.put(&self.app, Kind::Deployment, name, replicas, object).await
     }
 
+    /// Creates three Deployments in the order of their names, whose restarts take at least this many seconds.
+    async fn three(&self, replicas: usize, seconds: u32) -> Result<[Workload; 3]> {
+        let slow = json!({"spec": {"minReadySeconds": seconds}});
+        Ok([
+            self.deployment_with("a", replicas, slow.clone()).await?,
+            self.deployment_with("b", replicas, slow.clone()).await?,
+            self.deployment_with("c", replicas, slow).await?,
+        ])
+    }
+
     /// Creates a workload with this merged into it, and waits until it runs.
     async fn put(&self, namespace: &str, kind: Kind, name: &str, replicas: usize, over: Value) -> Result<Workload> {
         let put = workload::put(&self.installation.client, namespace, kind, name, replicas, over).await?;
         put.is_settled(replicas).await?;
         Ok(put)
+    }
+
+    /// Creates a PodDisruptionBudget with this limit for the Pods of a workload.
+    async fn put_budget(&self, name: &str, workload: &str, limit: Value) -> Result<Api<PodDisruptionBudget>> {
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.installation.client.clone(), &self.app);
+        let mut budget = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"app": workload}}}});
+        put_over(&mut budget["spec"], &limit);
+        budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+        Ok(budgets)
     }
 
     /// Creates a quota that permits one Pod, and waits until the Pod that exists uses it up.
@@ -182,7 +201,7 @@ impl Mesh {
     /// Waits until the rollout is complete, and returns the marker of its proxies.
     async fn is_complete(&self) -> Result<String> {
         let status = self.rollout_is(COMPLETE).await?;
-        Ok(status["injectionHash"].as_str().context("no hash")?.to_owned())
+        Ok(hash_of(&status)?.to_owned())
     }
 
     /// Waits until RolloutComplete is this `Status/Reason` for the newest generation. Returns the status.
@@ -290,6 +309,32 @@ impl Mesh {
         let name = |workload: &str| workload.rsplit('/').next().unwrap_or_default().to_owned();
         Ok(self.restarts.all()?.iter().map(|restart| name(&restart.workload)).collect())
     }
+}
+
+/// Checks that the Pods of each workload have this marker, and that it has this many.
+async fn all_have(workloads: &[Workload], pods: usize, marker: &str) -> Result<()> {
+    for workload in workloads {
+        workload.has(pods, marker).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the annotations of each workload say that its restart is complete.
+async fn are_recorded_as_updated(workloads: &[Workload]) -> Result<()> {
+    for workload in workloads {
+        eventually(DEADLINE, format_args!("{workload} to have rollout-state=updated"), async || {
+            let state = workload.annotation("rollout-state").await?;
+            ensure!(state.as_deref() == Some("updated"), "{state:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// The hash of the configuration in a status.
+fn hash_of(status: &Value) -> Result<&str> {
+    status["injectionHash"].as_str().context("no hash")
 }
 
 fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {

@@ -1,7 +1,5 @@
 //! An upgrade of the operator, or a time without it, restarts no workload that runs with the declared configuration.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, workload::Workload};
 use kube::{
@@ -10,10 +8,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{
-    super::{HELM, OPERATOR},
-    DEADLINE, Mesh,
-};
+use super::{super::OPERATOR, DEADLINE, Mesh, hash_of};
 
 /// A hash as a later version of the operator would compute it.
 const GIVEN: &str = "v2_0123456789abcdef";
@@ -38,10 +33,10 @@ async fn as_another_version(mesh: &Mesh, computed: &str) -> Result<()> {
 }
 
 /// Waits until the injectors give proxies this marker, then replaces the Pods of the workload as an eviction would.
-async fn reborn(mesh: &Mesh, workload: &Workload, marker: Option<&str>) -> Result<()> {
-    eventually(DEADLINE, format_args!("the injectors to use {marker:?}"), async || {
+async fn reborn(mesh: &Mesh, workload: &Workload, marker: &str) -> Result<()> {
+    eventually(DEADLINE, format_args!("the injectors to use {marker}"), async || {
         let seen = mesh.new_proxy().await?.context("no proxy")?.marker;
-        ensure!(seen.as_deref() == marker, "{seen:?}");
+        ensure!(seen.as_deref() == Some(marker), "{seen:?}");
         Ok(())
     })
     .await?;
@@ -70,7 +65,7 @@ async fn an_operator_with_another_hash_function_restarts_nothing_and_neither_doe
     mesh.forget().await?;
     mesh.manager.take().context("no manager")?.kill().await?;
     as_another_version(&mesh, &computed).await?;
-    reborn(&mesh, &web, Some(GIVEN)).await?;
+    reborn(&mesh, &web, GIVEN).await?;
 
     let text = mesh.installation.text().await?;
     for _ in 0..2 {
@@ -92,45 +87,12 @@ async fn an_operator_with_another_hash_function_restarts_nothing_and_neither_doe
     mesh.configure(1).await?;
     let next = eventually(DEADLINE, "a new hash", async || {
         let status = mesh.status().await?.0;
-        let hash = status["injectionHash"].as_str().context("no hash")?.to_owned();
+        let hash = hash_of(&status)?.to_owned();
         ensure!(hash != GIVEN, "{hash}");
         Ok(hash)
     })
     .await?;
     web.gets(1, &next).await?;
     assert_eq!(mesh.counts([&web])?, [1]);
-    Ok(())
-}
-
-/// A resource that declares nothing: the Pod has the same configuration without a marker.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_was_created_with_the_installers_equal_document_is_not_restarted() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
-    mesh.adopt(json!({})).await?;
-    mesh.manager.take().context("no manager")?.kill().await?;
-    let upgraded = HELM.replace("controllerReplicas: 1", "controllerReplicas: 3");
-    ensure!(upgraded != HELM, "the document has another form");
-    mesh.installation.rewrite("helm", &upgraded).await?;
-    // Creation times are whole seconds, and the Pod must be newer than the adoption.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    reborn(&mesh, &web, None).await?;
-
-    let _manager = mesh.installation.manager().await?;
-    mesh.expect_event("BaseUpdated").await?;
-    mesh.is_complete().await?;
-    mesh.shows(json!({"pods": {"meshed": 2, "current": 2}})).await?;
-    mesh.no_more_than(0).await?;
-    assert_eq!(web.proxies().await?.into_iter().flatten().filter_map(|proxy| proxy.marker).count(), 0);
-
-    // With another declared configuration both are out of date.
-    mesh.configure(1).await?;
-    eventually(DEADLINE, "both restarts", async || {
-        let seen = mesh.counts([&web, &api])?;
-        ensure!(seen == [1, 1], "{seen:?}");
-        Ok(())
-    })
-    .await?;
-    mesh.is_complete().await?;
     Ok(())
 }

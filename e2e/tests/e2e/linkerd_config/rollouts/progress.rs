@@ -48,7 +48,7 @@ async fn adoption_restarts_nothing() -> Result<()> {
     // A value that does not affect proxies is written and restarts nothing. A restarted manager restarts nothing
     // either.
     mesh.change(json!({"values": {"controllerReplicas": 3}})).await?;
-    mesh.installation.document_is(&mesh.installation.helm_with(json!({"controllerReplicas": 3})).await?).await?;
+    mesh.installation.is_helm_with(json!({"controllerReplicas": 3})).await?;
     assert_eq!(mesh.is_complete().await?, marker);
     mesh.manager.take().context("no manager")?.kill().await?;
     mesh.manager = Some(mesh.installation.manager().await?);
@@ -158,42 +158,4 @@ async fn is_counted(mesh: &Mesh) -> Result<()> {
         Ok(())
     })
     .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn stateful_sets_and_daemon_sets_are_restarted_too_and_only_the_declared_kinds() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let web = mesh.deployment("web", 1).await?;
-    let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
-    let agent = mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure_with(1, json!({"kinds": ["StatefulSet", "DaemonSet"]})).await?;
-    let marker = mesh.is_complete().await?;
-    store.has(3, &marker).await?;
-    agent.has(2, &marker).await?;
-    assert_eq!(mesh.counts([&web, &store, &agent])?, [0, 1, 1]);
-    assert_eq!(mesh.restarts.most_at_once("")?, 1);
-    mesh.change(json!({"rollout": {"kinds": null}})).await?;
-    eventually(DEADLINE, "the Deployment to be restarted as well", async || web.has(1, &marker).await).await?;
-    mesh.is_complete().await?;
-    assert_eq!(mesh.counts([&web, &store, &agent])?, [1, 1, 1]);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_disabled_rollout_restarts_nothing_and_is_reported() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure_with(1, json!({"policy": "Off"})).await?;
-    mesh.rollout_is("False/RolloutDisabled").await?;
-    mesh.no_more_than(0).await?;
-    mesh.change(json!({"rollout": {"policy": "Auto"}})).await?;
-    let marker = mesh.is_complete().await?;
-    web.has(1, &marker).await?;
-    // Without a selected workload the rollout is complete for another reason.
-    mesh.change(json!({"rollout": {"workloadSelector": {"matchLabels": {"no-such": "label"}}}})).await?;
-    mesh.rollout_is("True/NothingSelected").await?;
-    assert_eq!(mesh.counts([&web])?, [1]);
-    Ok(())
 }

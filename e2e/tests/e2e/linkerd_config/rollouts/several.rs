@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::{COMPLETE, Mesh};
+use super::{COMPLETE, Mesh, all_have, hash_of};
 
 /// Scenarios 9 and 10, as far as workloads are concerned.
 #[tokio::test(flavor = "multi_thread")]
@@ -22,17 +22,13 @@ async fn workloads_run_with_the_active_resource_and_are_not_restarted_after_its_
     mesh.installation.declare("other", other).await?;
     mesh.installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
     let status = mesh.rollout_of_is("other", COMPLETE).await?;
-    let theirs = status["injectionHash"].as_str().unwrap_or_default();
+    let theirs = hash_of(&status)?;
     assert_ne!(theirs, own);
-    for workload in &two {
-        workload.has(1, theirs).await?;
-    }
+    all_have(&two, 1, theirs).await?;
     // The first resource becomes active again, and reports its rollout again.
     mesh.installation.delete("other").await?;
     assert_eq!(mesh.is_complete().await?, own);
-    for workload in &two {
-        workload.has(1, &own).await?;
-    }
+    all_have(&two, 1, &own).await?;
     assert_eq!(mesh.counts(two.each_ref())?, [2, 2]);
 
     // Without a resource no further workload is restarted.

@@ -9,10 +9,12 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use super::{
-    super::{HELM, Installation, Lent, TRUST_ROOTS, trust_anchors::certificate},
+    super::{
+        HELM, Installation, Lent,
+        trust_anchors::{certificate, hash},
+    },
     Mesh,
 };
 use e2e::{eventually, workload};
@@ -54,14 +56,10 @@ async fn control_plane_pod(mesh: &Mesh) -> Result<()> {
     .await
 }
 
-fn sha256(bundle: &str) -> String {
-    Sha256::digest(bundle).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 async fn has_roots(workload: &workload::Workload, bundle: &str) -> Result<()> {
     for proxy in workload.proxies().await? {
         let roots = proxy.context("a Pod without proxy")?.trust_roots;
-        ensure!(roots == Some(sha256(bundle)), "{workload} has {roots:?}");
+        ensure!(roots == Some(hash(bundle)), "{workload} has {roots:?}");
     }
     Ok(())
 }
@@ -89,7 +87,7 @@ async fn a_new_anchor_reaches_the_control_plane_first() -> Result<()> {
     assert_eq!(mesh.is_complete().await?, marker);
     assert_eq!(mesh.counts([&web, &api])?, [1, 1]);
     for workload in [&web, &api] {
-        assert_eq!(workload.restarted_for().await?, Some(format!("{marker}-{}", &sha256(&both)[..8])));
+        assert_eq!(workload.restarted_for().await?, Some(format!("{marker}-{}", &hash(&both)[..8])));
     }
     assert_eq!(mesh.installation.writes("/configmaps/").len(), writes);
     Ok(())
@@ -104,108 +102,18 @@ async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> 
     let new = certificate("other.linkerd.cluster.local")?;
     mesh.installation.set_trust_roots(&new).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
-    // An approval applies only to the bundle with this hash.
-    mesh.annotate("approve-trust-roots", &sha256("something else")).await?;
-    mesh.no_more_than(0).await?;
-    mesh.rollout_is("False/AwaitingApproval").await?;
-    mesh.annotate("approve-trust-roots", &sha256(&new)).await?;
-    eventually(super::DEADLINE, "the new anchors", async || has_roots(&web, &new).await).await?;
-    mesh.is_complete().await?;
-    assert_eq!(mesh.counts([&web])?, [1]);
-    Ok(())
-}
-
-/// Waits until the operator has observed this bundle.
-async fn has_observed(mesh: &Mesh, bundle: &str) -> Result<()> {
-    eventually(super::DEADLINE, "the hash of the bundle", async || {
-        let status = mesh.status().await?.0;
-        ensure!(status["trustRootsSHA256"] == json!(sha256(bundle)), "{}", status["trustRootsSHA256"]);
-        Ok(())
-    })
-    .await
-}
-
-/// The Pods trust only the first bundle all the time, whatever bundle the operator observed last.
-#[tokio::test(flavor = "multi_thread")]
-async fn no_change_of_an_unapproved_bundle_approves_it_and_the_previous_one_needs_no_approval() -> Result<()> {
-    let (mut mesh, old) = of_external_authority().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({})).await?;
-    let (new, third) = (certificate("new.linkerd.cluster.local")?, certificate("third.linkerd.cluster.local")?);
-
-    // The bundle is deleted and created again.
-    mesh.installation.maps.delete(TRUST_ROOTS, &DeleteParams::default()).await?;
-    eventually(super::DEADLINE, "a status without bundle", async || {
-        let status = mesh.status().await?.0;
-        ensure!(status["trustRootsSHA256"].is_null(), "{}", status["trustRootsSHA256"]);
-        Ok(())
-    })
-    .await?;
-    mesh.installation.put_trust_roots(&new).await?;
-    has_observed(&mesh, &new).await?;
-    mesh.rollout_is("False/AwaitingApproval").await?;
-
-    // The bundle is edited while it awaits the approval.
-    for edited in [format!("{new}\n"), format!("{new}{third}")] {
-        mesh.installation.set_trust_roots(&edited).await?;
-        has_observed(&mesh, &edited).await?;
-        mesh.rollout_is("False/AwaitingApproval").await?;
-    }
-
-    // The resource is deleted and created again.
+    // A new resource continues with the anchors that were saved.
     mesh.installation.delete("mesh").await?;
     mesh.installation.is_deleted("mesh").await?;
     mesh.declare(json!({})).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
+    // An approval applies only to the bundle with this hash.
+    mesh.annotate("approve-trust-roots", &hash("something else")).await?;
     mesh.no_more_than(0).await?;
-
-    mesh.installation.set_trust_roots(&old).await?;
-    has_observed(&mesh, &old).await?;
-    mesh.is_complete().await?;
-    assert_eq!(mesh.counts([&web])?, [0]);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rotation_that_was_paused_cannot_be_completed_without_an_approval() -> Result<()> {
-    let (mut mesh, old) = of_external_authority().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({})).await?;
-    let new = certificate("new.linkerd.cluster.local")?;
-    let both = format!("{old}{new}");
-    mesh.change(json!({"rollout": {"paused": true}})).await?;
-    mesh.installation.set_trust_roots(&both).await?;
-    has_observed(&mesh, &both).await?;
-    mesh.rollout_is("False/Paused").await?;
-    mesh.installation.set_trust_roots(&new).await?;
-    has_observed(&mesh, &new).await?;
-    mesh.change(json!({"rollout": {"paused": false}})).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
-    mesh.no_more_than(0).await?;
-    mesh.annotate("approve-trust-roots", &sha256(&new)).await?;
+    mesh.annotate("approve-trust-roots", &hash(&new)).await?;
     eventually(super::DEADLINE, "the new anchors", async || has_roots(&web, &new).await).await?;
     mesh.is_complete().await?;
     assert_eq!(mesh.counts([&web])?, [1]);
-    Ok(())
-}
-
-/// For example, a bundle that was Helm's and is trust-manager's now.
-#[tokio::test(flavor = "multi_thread")]
-async fn another_text_of_the_same_certificates_restarts_nothing() -> Result<()> {
-    let (mut mesh, old) = of_external_authority().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({})).await?;
-    let before = mesh.status().await?.0["rollout"]["hash"].clone();
-    let commented = format!("# The anchors of the mesh.\n\n{old}\n");
-    mesh.installation.set_trust_roots(&commented).await?;
-    has_observed(&mesh, &commented).await?;
-    mesh.is_complete().await?;
-    mesh.no_more_than(0).await?;
-    assert_eq!(mesh.status().await?.0["rollout"]["hash"], before);
-    has_roots(&web, &old).await?;
-    // A new anchor is rolled out as before.
-    let both = format!("{old}{}", certificate("next.linkerd.cluster.local")?);
-    mesh.installation.set_trust_roots(&both).await?;
-    eventually(super::DEADLINE, "the new anchors", async || has_roots(&web, &both).await).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! New versions of the proxy, and the triggers of a restart.
+//! New versions of the proxy.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -20,31 +20,6 @@ async fn has_version(workload: &Workload, version: &str) -> Result<()> {
     Ok(())
 }
 
-/// Scenario 4.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_by_helm_brings_the_new_proxy_to_all_workloads() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let (web, api) = (mesh.deployment("web", 2).await?, mesh.deployment("api", 1).await?);
-    mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.is_complete().await?;
-    mesh.forget().await?;
-    let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
-    mesh.installation.rewrite("helm", &upgraded).await?;
-    mesh.expect_event("BaseUpdated").await?;
-    let declared = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
-    mesh.installation.document_is(&mesh.installation.helm_with(declared).await?).await?;
-    for workload in [&web, &api] {
-        eventually(DEADLINE, format_args!("{workload} to be upgraded"), async || {
-            has_version(workload, "edge-26.9.1").await
-        })
-        .await?;
-    }
-    let status = mesh.rollout_is(super::COMPLETE).await?;
-    assert_eq!(status["proxyVersion"], "edge-26.9.1");
-    assert_eq!(mesh.counts([&web, &api])?, [1, 1]);
-    Ok(())
-}
-
 /// Creates the Deployment of the proxy injector, as Linkerd's chart does.
 async fn injector_deployment(mesh: &Mesh, version: &str) -> Result<Workload> {
     let of_template = json!({"linkerd.io/control-plane-component": "proxy-injector"});
@@ -54,7 +29,7 @@ async fn injector_deployment(mesh: &Mesh, version: &str) -> Result<Workload> {
     mesh.put(&mesh.installation.namespace, Kind::Deployment, "linkerd-proxy-injector", 1, over).await
 }
 
-/// Linkerd supports proxies that are older than the control plane, not newer ones.
+/// Scenario 4. Linkerd supports proxies that are older than the control plane, not newer ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_version_reaches_the_control_plane_first() -> Result<()> {
     let mut mesh = Mesh::new().await?;
@@ -89,7 +64,7 @@ async fn a_new_version_reaches_the_control_plane_first() -> Result<()> {
     assert_eq!(mesh.counts([&web])?, [0]);
     injector.patch(with_image("injector:edge-26.9.1")).await?;
     eventually(DEADLINE, "the upgrade", async || has_version(&web, "edge-26.9.1").await).await?;
-    mesh.is_complete().await?;
+    assert_eq!(mesh.rollout_is(super::COMPLETE).await?["proxyVersion"], "edge-26.9.1");
     assert_eq!(mesh.counts([&web])?, [1]);
     Ok(())
 }
@@ -118,19 +93,4 @@ async fn a_rollout_that_waits_for_too_long_is_shown_by_a_metric() -> Result<()> 
     mesh.change(json!({"proxy": {"proxyVersion": null}})).await?;
     mesh.is_complete().await?;
     has_progress(0.0).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_is_not_a_declared_trigger_restarts_nothing() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({"rollout": {"triggers": ["ProxyVersion"]}})).await?;
-    mesh.configure(1).await?;
-    mesh.is_complete().await?;
-    mesh.no_more_than(0).await?;
-    mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
-    eventually(DEADLINE, "the upgrade", async || has_version(&web, "edge-26.9.1").await).await?;
-    mesh.is_complete().await?;
-    assert_eq!(mesh.counts([&web])?, [1]);
-    Ok(())
 }

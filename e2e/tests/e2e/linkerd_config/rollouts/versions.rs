@@ -7,7 +7,7 @@ use e2e::{FaultProxy, Manager, eventually, mesh::SOON, workload::Workload};
 use kube::{ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
-use super::Mesh;
+use super::{Mesh, all_have};
 use crate::other_version::{OtherVersion, Version};
 
 const LEASE: &str = "linkerd-operator";
@@ -103,12 +103,7 @@ async fn a_rollout_under_way_is_finished_by_another_version() -> Result<()> {
         return Ok(());
     };
     let mut mesh = Mesh::new().await?;
-    let slow = json!({"spec": {"minReadySeconds": 2}});
-    let three = [
-        mesh.deployment_with("a", 1, slow.clone()).await?,
-        mesh.deployment_with("b", 1, slow.clone()).await?,
-        mesh.deployment_with("c", 1, slow).await?,
-    ];
+    let three = mesh.three(1, 2).await?;
     let mut leader = Replica::start(&mesh, &other, Version::Other, 0).await?;
     mesh.declare(json!({})).await?;
     mesh.is_complete().await?;
@@ -139,9 +134,7 @@ async fn take_over(
     next.leads().await?;
 
     let marker = mesh.is_complete().await?;
-    for workload in three {
-        workload.has(1, &marker).await?;
-    }
+    all_have(three, 1, &marker).await?;
     mesh.no_more_than(3).await?;
     ensure!(mesh.counts(three.each_ref())? == [1, 1, 1], "{:?}", mesh.restarts.all()?);
     ensure!(mesh.restarts.most_at_once("")? == 1, "{:?}", mesh.restarts.all()?);

@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::Probe;
+use super::{super::object, Probe};
 
 pub(super) const APP: &str = "app";
 /// A namespace that is exempt from Linkerd's webhooks.
@@ -354,21 +354,6 @@ fn kind(plural: &str) -> &'static str {
     }
 }
 
-fn object(version: &str, kind: &str, namespace: &str, name: &str, rest: &Value) -> Value {
-    let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}});
-    for (field, value) in rest.as_object().into_iter().flatten() {
-        match value {
-            Value::Object(fields) if field == "metadata" => {
-                for (field, value) in fields {
-                    object["metadata"][field] = value.clone();
-                }
-            }
-            _ => object[field] = value.clone(),
-        }
-    }
-    object
-}
-
 /// The container of the Pods. The operator's namespace admits only restricted ones.
 fn container(image: &str) -> Value {
     let restricted = json!({
@@ -392,7 +377,7 @@ pub(super) fn workload(kind: &str, namespace: &str, name: &str) -> Value {
     });
     let spec = json!({"selector": {"matchLabels": {"app": name}}, "template": template});
     let metadata = json!({"labels": {"kept": "yes"}, "annotations": annotations});
-    object("apps/v1", kind, namespace, name, &json!({"metadata": metadata, "spec": spec}))
+    object("apps/v1", kind, Some(namespace), name, json!({"metadata": metadata, "spec": spec}))
 }
 
 pub(super) fn namespaces() -> Vec<Value> {
@@ -411,7 +396,7 @@ pub(super) fn objects() -> Vec<Value> {
         objects.extend(["Deployment", "StatefulSet", "DaemonSet"].map(|kind| workload(kind, namespace, "web")));
         let spec = json!({"containers": [container("web:1")]});
         let metadata = json!({"labels": {"kept": "yes"}, "annotations": {"kept": "yes"}});
-        objects.push(object("v1", "Pod", namespace, "web", &json!({"metadata": metadata, "spec": spec})));
+        objects.push(object("v1", "Pod", Some(namespace), "web", json!({"metadata": metadata, "spec": spec})));
     }
     let owner = |kind: &str, version: &str| json!({"apiVersion": version, "kind": kind, "name": "mesh", "uid": kind});
     let metadata = json!({
@@ -419,11 +404,12 @@ pub(super) fn objects() -> Vec<Value> {
         "ownerReferences": [owner("ConfigMap", "v1"), owner("LinkerdConfig", "config.linkerd.io/v1alpha1")],
     });
     let data = json!({"values": "{}", "kept": "yes"});
-    objects.push(object("v1", "ConfigMap", "linkerd", "linkerd-config", &json!({"metadata": metadata, "data": data})));
+    let map = json!({"metadata": metadata, "data": data});
+    objects.push(object("v1", "ConfigMap", Some("linkerd"), "linkerd-config", map));
     let revision = |name: &str, labels: Value, owners: Value| {
         let metadata = json!({"labels": labels, "ownerReferences": owners});
         let rest = json!({"metadata": metadata, "revision": 1, "data": {}});
-        object("apps/v1", "ControllerRevision", "linkerd", name, &rest)
+        object("apps/v1", "ControllerRevision", Some("linkerd"), name, rest)
     };
     let of_daemon_set = json!([owner("DaemonSet", "apps/v1")]);
     objects.push(revision("linkerd-config-base-1", json!({"config.linkerd.io/base-of": "linkerd-config"}), json!([])));
@@ -438,7 +424,7 @@ pub(super) fn objects() -> Vec<Value> {
     for (name, managed_by) in [("ours", OURS), ("of-pods", "endpointslice-controller.k8s.io")] {
         let labels = json!({MANAGED_BY: managed_by, "kubernetes.io/service-name": "web"});
         let rest = json!({"metadata": {"labels": labels}, "addressType": "IPv4", "endpoints": [], "ports": []});
-        objects.push(object("discovery.k8s.io/v1", "EndpointSlice", APP, name, &rest));
+        objects.push(object("discovery.k8s.io/v1", "EndpointSlice", Some(APP), name, rest));
     }
     objects
 }
