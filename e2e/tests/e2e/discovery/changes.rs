@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::{
     QUIET, Rig, add, brings,
     objects::{
-        address, but, hinted, meshed, node, of_pod, of_workload, opaque_server, pod, service, slice, slice_v6, workload,
+        address, but, hinted, meshed, node, of_pod, of_workload, opaque_server, pod, server, service, slice, slice_v6,
+        workload,
     },
     received::{self, authority, identity, traits},
     remove,
@@ -339,6 +340,7 @@ async fn changes_that_a_client_cannot_observe_cause_no_message() -> Result<()> {
     rig.set_endpoints("other", &[address("192.0.2.9")]).await?;
     rig.put_all([
         opaque_server("port", json!(9999)),
+        server("http", json!({"podSelector": {}, "port": 8080, "proxyProtocol": "HTTP/1"})),
         slice("empty", "web", &[]),
         // IPv6 addresses of Pods are not served, and this stream does not use ports with another name.
         slice_v6("v6", "web", &[of_pod("2001:db8::1", "web-1")]),
@@ -354,6 +356,7 @@ async fn changes_that_a_client_cannot_observe_cause_no_message() -> Result<()> {
         .await?;
     elsewhere.shows("web:80", &["192.0.2.5:8080"]).await?;
     rig.delete("EndpointSlice", "empty").await?;
+    rig.patch("Server", "http", note.clone()).await?;
     anywhere.is_quiet_for(QUIET).await?;
     on_node.is_quiet_for(QUIET).await?;
     // The streams still work, and their next message contains only this change.

@@ -3,25 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{eventually, mesh::SOON, workload::Workload};
+use e2e::{eventually, mesh::SOON};
 use serde_json::json;
 
 use super::{DEADLINE, Mesh};
 
-/// Creates three workloads whose restarts take at least this many seconds.
-async fn three(mesh: &Mesh, seconds: u32) -> Result<[Workload; 3]> {
-    let slow = json!({"spec": {"minReadySeconds": seconds}});
-    Ok([
-        mesh.deployment_with("a", 1, slow.clone()).await?,
-        mesh.deployment_with("b", 1, slow.clone()).await?,
-        mesh.deployment_with("c", 1, slow).await?,
-    ])
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resumed() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = three(&mesh, 2).await?;
+    let three = mesh.three(1, 2).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
     let first = mesh.first_of(&three.each_ref()).await?;
@@ -45,7 +35,7 @@ async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resume
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_during_the_first_restart_restarts_the_other_workloads_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = three(&mesh, 3).await?;
+    let three = mesh.three(1, 3).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
     let first = mesh.first_of(&three.each_ref()).await?;
@@ -65,7 +55,7 @@ async fn a_change_during_the_first_restart_restarts_the_other_workloads_once() -
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_that_is_scaled_during_a_rollout_is_restarted_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let three = three(&mesh, 1).await?;
+    let three = mesh.three(1, 1).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
     let first = mesh.first_of(&three.each_ref()).await?;
