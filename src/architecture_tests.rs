@@ -34,7 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("lease", &["client", "retry", "tasks", "write"]),
     ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "events", "lease", "queue"]),
-    ("destination", &["api", "cluster", "listen", "memory", "proto", "queue", "resources", "tasks", "text"]),
+    ("destination", &["api", "client", "cluster", "listen", "memory", "proto", "queue", "resources", "tasks", "text"]),
     (
         "external_workload",
         &["api", "cluster", "client", "controller", "events", "lease", "queue", "retry", "tasks", "text", "write"],

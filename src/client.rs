@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow, bail};
 use http::{Method, Request, Response};
 use kube::{
     Client, Config,
@@ -47,7 +47,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// Fails if the file cannot be read, or if no source exists.
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
-    let mut config = match read(kubeconfig)? {
+    let config = match read(kubeconfig)? {
         Some((file, source)) => Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
             .await
             .with_context(|| format!("cannot use the kubeconfig of {source}"))?,
@@ -55,12 +55,55 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
             "no kubeconfig and no ServiceAccount: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
         )?,
     };
+    Ok(with_deadlines(config))
+}
+
+/// Returns the configuration of a client from a kubeconfig that somebody else wrote. The errors never quote it.
+///
+/// # Errors
+/// Fails if it is not a kubeconfig, or if it would run a program or read a file.
+pub async fn embedded(kubeconfig: &str) -> anyhow::Result<Config> {
+    let file = Kubeconfig::from_yaml(kubeconfig).map_err(|_| anyhow!("it is not a kubeconfig"))?;
+    if let Some(field) = outside_of(&file) {
+        bail!("the field {field} is refused: credentials and certificates have to be in the kubeconfig itself");
+    }
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    // The source of the error may quote a credential.
+    let config = config.map_err(|error| match error {
+        KubeconfigError::CurrentContextNotSet => anyhow!("it has no current context"),
+        KubeconfigError::LoadContext(_) | KubeconfigError::LoadClusterOfContext(_) => {
+            anyhow!("its current context or the cluster of that is missing")
+        }
+        KubeconfigError::ParseClusterUrl(_) => anyhow!("the URL of its API server is invalid"),
+        _ => anyhow!("it cannot be used"),
+    })?;
+    Ok(with_deadlines(config))
+}
+
+/// Returns the first field that would run a program or read a file.
+fn outside_of(file: &Kubeconfig) -> Option<&'static str> {
+    let users = file.auth_infos.iter().filter_map(|user| user.auth_info.as_ref());
+    let clusters = file.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref());
+    let of_user = users.flat_map(|user| {
+        [
+            ("exec", user.exec.is_some()),
+            ("auth-provider", user.auth_provider.is_some()),
+            ("tokenFile", user.token_file.is_some()),
+            ("client-certificate", user.client_certificate.is_some()),
+            ("client-key", user.client_key.is_some()),
+        ]
+    });
+    let of_cluster = clusters.map(|cluster| ("certificate-authority", cluster.certificate_authority.is_some()));
+    of_user.chain(of_cluster).find_map(|(field, is_set)| is_set.then_some(field))
+}
+
+fn with_deadlines(mut config: Config) -> Config {
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
     // Otherwise the read timeout would include the time that a connection is idle in the pool.
     config.reset_reader_on_write = true;
-    Ok(config)
+    config
 }
 
 /// Returns the first kubeconfig that exists, and its source. If that one cannot be read, this fails, so that the
@@ -244,5 +287,50 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kubeconfig(user: &str, cluster: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: east\n\
+             contexts: [{{name: east, context: {{cluster: east, user: reader}}}}]\n\
+             clusters: [{{name: east, cluster: {{server: \"https://east.example:6443\"{cluster}}}}}]\n\
+             users: [{{name: reader, user: {{{user}}}}}]\n"
+        )
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_of_somebody_else_must_not_run_programs_or_read_files() {
+        for (user, cluster, field) in [
+            ("exec: {command: sh, apiVersion: client.authentication.k8s.io/v1}", "", "exec"),
+            ("auth-provider: {name: gcp, config: {}}", "", "auth-provider"),
+            ("tokenFile: /var/run/secrets/token", "", "tokenFile"),
+            ("client-certificate: /etc/passwd", "", "client-certificate"),
+            ("client-key: /etc/passwd", "", "client-key"),
+            ("token: t", ", certificate-authority: /etc/passwd", "certificate-authority"),
+        ] {
+            let error = embedded(&kubeconfig(user, cluster)).await.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("the field {field} is refused")), "{error}");
+        }
+        let config = embedded(&kubeconfig("token: secret-token", "")).await.unwrap();
+        assert_eq!(config.cluster_url, "https://east.example:6443/");
+        assert_eq!((config.read_timeout, config.default_retry), (Some(READ_TIMEOUT), false));
+    }
+
+    #[tokio::test]
+    async fn the_error_of_a_kubeconfig_that_cannot_be_used_does_not_quote_it() {
+        let without_context = "apiVersion: v1\nkind: Config\nusers: [{name: a, user: {token: secret-token}}]\n";
+        let bad_key = kubeconfig("client-key-data: secret-token, client-certificate-data: secret-token", "");
+        for text in ["secret-token: [", without_context, &bad_key, &kubeconfig("token: [secret-token]", "")] {
+            let error = match embedded(text).await {
+                Ok(config) => client(config, &Registry::new()).err().map(|error| format!("{error:#}")),
+                Err(error) => Some(format!("{error:#}")),
+            };
+            assert!(error.as_ref().is_some_and(|error| !error.contains("secret-token")), "{error:?}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     client,
     cluster::{Cluster, Observer},
     controller::ControllerDeps,
-    destination::{self, DestinationObserver},
+    destination::{self, DestinationObserver, LinksObserver},
     events,
     external_workload::{self, ExternalWorkloadObserver},
     lease,
@@ -81,14 +81,18 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         observers.push(Arc::clone(configs) as Arc<dyn Observer>);
         observers.push(Arc::clone(rollouts) as Arc<dyn Observer>);
     }
+    let enable_multicluster = args.enable_destination && args.enable_multicluster.unwrap_or(false);
+    let links = enable_multicluster.then(|| LinksObserver::new(&args.controller_namespace));
+    observers.extend(links.clone().map(|observer| observer as Arc<dyn Observer>));
     let cluster = match observers.is_empty() {
         true => None,
         false => Some(Cluster::spawn(&client, &observers, &registry, &mut readers)?),
     };
+    let mut multicluster = None;
     if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, destination_observer, destination_listener) {
-        let deps = destination::DestinationDeps { cluster, observer, registry: &registry, listener };
+        let deps = destination::DestinationDeps { cluster, observer, registry: &registry, listener, links };
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
-        destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
+        multicluster = destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
     // This task ends when the last sender of Events is dropped, which is after the controllers have stopped.
     let controls = args.enable_external_workload || args.enable_linkerd_config;
@@ -145,12 +149,18 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     }
     drop(events);
     let stopping = stop.clone();
+    let refuses_unsupported =
+        args.enable_destination && !enable_multicluster && !args.allow_unsupported_services.unwrap_or(true);
     let readiness = Box::new(move || {
         let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
         let leadership = leaderships.iter().filter_map(lease::Leadership::problem);
+        let remotes = multicluster.as_ref().map(|it| it.problems()).unwrap_or_default();
+        let unsupported = cluster.as_ref().filter(|_| refuses_unsupported).and_then(destination::unsupported_services);
+        let waits = unsupported.is_some() || problems.iter().any(|problem| problem.blocks_readiness);
+        let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported);
         Readiness {
-            ready: !stopping.is_cancelled() && !problems.iter().any(|problem| problem.blocks_readiness),
-            waiting_for: problems.into_iter().map(|problem| problem.text).chain(leadership).collect(),
+            ready: !stopping.is_cancelled() && !waits,
+            waiting_for: texts.chain(leadership).chain(remotes).collect(),
         }
     });
     readers.spawn("admin", admin::serve(admin_listener, Arc::new(Admin { registry, readiness })));

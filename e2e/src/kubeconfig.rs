@@ -5,11 +5,14 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
+use k8s_openapi::ByteString;
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde_json::json;
+use serde_json::{Value, json};
+
+use crate::control_plane::ControlPlane;
 
 /// Writes a kubeconfig with one cluster and one user.
 pub(crate) fn write(path: &Path, server: &str, ca_pem: &str, user: &str, token: &str) -> Result<()> {
@@ -25,6 +28,25 @@ pub(crate) fn write(path: &Path, server: &str, ca_pem: &str, user: &str, token: 
     });
     // JSON is YAML.
     fs::write(path, serde_json::to_vec_pretty(&config)?).with_context(|| format!("writing {}", path.display()))
+}
+
+/// The text of a kubeconfig of [`write()`], with the certificate itself instead of its path, as in the Secret of another
+/// cluster.
+pub fn embedded(path: &Path) -> Result<String> {
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(path)?).with_context(|| format!("reading {}", path.display()))?;
+    let cluster = config.pointer_mut("/clusters/0/cluster").and_then(Value::as_object_mut).context("a cluster")?;
+    let ca = cluster.remove("certificate-authority").context("a path of the certificate")?;
+    let pem = fs::read(ca.as_str().unwrap_or_default()).with_context(|| format!("reading {ca}"))?;
+    cluster.insert("certificate-authority-data".to_owned(), serde_json::to_value(ByteString(pem))?);
+    Ok(config.to_string())
+}
+
+/// The same for the admin of a control plane.
+pub fn embedded_of(control_plane: &ControlPlane) -> Result<String> {
+    let path = control_plane.directory().join("kubeconfig-embedded");
+    write(&path, control_plane.server_url(), control_plane.ca_pem()?, "admin", control_plane.admin_token()?)?;
+    embedded(&path)
 }
 
 /// A client for the current context of a kubeconfig. It belongs to the async runtime in which it was created.

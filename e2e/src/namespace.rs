@@ -32,6 +32,15 @@ impl TestNamespace {
         Ok(Self { name, client: client.clone() })
     }
 
+    /// Creates a namespace with the name of another cluster's.
+    pub async fn create_named(client: &Client, name: &str) -> Result<Self> {
+        let namespace: Namespace =
+            serde_json::from_value(json!({"metadata": {"name": name, "labels": {"linkerd-operator-e2e": "test"}}}))?;
+        let created = Api::all(client.clone()).create(&PostParams::default(), &namespace).await;
+        created.with_context(|| format!("creating the namespace {name}"))?;
+        Ok(Self { name: name.to_owned(), client: client.clone() })
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }

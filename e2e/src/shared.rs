@@ -35,6 +35,20 @@ pub async fn shared() -> Result<&'static ControlPlane> {
         .await
 }
 
+/// Other clusters with Linkerd's CRDs, without controllers: `east` and `north`. Tests must not restart them.
+pub async fn shared_other(name: &str) -> Result<&'static ControlPlane> {
+    static OTHERS: [OnceCell<ControlPlane>; 2] = [const { OnceCell::const_new() }; 2];
+    let [east, north] = &OTHERS;
+    let other = if name == "east" { east } else { north };
+    other
+        .get_or_try_init(async || {
+            let control_plane = ControlPlane::launch(Options::default()).await?;
+            control_plane.install_crds("crd/linkerd").await?;
+            anyhow::Ok(control_plane)
+        })
+        .await
+}
+
 /// A manager that several tests use, with the permissions of the manifests. Its drop at the end of a test fails the test
 /// if a request of this manager has been denied so far, during any test.
 pub struct SharedManager(&'static Manager);

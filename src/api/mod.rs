@@ -107,6 +107,13 @@ pub const REMOTE_DISCOVERY: &str = "multicluster.linkerd.io/remote-discovery";
 pub const REMOTE_SERVICE_LABEL: &str = "multicluster.linkerd.io/remote-service";
 /// The annotation of a federated Service that names its member in this cluster.
 pub const LOCAL_DISCOVERY_ANNOTATION: &str = "multicluster.linkerd.io/local-discovery";
+/// The type of a Secret with the kubeconfig of another cluster, in the namespace of the control plane.
+pub const REMOTE_KUBECONFIG_TYPE: &str = "mirror.linkerd.io/remote-kubeconfig";
+/// The label of such a Secret with the name of that cluster.
+pub const CLUSTER_NAME_LABEL: &str = "multicluster.linkerd.io/cluster-name";
+/// The annotations of such a Secret with the trust domain of that cluster's mesh, and the domain of its Services.
+pub const TRUST_DOMAIN_ANNOTATION: &str = "multicluster.linkerd.io/trust-domain";
+pub const CLUSTER_DOMAIN_ANNOTATION: &str = "multicluster.linkerd.io/cluster-domain";
 /// The label of a mirrored Service's slices with the cluster that the Service is mirrored from.
 pub const MIRROR_CLUSTER_LABEL: &str = "mirror.linkerd.io/cluster-name";
 /// The annotation of a mirrored Service's slices with the name of the Service in that cluster.

@@ -52,8 +52,21 @@ fn refused(arguments: &[&str]) -> (u8, String) {
 fn the_arguments_of_linkerds_chart_equal_the_operators_defaults() {
     let args = parsed(&CHART);
     assert_eq!(args.notices, [] as [&str; 0]);
-    let ours = manager(&["--enable-linkerd-config=false"]).unwrap();
-    assert_eq!(format!("{args:?}"), format!("{ours:?}"));
+    let flags = ["--enable-linkerd-config=false", "--enable-multicluster", "--allow-unsupported-services=false"];
+    assert_eq!(format!("{args:?}"), format!("{:?}", manager(&flags).unwrap()));
+}
+
+#[test]
+fn other_clusters_are_served_as_by_linkerds_container_unless_the_environment_says_otherwise() {
+    let ours = manager(&["manager"]).unwrap();
+    assert_eq!((ours.enable_multicluster, ours.allow_unsupported_services), (None, None));
+    let theirs = parsed(&CHART);
+    assert_eq!((theirs.enable_multicluster, theirs.allow_unsupported_services), (Some(true), Some(false)));
+    let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND));
+    let args = LinkerdDestinationArgs::from_arg_matches(&command.try_get_matches_from([COMMAND]).unwrap()).unwrap();
+    let environment = ["--enable-multicluster=false", "--allow-unsupported-services=true"];
+    let args = args.manager(manager(&environment).unwrap(), |_| None).unwrap();
+    assert_eq!((args.enable_multicluster, args.allow_unsupported_services), (Some(false), Some(true)));
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub struct WatchScope {
     pub namespace: Option<Arc<str>>,
     /// A label selector; `None` for all objects.
     pub labels: Option<String>,
+    /// A field selector; `None` for all objects.
+    pub fields: Option<String>,
 }
 
 // === impl Diff ===
@@ -107,7 +109,7 @@ mod tests {
         }
 
         fn scope(&self, _: Kind) -> WatchScope {
-            WatchScope { namespace: None, labels: self.0.map(str::to_owned) }
+            WatchScope { labels: self.0.map(str::to_owned), ..WatchScope::default() }
         }
 
         fn blocks_readiness(&self) -> bool {

@@ -14,7 +14,7 @@ mod problems;
 pub(crate) mod testing;
 pub(crate) mod watch;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kube::Client;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -25,7 +25,7 @@ use crate::tasks::Tasks;
 pub use change::{Diff, Observer, WatchScope};
 pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
-pub use watch::WatchProblem;
+pub use watch::{Clients, FAILURE_CLASSES, WatchMetrics, WatchProblem};
 
 /// A handle to the state of one cluster and to the status of its watches.
 #[derive(Clone)]
@@ -49,8 +49,31 @@ impl Cluster {
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
         let state = Arc::<RwLock<State>>::default();
+        let metrics = WatchMetrics::register(registry)?;
+        metrics.register_state(registry, &state)?;
+        let clients = watch::Clients::always(client);
+        Ok(Self::spawn_watches(state, &clients, observers, &metrics, tasks))
+    }
+
+    /// Starts the watches that the observer needs in another cluster. They begin when the cluster has a client, and list
+    /// again when the client is replaced. The cluster's metrics are those of all its watches.
+    pub fn spawn_remote(
+        clients: &watch::Clients,
+        observer: Arc<dyn Observer>,
+        metrics: &WatchMetrics,
+        tasks: &mut Tasks,
+    ) -> Self {
+        Self::spawn_watches(Arc::default(), clients, &[observer], metrics, tasks)
+    }
+
+    fn spawn_watches(
+        state: Arc<RwLock<State>>,
+        clients: &watch::Clients,
+        observers: &[Arc<dyn Observer>],
+        metrics: &WatchMetrics,
+        tasks: &mut Tasks,
+    ) -> Self {
         let relist = Arc::new(Notify::new());
-        let metrics = watch::WatchMetrics::register(registry, &state)?;
         let mut watches = Vec::new();
         for kind in Kind::ALL {
             let Some(scope) = WatchScope::of(*kind, observers) else { continue };
@@ -60,9 +83,9 @@ impl Cluster {
                 relist: Arc::clone(&relist),
                 metrics: metrics.clone(),
             };
-            watches.push(kind.visit(watch::Spawn { context, client, scope, tasks }));
+            watches.push(kind.visit(watch::Spawn { context, clients: clients.clone(), scope, tasks }));
         }
-        Ok(Self { state, watches: watches.into(), relist })
+        Self { state, watches: watches.into(), relist }
     }
 
     /// Locks the current state for reading. Hold the guard for a few lookups, never across an await.
@@ -73,6 +96,11 @@ impl Cluster {
     /// Resolves when each of the kinds has been listed once.
     pub async fn synced(&self, kinds: &[Kind]) {
         self.wait_until(kinds, |status| status.synced).await;
+    }
+
+    /// Resolves when the state is complete for the kinds; see [`Self::knows`].
+    pub async fn known(&self, kinds: &[Kind]) {
+        self.wait_until(kinds, watch::WatchStatus::is_known).await;
     }
 
     /// Makes failing watches relist immediately, so that they miss no change, and resolves when no watch of the kinds
@@ -97,6 +125,11 @@ impl Cluster {
     /// blocks readiness. An optional kind that the API server does not serve blocks only the consumers of that kind.
     pub fn problems(&self) -> Vec<WatchProblem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
+    }
+
+    /// Returns the longest time for which one of the watches has been failing; `None` if none is failing.
+    pub fn failing_for(&self) -> Option<Duration> {
+        self.watches.iter().filter_map(|watch| watch.borrow().failing_for()).max()
     }
 
     fn watches_of(&self, kinds: &[Kind]) -> impl Iterator<Item = &channel::Receiver<watch::WatchStatus>> {

@@ -6,11 +6,12 @@ use std::{any::Any, collections::HashMap, sync::Arc};
 use kube::runtime::watcher::Event;
 use prometheus::Registry;
 use serde_json::{Value, json};
+use tokio::sync::watch as channel;
 
 use super::{
     Cluster, Observer, Problems,
     kinds::{Kind, KindVisitor, Projected, Watched, external_workload::ExternalWorkload, pod::Pod, service::Service},
-    watch::{Relist, WatchContext, WatchMemory, WatchMetrics, guarded::Guarded},
+    watch::{Relist, WatchContext, WatchMemory, WatchMetrics, WatchStatus, guarded::Guarded},
 };
 
 pub(crate) struct Feed {
@@ -19,6 +20,8 @@ pub(crate) struct Feed {
     metrics: WatchMetrics,
     /// The `(Relist, WatchMemory)` of each kind.
     watches: HashMap<Kind, Box<dyn Any>>,
+    /// The status of each kind that is not known until it was listed.
+    statuses: HashMap<Kind, channel::Sender<WatchStatus>>,
 }
 
 impl Default for Feed {
@@ -29,10 +32,35 @@ impl Default for Feed {
 
 impl Feed {
     pub(crate) fn new(observers: impl IntoIterator<Item = Arc<dyn Observer>>) -> Self {
-        let state = Arc::default();
-        let metrics = WatchMetrics::register(&Registry::new(), &state).unwrap();
-        let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
-        Self { cluster, observers: observers.into_iter().collect(), metrics, watches: HashMap::new() }
+        let metrics = WatchMetrics::register(&Registry::new()).unwrap();
+        let cluster = Cluster { state: Arc::default(), watches: Arc::new([]), relist: Arc::default() };
+        let observers = observers.into_iter().collect();
+        Self { cluster, observers, metrics, watches: HashMap::new(), statuses: HashMap::new() }
+    }
+
+    /// A cluster whose kinds are not known until each was listed.
+    pub(crate) fn unlisted(kinds: &[Kind], observer: Arc<dyn Observer>) -> Self {
+        let mut feed = Self::new([observer]);
+        let mut receivers = Vec::new();
+        for kind in kinds {
+            let (sender, receiver) = channel::channel(WatchStatus::new(*kind, false));
+            feed.statuses.insert(*kind, sender);
+            receivers.push(receiver);
+        }
+        feed.cluster.watches = receivers.into();
+        feed
+    }
+
+    /// Lists a kind: the state then has exactly these objects of it.
+    pub(crate) fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Value>) {
+        self.apply(kind, Event::Init);
+        for object in objects {
+            self.apply(kind, Event::InitApply(object));
+        }
+        self.apply(kind, Event::InitDone);
+        if let Some(status) = self.statuses.get(&kind) {
+            status.send_modify(|status| _ = status.listed());
+        }
     }
 
     pub(crate) fn apply(&mut self, kind: Kind, event: Event<Value>) {

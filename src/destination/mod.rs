@@ -21,6 +21,8 @@ mod handshakes;
 mod http2;
 mod metrics;
 mod multicluster;
+#[cfg(test)]
+mod multicluster_tests;
 mod object_group;
 mod observer;
 #[cfg(test)]
@@ -38,7 +40,7 @@ mod stream;
 mod testing;
 mod views;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use prometheus::Registry as MetricsRegistry;
 use tokio_util::sync::CancellationToken;
@@ -48,11 +50,16 @@ use tonic_health::{
 };
 
 use crate::{cluster::Cluster, tasks::Tasks};
+pub use multicluster::{Multicluster, links::LinksObserver, unsupported::unsupported_services};
 pub use observer::DestinationObserver;
 pub use settings::DestinationSettings;
 use {
-    get::collector::EndpointsCollector, metrics::DiscoveryMetrics, multicluster::MulticlusterCollector,
-    profile::collector::ProfilesCollector, server::DestinationServer, views::Views,
+    get::collector::EndpointsCollector,
+    metrics::DiscoveryMetrics,
+    multicluster::{collector::RemoteClustersCollector, unsupported::UnsupportedCollector},
+    profile::collector::ProfilesCollector,
+    server::DestinationServer,
+    views::Views,
 };
 
 /// The dependencies of the destination server; see [`spawn`].
@@ -61,9 +68,12 @@ pub struct DestinationDeps<'a> {
     pub observer: Arc<DestinationObserver>,
     pub registry: &'a MetricsRegistry,
     pub listener: tokio::net::TcpListener,
+    /// `None` if the Services of other clusters are not served.
+    pub links: Option<Arc<LinksObserver>>,
 }
 
-/// Starts the publisher and the server. When `stop` is cancelled, the server ends its streams and then stops.
+/// Starts the publisher and the server. When `stop` is cancelled, the server ends its streams and then stops. Returns the
+/// other clusters, if their Services are served.
 ///
 /// # Errors
 /// When a metric is registered twice.
@@ -73,20 +83,32 @@ pub fn spawn(
     stop: CancellationToken,
     servers: &mut Tasks,
     readers: &mut Tasks,
-) -> prometheus::Result<()> {
-    let DestinationDeps { cluster, observer, registry, listener } = deps;
-    let metrics = DiscoveryMetrics::register(registry)?;
-    let views = Views::new(cluster.clone(), settings, metrics);
+) -> prometheus::Result<Option<Arc<Multicluster>>> {
+    let DestinationDeps { cluster, observer, registry, listener, links } = deps;
+    let (metrics, settings) = (DiscoveryMetrics::register(registry)?, Arc::new(settings));
+    let mut multicluster = None;
+    match links {
+        Some(links) => {
+            let linked = Multicluster::new(Arc::clone(&observer), Arc::clone(&settings), registry)?;
+            registry.register(Box::new(RemoteClustersCollector::new(&linked)?))?;
+            readers.spawn("cluster-links", multicluster::links::follow(Arc::clone(&linked), cluster.clone(), links));
+            readers.spawn("remote-clusters", Arc::clone(&linked).sweep());
+            multicluster = Some(linked);
+        }
+        None => {
+            registry.register(Box::new(UnsupportedCollector::new(cluster)?))?;
+            readers.spawn("unsupported-services", multicluster::unsupported::warn_once(cluster.clone()));
+        }
+    }
+    let views = Views::new(cluster.clone(), settings, metrics, multicluster.clone());
     registry.register(Box::new(EndpointsCollector::new(&views)?))?;
     registry.register(Box::new(ProfilesCollector::new(&views)?))?;
-    registry.register(Box::new(MulticlusterCollector::new(cluster)?))?;
     let reporter = HealthReporter::new();
     let server = DestinationServer::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(observer));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
-    readers.spawn("other-clusters", multicluster::warn_once(cluster.clone()));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
-    Ok(())
+    Ok(multicluster)
 }
 
 /// Reports SERVING once the caches have synced.
@@ -94,16 +116,9 @@ async fn report_health(cluster: Cluster, reporter: HealthReporter) {
     for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, NotServing).await;
     }
-    wait_for_caches(&cluster).await;
+    cluster.known(observer::KINDS).await;
     for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, Serving).await;
     }
     std::future::pending::<()>().await;
-}
-
-/// Waits until every kind that discovery reads was listed. Polling is precise enough.
-async fn wait_for_caches(cluster: &Cluster) {
-    while !cluster.knows(observer::KINDS) {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }

@@ -93,7 +93,7 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), settings(), metrics);
+            let views = Views::new(feed.cluster.clone(), settings().into(), metrics, None);
             Self { feed, observer, views }
         }
 

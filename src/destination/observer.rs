@@ -53,6 +53,20 @@ pub(super) enum DirtyKey {
     Zone(Zone),
     /// All keys that depend on some objects.
     Group(ObjectGroup),
+    /// What has changed in another cluster.
+    Remote(Arc<str>, RemoteChange),
+}
+
+/// A part of another cluster that the endpoints of this cluster's Services depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum RemoteChange {
+    /// The endpoints of a Service.
+    Endpoints(NamespacedName),
+    Group(ObjectGroup),
+    /// All Services of a namespace.
+    Namespace(Arc<str>),
+    /// All Services.
+    Cluster,
 }
 
 /// Objects that have not changed, but whose endpoints depend on an object that has. They may be all objects of a
@@ -62,6 +76,17 @@ pub(super) enum ObjectGroup {
     Pods(PodGroup),
     /// The ExternalWorkloads of a namespace with a label; `None` for all.
     ExternalWorkloads(Arc<str>, Option<Pair>),
+}
+
+// === impl ObjectGroup ===
+
+impl ObjectGroup {
+    pub(super) fn namespace(&self) -> &str {
+        match self {
+            Self::Pods(group) => &group.namespace,
+            Self::ExternalWorkloads(namespace, _) => namespace,
+        }
+    }
 }
 
 /// Marks the keys that changes affect, for the publisher.
@@ -79,6 +104,21 @@ pub(super) struct Batch {
     pub(super) profiles: HashMap<NamespacedName, Instant>,
     pub(super) zones: Vec<Zone>,
     pub(super) groups: HashMap<ObjectGroup, Instant>,
+    pub(super) remotes: HashMap<(Arc<str>, RemoteChange), Instant>,
+}
+
+// === impl DirtyKey ===
+
+impl DirtyKey {
+    /// Returns the key of the same change in another cluster; `None` if nothing here depends on it.
+    pub(super) fn of_cluster(self, cluster: &Arc<str>) -> Option<Self> {
+        let change = match self {
+            Self::Endpoints(service) => RemoteChange::Endpoints(service),
+            Self::Group(group) => RemoteChange::Group(group),
+            _ => return None,
+        };
+        Some(Self::Remote(Arc::clone(cluster), change))
+    }
 }
 
 // === impl DestinationObserver ===
@@ -107,7 +147,7 @@ impl Observer for DestinationObserver {
     }
 }
 
-fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
+pub(super) fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
     match change {
         Change::Service(diff) => {
             let key = diff.latest().key.clone();
@@ -192,6 +232,7 @@ impl Batch {
             DirtyKey::ServiceProfile(profile) => _ = self.profiles.entry(profile).or_insert(received),
             DirtyKey::Zone(zone) => self.zones.push(zone),
             DirtyKey::Group(group) => _ = self.groups.entry(group).or_insert(received),
+            DirtyKey::Remote(cluster, change) => _ = self.remotes.entry((cluster, change)).or_insert(received),
         }
     }
 }
@@ -241,6 +282,7 @@ mod tests {
                     let steps = std::iter::from_fn(|| members.next_step(&self.feed.cluster));
                     return steps.flatten().flat_map(|key| self.texts(&key)).collect();
                 }
+                DirtyKey::Remote(..) => panic!("this cluster is not remote"),
             };
             [text].into()
         }

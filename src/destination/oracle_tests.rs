@@ -19,7 +19,7 @@ const FRESH: u64 = 5;
 
 /// The seeds of the histories: always the same ones, and some new ones. `ORACLE_SEED=7 cargo test --lib oracle` selects a
 /// seed; `ORACLE_RUNS=1000` sets the number of consecutive seeds. A failure names the seed.
-fn seeds() -> Vec<u64> {
+pub(super) fn seeds() -> Vec<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (first, runs) = (read("ORACLE_SEED"), read("ORACLE_RUNS"));
     let start = first.unwrap_or(0);
@@ -31,7 +31,7 @@ fn seeds() -> Vec<u64> {
 }
 
 /// Returns flags: those of Linkerd's chart for the first seed, random ones for the others.
-fn flags(seed: u64, dice: &mut StdRng) -> oracle::Settings {
+pub(super) fn flags(seed: u64, dice: &mut StdRng) -> oracle::Settings {
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let keep_alive = KeepAlive { interval: seconds(10), timeout: seconds(3), while_idle: true };
     let http2 = Http2ClientParams { keep_alive: Some(keep_alive), ..Http2ClientParams::default() };

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{
     get::views::EndpointsPass,
     object_group::GroupMembers,
-    observer::{Batch, ObjectGroup},
+    observer::{Batch, DirtyKey, ObjectGroup},
     profile::views::Profiles,
     registry::View,
     views::Views,
@@ -29,13 +29,16 @@ pub(super) struct Rotation {
     endpoints: HashMap<NamespacedName, EndpointsWork>,
     /// The views of profiles by Service; `None` for the profiles of endpoints.
     profiles: HashMap<Option<NamespacedName>, ProfilesWork>,
-    groups: HashMap<ObjectGroup, GroupWork>,
+    groups: HashMap<GroupKey, GroupWork>,
 }
+
+/// A group of objects, and its cluster; `None` for this cluster.
+pub(super) type GroupKey = (Option<Arc<str>>, ObjectGroup);
 
 enum RotationPlace {
     Endpoints(NamespacedName),
     Profiles(Option<NamespacedName>),
-    Group(ObjectGroup),
+    Group(GroupKey),
 }
 
 #[derive(Default)]
@@ -70,7 +73,8 @@ impl Rotation {
     }
 
     /// Adds the views that a batch affects.
-    pub(super) fn join(&mut self, views: &Views, batch: Batch) {
+    pub(super) fn join(&mut self, views: &Views, mut batch: Batch) {
+        let remote_groups = views.add_joined(&mut batch);
         for (view, received) in views.profiles_of(&batch) {
             let key = view.key.service().map(|target| target.service.clone());
             let work = self.profiles.entry(key.clone()).or_insert_with(|| {
@@ -88,7 +92,8 @@ impl Rotation {
             });
             work.marked.get_or_insert(received);
         }
-        for (group, received) in batch.groups {
+        let groups = batch.groups.into_iter().map(|(group, received)| ((None, group), received));
+        for (group, received) in groups.chain(remote_groups) {
             let work = self.groups.entry(group.clone()).or_insert_with(|| {
                 self.places.push_back(RotationPlace::Group(group));
                 GroupWork::default()
@@ -181,14 +186,19 @@ impl ProfilesWork {
 
 impl GroupWork {
     /// Looks up some members. After the last one, returns the keys of all.
-    fn proceed(&mut self, group: &ObjectGroup, views: &Views) -> Option<Batch> {
+    fn proceed(&mut self, (remote, group): &GroupKey, views: &Views) -> Option<Batch> {
+        let cluster = views.cluster_of(remote.as_deref(), group.namespace());
         if self.members.is_none() {
             let received = self.marked.take()?;
-            self.members = Some((GroupMembers::of(&views.cluster, group), received));
+            self.members = Some((GroupMembers::of(cluster.as_ref()?, group), received));
         }
         let (members, received) = self.members.as_mut()?;
-        if let Some(step) = members.next_step(&views.cluster) {
-            step.into_iter().for_each(|key| self.found.add(key, *received));
+        if let Some(step) = cluster.as_ref().and_then(|cluster| members.next_step(cluster)) {
+            let of_cluster = |key: DirtyKey| match remote {
+                Some(remote) => key.of_cluster(remote),
+                None => Some(key),
+            };
+            step.into_iter().filter_map(of_cluster).for_each(|key| self.found.add(key, *received));
             return None;
         }
         self.members = None;
@@ -228,7 +238,7 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), settings(), metrics);
+            let views = Views::new(feed.cluster.clone(), settings().into(), metrics, None);
             let mut rig = Self { feed, observer, views, rotation: Rotation::default() };
             for (name, ports) in services {
                 let declared = (1..=*ports).map(|port| json!({"name": port.to_string(), "port": port}));

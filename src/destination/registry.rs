@@ -50,8 +50,18 @@ pub(super) struct View<K: ViewKind> {
     clients: AtomicUsize,
     /// The generation of the cluster's state that was published last; `None` if the content is not valid. Locked while
     /// the content is computed.
-    pub(super) generation: Mutex<Option<u64>>,
+    pub(super) generation: Mutex<Option<Generation>>,
     pub(super) sender: watch::Sender<Published<K::Content>>,
+}
+
+/// When content was read. Of two contents for one key, the greater generation is newer: this cluster decides, and then
+/// the reads of several clusters, of which no two happen at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Generation {
+    /// The generation of this cluster's state.
+    pub(super) local: u64,
+    /// The number of the read; 0 if only this cluster was read.
+    pub(super) joined: u64,
 }
 
 /// The state of a view, for its streams.
@@ -72,6 +82,14 @@ pub(super) struct Subscription<K: ViewKind> {
 /// The process stops, so no stream may begin.
 #[derive(Debug)]
 pub(super) struct Stopping;
+
+// === impl Generation ===
+
+impl From<u64> for Generation {
+    fn from(local: u64) -> Self {
+        Self { local, joined: 0 }
+    }
+}
 
 // === impl Registry ===
 

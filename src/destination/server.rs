@@ -219,7 +219,7 @@ mod tests {
             reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
         }
         let service = HealthService::from_health_reporter(reporter.clone());
-        let views = Views::new(Feed::default().cluster, settings(), metrics);
+        let views = Views::new(Feed::default().cluster, settings().into(), metrics, None);
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

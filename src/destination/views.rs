@@ -11,8 +11,8 @@ use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::{
-    get::views::ServiceEndpoints, metrics::DiscoveryMetrics, observer::DestinationObserver, profile::views::Profiles,
-    publisher::Rotation, registry::Registry, settings::DestinationSettings,
+    get::views::ServiceEndpoints, metrics::DiscoveryMetrics, multicluster::Multicluster, observer::DestinationObserver,
+    profile::views::Profiles, publisher::Rotation, registry::Registry, settings::DestinationSettings,
 };
 use crate::cluster::Cluster;
 
@@ -27,6 +27,8 @@ pub(super) struct Views {
     pub(super) metrics: Arc<DiscoveryMetrics>,
     pub(super) endpoints: Registry<ServiceEndpoints>,
     pub(super) profiles: Registry<Profiles>,
+    /// `None` if the Services of other clusters are not served.
+    pub(super) multicluster: Option<Arc<Multicluster>>,
     /// How often the profile of an endpoint was sent to a new client or published.
     pub(super) endpoint_profile_updates: AtomicU64,
 }
@@ -34,10 +36,15 @@ pub(super) struct Views {
 // === impl Views ===
 
 impl Views {
-    pub(super) fn new(cluster: Cluster, settings: DestinationSettings, metrics: Arc<DiscoveryMetrics>) -> Arc<Self> {
+    pub(super) fn new(
+        cluster: Cluster,
+        settings: Arc<DestinationSettings>,
+        metrics: Arc<DiscoveryMetrics>,
+        multicluster: Option<Arc<Multicluster>>,
+    ) -> Arc<Self> {
         let (endpoints, profiles) = (Registry::default(), Registry::default());
-        let settings = Arc::new(settings);
-        Arc::new(Self { cluster, settings, metrics, endpoints, profiles, endpoint_profile_updates: AtomicU64::new(0) })
+        let endpoint_profile_updates = AtomicU64::new(0);
+        Arc::new(Self { cluster, settings, metrics, endpoints, profiles, multicluster, endpoint_profile_updates })
     }
 
     /// Publishes the views of marked keys, forever.

@@ -62,10 +62,7 @@ pub(super) fn winners<'a>(
     authority: &Authority,
     node: &str,
 ) -> BTreeMap<SocketAddr, Candidate<'a>> {
-    let candidates = all(state, service, authority);
-    let local = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref()) == Some("Local");
-    let candidates = if local { on_node(candidates, node) } else { in_zone(candidates, state.zone(node)) };
-    let candidates = of_family(candidates, settings.ipv6);
+    let candidates = selected(state, settings, service, authority, Some(node));
     let mut winners: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
     // Candidates are sorted by slice name and position. Of two candidates with equal rank, the first wins.
     for candidate in candidates {
@@ -75,6 +72,24 @@ pub(super) fn winners<'a>(
         }
     }
     winners
+}
+
+/// The endpoints of a Service for a client on a node; without a node, for a client in another cluster.
+pub(super) fn selected<'a>(
+    state: &'a ApiState,
+    settings: &Settings,
+    service: &Service,
+    authority: &Authority,
+    node: Option<&str>,
+) -> Vec<Candidate<'a>> {
+    let candidates = all(state, service, authority);
+    let local = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref()) == Some("Local");
+    let candidates = match node {
+        Some(node) if local => on_node(candidates, node),
+        Some(node) => in_zone(candidates, state.zone(node)),
+        None => candidates,
+    };
+    of_family(candidates, settings.ipv6)
 }
 
 fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec<Candidate<'a>> {
@@ -190,7 +205,7 @@ fn pod_name<'a>(candidate: &Candidate<'a>) -> Option<&'a str> {
 }
 
 /// When several candidates have one address, the smallest rank wins.
-fn rank<'a>(candidate: &Candidate<'a>) -> (u8, bool, Reverse<Option<&'a Time>>, &'a str) {
+pub(super) fn rank<'a>(candidate: &Candidate<'a>) -> (u8, bool, Reverse<Option<&'a Time>>, &'a str) {
     match candidate.target {
         Target::Pod { name, pod } => {
             let terminating = pod.metadata.deletion_timestamp.is_some();

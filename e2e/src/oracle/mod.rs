@@ -14,6 +14,7 @@
 
 mod authority;
 mod candidate;
+mod joined;
 mod label;
 mod opaque;
 mod profile;
@@ -28,6 +29,7 @@ use k8s_openapi::api::core::v1::Service;
 use linkerd2_proxy_api::destination::{Http2ClientParams, WeightedAddr};
 use tonic::Code;
 
+pub use joined::{Remote, answer_joined};
 pub use profile::{Holders, ProfileAnswer, answer_profile, answer_profile_while_open};
 pub use state::{ApiState, Key, Kind};
 
@@ -105,7 +107,8 @@ pub fn answer_while_open(state: &ApiState, settings: &Settings, request: &Reques
     }
 }
 
-/// The refusal for a Service that is federated, in a remote cluster, or an ExternalName. No cluster is linked.
+/// The refusal for a Service that is federated, in a remote cluster, or an ExternalName, if other clusters are not
+/// served.
 fn elsewhere(service: &Service, authority: &Authority, path: &str) -> Option<(Code, String)> {
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
     let labels = service.metadata.labels.clone().unwrap_or_default();

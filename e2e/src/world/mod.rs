@@ -66,6 +66,8 @@ pub struct World {
     valid: bool,
     /// If set, ServiceProfiles and slices have only what Linkerd's server reads, too.
     for_linkerd: bool,
+    /// If set, many Services are joined from those of the clusters `east` and `north`.
+    joins: bool,
     /// Seconds since the beginning.
     clock: i64,
     /// The last resourceVersion.
@@ -145,6 +147,14 @@ impl World {
         Self::begin(seed, false, false)
     }
 
+    /// As [`World::new`], with many Services that are joined from those of the clusters `east` and `north`.
+    ///
+    /// # Errors
+    /// Fails when an object cannot be decoded as its kind.
+    pub fn with_joined_services(seed: u64) -> Result<Self> {
+        Ok(Self { joins: true, ..Self::new(seed)? })
+    }
+
     /// Creates a world that contains only objects that an API server accepts.
     ///
     /// # Errors
@@ -168,6 +178,7 @@ impl World {
             dice: Dice::new(seed),
             valid,
             for_linkerd,
+            joins: false,
             clock: 0,
             version: 0,
             objects: BTreeMap::new(),

@@ -171,11 +171,26 @@ fn change_place(world: &mut World) -> Vec<Draft> {
     if annotated {
         return with_metadata(Some(service), "annotations", json!({}));
     }
-    match world.dice.below(30) {
-        0 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", "east")])),
-        1 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", "east"), ("remote-service", "web")])),
-        2 => with_metadata(Some(service), "annotations", marker(&[("remote-discovery", "web@east")])),
+    let name = world.dice.one_of(NAMES);
+    let cluster = world.dice.one_of(["east", "north", "unlinked"]);
+    let list = world.dice.one_of([
+        "web@east",
+        "web@east,api@east",
+        "db@north,web@east",
+        "api@unlinked,web@north,web@north",
+        "web@east@north,,@east,db",
+        "",
+    ]);
+    // Where other clusters are not served, a Service that is marked has no answers.
+    match world.dice.below(if world.joins { 6 } else { 30 }) {
+        0 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", cluster)])),
+        1 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", cluster), ("remote-service", name)])),
+        2 => with_metadata(Some(service), "annotations", marker(&[("remote-discovery", list)])),
         3 => with_metadata(Some(service), "annotations", marker(&[("local-discovery", "")])),
+        4 | 5 => {
+            let both = marker(&[("remote-discovery", list), ("local-discovery", name)]);
+            with_metadata(Some(service), "annotations", both)
+        }
         _ => Vec::new(),
     }
 }

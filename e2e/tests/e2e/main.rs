@@ -24,6 +24,7 @@ mod linkerd_config_crd;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod manifests;
+mod multicluster;
 mod other_version;
 mod process;
 mod profile;

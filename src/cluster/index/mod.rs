@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod label_selector;
+pub mod members;
 pub mod names;
 pub mod pods;
 pub mod selector;

@@ -8,6 +8,7 @@ pub mod disruption_budget;
 pub mod endpoint_slice;
 pub mod external_workload;
 pub mod inject;
+pub mod joined_service;
 pub mod linkerd_config;
 pub mod namespace;
 pub mod node;
@@ -15,6 +16,7 @@ pub mod owner;
 pub mod pod;
 pub mod port_ranges;
 pub mod proxy;
+pub mod remote_kubeconfig;
 pub mod server;
 pub mod service;
 pub mod service_profile;
@@ -33,7 +35,8 @@ use crate::api::{CONFIG_GROUP, NamespacedName};
 use {
     apps_workload::AppsWorkloadOf, config_map::ConfigMap, disruption_budget::DisruptionBudget, endpoint_slice::Slice,
     external_workload::ExternalWorkload, linkerd_config::LinkerdConfig, namespace::Namespace, node::Node,
-    owner::IntermediateOwner, pod::Pod, server::Server, service::Service, service_profile::ServiceProfile,
+    owner::IntermediateOwner, pod::Pod, remote_kubeconfig::RemoteKubeconfig, server::Server, service::Service,
+    service_profile::ServiceProfile,
 };
 
 /// How the objects of a watched kind are reduced to the fields that the process reads.
@@ -152,7 +155,8 @@ macro_rules! watched_kinds {
                 }
             }
 
-            pub(in crate::cluster) fn count(self, state: &State) -> usize {
+            /// The number of objects of the kind.
+            pub fn count(self, state: &State) -> usize {
                 match self {
                     $(Self::$kind => state.$field.len(),)+
                 }
@@ -178,6 +182,7 @@ watched_kinds! {
     stateful_sets: StatefulSet(AppsWorkloadOf<apps::StatefulSet>), "statefulsets.apps", "statefulset_cache_size";
     daemon_sets: DaemonSet(AppsWorkloadOf<apps::DaemonSet>), "daemonsets.apps", "daemonset_cache_size";
     namespaces: Namespace(Namespace), "namespaces", "namespace_cache_size";
+    remote_kubeconfigs: Secret(RemoteKubeconfig), "secrets", "secret_cache_size";
     disruption_budgets: PodDisruptionBudget(DisruptionBudget), "poddisruptionbudgets.policy", "poddisruptionbudget_cache_size";
 }
 

@@ -7,16 +7,17 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-use super::port_ranges::PortRanges;
+use super::{
+    joined_service::{JoinedService, ServiceMember},
+    port_ranges::PortRanges,
+};
 use crate::{
-    api::{
-        LOCAL_DISCOVERY_ANNOTATION, NamespacedName, OPAQUE_PORTS_ANNOTATION, REMOTE_DISCOVERY, endpoint_slice::Family,
-        lean_metadata,
-    },
+    api::{NamespacedName, OPAQUE_PORTS_ANNOTATION, endpoint_slice::Family, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
             address::{self, ByAddress},
+            members::ByMember,
             selector::{BySelector, Labels, Selector},
             store::{Store, Stored},
         },
@@ -39,8 +40,8 @@ pub struct Service {
     pub deleting: bool,
     /// `internalTrafficPolicy: Local`: clients receive only Pods on their own node.
     pub local: bool,
-    /// Whether its endpoints are those of Services in several clusters.
-    pub federated: bool,
+    /// `None` if its endpoints are its own.
+    pub joined: Option<Box<JoinedService>>,
     /// The cluster IPs of all families; empty for a headless Service.
     pub cluster_ips: Box<[IpAddr]>,
     /// `None` for the mesh's default.
@@ -62,6 +63,13 @@ pub struct ServicePort {
 pub enum TargetPort {
     Number(i32),
     Name(String),
+}
+
+/// Lookups of Services over the cluster.
+#[derive(Default)]
+pub struct ServiceIndex {
+    by_cluster_ip: ByAddress<IpAddr, Service>,
+    by_member: ByMember,
 }
 
 /// A Service as the API server sends it.
@@ -105,6 +113,8 @@ impl Projected for Service {
             families = vec![Family::IPv4, Family::IPv6];
         }
         let annotations = wire.metadata.annotations.unwrap_or_default();
+        let labels = wire.metadata.labels.unwrap_or_default();
+        let joined = JoinedService::of(&labels, &annotations, problems).map(Box::new);
         let ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
         let opaque_ports = annotations.get(OPAQUE_PORTS_ANNOTATION).map(|text| {
             let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
@@ -115,9 +125,9 @@ impl Projected for Service {
         Self {
             key,
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
-            federated: [REMOTE_DISCOVERY, LOCAL_DISCOVERY_ANNOTATION].iter().any(|it| annotations.contains_key(*it)),
+            joined,
             uid: wire.metadata.uid.unwrap_or_default().into(),
-            labels: wire.metadata.labels.unwrap_or_default(),
+            labels,
             selector: Selector::new(spec.selector.unwrap_or_default().iter().collect()),
             external_name: spec.type_.as_deref() == Some("ExternalName"),
             headless: spec.cluster_ip.as_deref() == Some("None"),
@@ -130,26 +140,34 @@ impl Projected for Service {
     }
 }
 
+impl Service {
+    fn members(&self) -> impl Iterator<Item = &ServiceMember> {
+        self.joined.iter().flat_map(|joined| &joined.members)
+    }
+}
+
 impl Stored for Service {
     type NamespaceIndex = BySelector;
-    type ClusterIndex = ByAddress<IpAddr, Self>;
+    type ClusterIndex = ServiceIndex;
 
     fn key(&self) -> NamespacedName {
         self.key.clone()
     }
 
-    fn index(self: &Arc<Self>, by_selector: &mut BySelector, by_cluster_ip: &mut ByAddress<IpAddr, Self>) {
+    fn index(self: &Arc<Self>, by_selector: &mut BySelector, services: &mut ServiceIndex) {
         if let Some(selector) = &self.selector {
             by_selector.insert(selector, &self.key.name);
         }
-        by_cluster_ip.insert(self.cluster_ips.iter().copied(), self);
+        services.by_cluster_ip.insert(self.cluster_ips.iter().copied(), self);
+        services.by_member.insert(&self.key, self.members());
     }
 
-    fn unindex(self: &Arc<Self>, by_selector: &mut BySelector, by_cluster_ip: &mut ByAddress<IpAddr, Self>) {
+    fn unindex(self: &Arc<Self>, by_selector: &mut BySelector, services: &mut ServiceIndex) {
         if let Some(selector) = &self.selector {
             by_selector.remove(selector, &self.key.name);
         }
-        by_cluster_ip.remove(self.cluster_ips.iter().copied(), self);
+        services.by_cluster_ip.remove(self.cluster_ips.iter().copied(), self);
+        services.by_member.remove(&self.key, self.members());
     }
 }
 
@@ -173,7 +191,12 @@ impl From<core::ServicePort> for ServicePort {
 impl Store<Service> {
     /// The Services that clients reach at the address.
     pub fn at(&self, address: IpAddr) -> &[Arc<Service>] {
-        self.cluster_index().get(&address)
+        self.cluster_index().by_cluster_ip.get(&address)
+    }
+
+    /// The Services that are joined from others.
+    pub fn by_member(&self) -> &ByMember {
+        &self.cluster_index().by_member
     }
 
     /// The Services of a namespace whose selector matches.
@@ -221,7 +244,7 @@ mod tests {
         assert_eq!(at(&state), [1, 0]);
         assert!(service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state).is_none(), "nothing changed");
         service(&json!({"clusterIP": "None", "clusterIPs": ["None"]})).apply(&mut state);
-        assert!(state.services.cluster_index().is_empty());
+        assert!(state.services.cluster_index().by_cluster_ip.is_empty());
     }
 
     #[test]

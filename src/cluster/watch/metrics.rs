@@ -19,12 +19,18 @@ const WRITE_LOCK_SECONDS: [f64; 10] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05,
 /// The buckets of Linkerd's informer lag metrics.
 const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
 
+/// The classes of failures, as metric labels.
+pub const FAILURE_CLASSES: [&str; 3] = ["not_served", "denied", "unreachable"];
+
+/// The metrics of the watches of a cluster.
 #[derive(Clone)]
-pub(in crate::cluster) struct WatchMetrics {
-    pub undecodable: IntCounterVec,
-    pub unusable: IntCounterVec,
-    pub failures: IntCounterVec,
-    pub events: IntCounterVec,
+pub struct WatchMetrics {
+    pub(in crate::cluster) undecodable: IntCounterVec,
+    pub(in crate::cluster) unusable: IntCounterVec,
+    pub(in crate::cluster) failures: IntCounterVec,
+    pub(in crate::cluster) events: IntCounterVec,
+    /// The failures of another cluster by class.
+    remote_failures: Option<(IntCounterVec, Arc<str>)>,
     write_lock: HistogramVec,
     lag: Arc<HashMap<&'static str, Histogram>>,
     failing_since: FailingSince,
@@ -34,7 +40,11 @@ pub(in crate::cluster) struct WatchMetrics {
 type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 
 impl WatchMetrics {
-    pub(in crate::cluster) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
+    /// Creates the metrics of this cluster.
+    ///
+    /// # Errors
+    /// The metrics are already registered.
+    pub(in crate::cluster) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let by_resource = |name, help| register_int_counter_vec_with_registry!(name, help, &["resource"], registry);
         // Linkerd's dashboards also use this metric. It stays empty, because EndpointSlices replace Endpoints.
         let not_watched = ["endpoints_informer_lag_seconds"];
@@ -60,6 +70,7 @@ impl WatchMetrics {
             )?,
             failures: by_resource("linkerd_operator_watch_failures_total", "Failed lists and watches")?,
             events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
+            remote_failures: None,
             write_lock: register_histogram_vec_with_registry!(write_lock, &["resource"], registry)?,
             lag: Arc::new(lag),
             failing_since: FailingSince::default(),
@@ -72,9 +83,35 @@ impl WatchMetrics {
         for kind in Kind::ALL {
             metrics.write_lock.with_label_values(&[kind.resource()]);
         }
-        registry.register(Box::new(Sizes::new(state)?))?;
-        registry.register(Box::new(Staleness::new(&metrics.failing_since)?))?;
         Ok(metrics)
+    }
+
+    /// Creates the metrics of all other clusters together. They are not exported.
+    ///
+    /// # Errors
+    /// If a metric of this file is defined twice.
+    pub fn of_remotes() -> prometheus::Result<Self> {
+        Self::register(&Registry::new())
+    }
+
+    /// Returns the same metrics for one other cluster, whose failures are exported: `failures` has the labels `cluster`
+    /// and `class`.
+    #[must_use]
+    pub fn of_remote(&self, cluster: &Arc<str>, failures: &IntCounterVec) -> Self {
+        for class in FAILURE_CLASSES {
+            failures.with_label_values(&[&**cluster, class]);
+        }
+        Self { remote_failures: Some((failures.clone(), Arc::clone(cluster))), ..self.clone() }
+    }
+
+    /// Exports the number of objects in the state, and for how long watches have been failing.
+    pub(in crate::cluster) fn register_state(
+        &self,
+        registry: &Registry,
+        state: &Arc<RwLock<State>>,
+    ) -> prometheus::Result<()> {
+        registry.register(Box::new(Sizes::new(state)?))?;
+        registry.register(Box::new(Staleness::new(&self.failing_since)?))
     }
 
     pub(in crate::cluster) fn observe_lag(&self, kind: Kind, seconds: f64) {
@@ -93,8 +130,11 @@ impl WatchMetrics {
         self.write_lock.with_label_values(&[kind.resource()]).get_sample_count()
     }
 
-    pub(in crate::cluster) fn failed(&self, kind: Kind) {
+    pub(in crate::cluster) fn failed(&self, kind: Kind, class: &str) {
         self.failures.with_label_values(&[kind.resource()]).inc();
+        if let Some((failures, cluster)) = &self.remote_failures {
+            failures.with_label_values(&[&**cluster, class]).inc();
+        }
         self.failing_since.lock().entry(kind).or_insert_with(Instant::now);
     }
 

@@ -39,7 +39,7 @@ use crate::{
     tasks::Tasks,
 };
 use guarded::{Guarded, PANICKED};
-pub(in crate::cluster) use metrics::WatchMetrics;
+pub use metrics::{FAILURE_CLASSES, WatchMetrics};
 use status::WatchFailure;
 pub use status::WatchProblem;
 pub(in crate::cluster) use status::WatchStatus;
@@ -66,12 +66,47 @@ pub(in crate::cluster) struct WatchContext {
     pub metrics: WatchMetrics,
 }
 
+/// The client of the watches of a cluster. It is absent until the credentials of another cluster can be used, and it is
+/// replaced when they change.
+#[derive(Clone)]
+pub struct Clients(channel::Receiver<Option<Client>>);
+
 /// Starts the watch of a kind in a separate task.
 pub(super) struct Spawn<'a> {
     pub context: WatchContext,
-    pub client: &'a Client,
+    pub clients: Clients,
     pub scope: WatchScope,
     pub tasks: &'a mut Tasks,
+}
+
+// === impl Clients ===
+
+impl Clients {
+    /// A client that is never replaced.
+    pub(super) fn always(client: &Client) -> Self {
+        Self(channel::channel(Some(client.clone())).1)
+    }
+
+    /// Waits for a client.
+    async fn next(&mut self) -> Client {
+        match self.0.wait_for(Option::is_some).await.map(|client| client.clone()) {
+            Ok(Some(client)) => client,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when the client is replaced.
+    async fn replaced(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl From<channel::Receiver<Option<Client>>> for Clients {
+    fn from(clients: channel::Receiver<Option<Client>>) -> Self {
+        Self(clients)
+    }
 }
 
 // === impl Spawn ===
@@ -80,13 +115,24 @@ impl KindVisitor for Spawn<'_> {
     type Output = channel::Receiver<WatchStatus>;
 
     fn visit<T: Watched>(self) -> Self::Output {
-        let Self { context, client, scope, tasks } = self;
-        let api = match &scope.namespace {
-            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &()),
-            None => Api::all(client.clone()),
-        };
-        let config = watcher::Config { label_selector: scope.labels, ..watcher::Config::default() };
-        context.spawn::<T>(api, config, tasks)
+        let Self { context, mut clients, scope: WatchScope { namespace, labels, fields }, tasks } = self;
+        let config = watcher::Config { label_selector: labels, field_selector: fields, ..watcher::Config::default() };
+        let (status, receiver) = context.status::<T>();
+        tasks.spawn(T::KIND.resource(), async move {
+            loop {
+                let client = clients.next().await;
+                let api = match &namespace {
+                    Some(namespace) => Api::namespaced_with(client, namespace, &()),
+                    None => Api::all(client),
+                };
+                tokio::select! {
+                    () = context.run::<T>(api, config.clone(), &status) => return,
+                    // The next list is compared with the state, so that only differences are changes.
+                    () = clients.replaced() => {}
+                }
+            }
+        });
+        receiver
     }
 }
 
@@ -97,24 +143,16 @@ impl WatchContext {
         self.observers.iter().any(|observer| observer.blocks_readiness())
     }
 
-    /// Starts the watch of a kind in a separate task. Returns its status.
-    pub(in crate::cluster) fn spawn<T: Watched>(
+    fn status<T: Watched>(&self) -> (channel::Sender<WatchStatus>, channel::Receiver<WatchStatus>) {
+        channel::channel(WatchStatus::new(T::KIND, self.blocks_readiness()))
+    }
+
+    /// Follows a kind, forever.
+    async fn run<T: Watched>(
         &self,
         api: Api<Guarded<T::Wire>>,
         config: watcher::Config,
-        tasks: &mut Tasks,
-    ) -> channel::Receiver<WatchStatus> {
-        let (status, receiver) = channel::channel(WatchStatus::new(T::KIND, self.blocks_readiness()));
-        let context = self.clone();
-        tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
-        receiver
-    }
-
-    async fn run<T: Watched>(
-        self,
-        api: Api<Guarded<T::Wire>>,
-        config: watcher::Config,
-        status: channel::Sender<WatchStatus>,
+        status: &channel::Sender<WatchStatus>,
     ) {
         let config = config.timeout(WATCH_SECONDS);
         let mut page_size = PAGE_SIZE;
@@ -170,8 +208,9 @@ impl WatchContext {
                     events = watch(page_size);
                 }
                 Err(error) => {
-                    self.metrics.failed(T::KIND);
-                    status.send_if_modified(|status| status.failed(WatchFailure::of(&error)));
+                    let failure = WatchFailure::of(&error);
+                    self.metrics.failed(T::KIND, failure.class());
+                    status.send_if_modified(|status| status.failed(failure));
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
                     tokio::select! {

@@ -78,9 +78,10 @@ impl Scripted {
             }
         });
         let (context, mut tasks) = (context(), Tasks::default());
-        let api = Api::all(Client::new(ListLimitLayer::new().layer(service), "default"));
-        let status = context.spawn::<T>(api, watcher::Config::default(), &mut tasks);
-        Self { responses, queries, status, metrics: context.metrics, _tasks: tasks }
+        let clients = Clients::always(&Client::new(ListLimitLayer::new().layer(service), "default"));
+        let metrics = context.metrics.clone();
+        let status = Spawn { context, clients, scope: WatchScope::default(), tasks: &mut tasks }.visit::<T>();
+        Self { responses, queries, status, metrics, _tasks: tasks }
     }
 
     /// Answers the next request, and waits until the watch has sent another one.
@@ -208,7 +209,7 @@ fn a_kind_blocks_readiness_only_if_one_of_its_observers_does() {
 
 fn context() -> WatchContext {
     let state = Arc::<RwLock<State>>::default();
-    let metrics = WatchMetrics::register(&prometheus::Registry::new(), &state).unwrap();
+    let metrics = WatchMetrics::register(&prometheus::Registry::new()).unwrap();
     WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics }
 }
 

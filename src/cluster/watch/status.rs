@@ -37,6 +37,8 @@ pub(in crate::cluster) struct WatchStatus {
     /// Whether an optional kind was confirmed as not served. A later outage does not reset this.
     pub(super) absent: bool,
     pub(super) failure: Option<WatchFailure>,
+    /// When the first of the consecutive failures happened.
+    failing_since: Option<Instant>,
 }
 
 /// The reason why a list or a watch failed.
@@ -52,8 +54,16 @@ pub(super) enum WatchFailure {
 // === impl WatchStatus ===
 
 impl WatchStatus {
-    pub(super) fn new(kind: Kind, blocks_readiness: bool) -> Self {
-        Self { kind, blocks_readiness, synced: false, missing_since: None, absent: false, failure: None }
+    pub(in crate::cluster) fn new(kind: Kind, blocks_readiness: bool) -> Self {
+        Self {
+            kind,
+            blocks_readiness,
+            synced: false,
+            missing_since: None,
+            absent: false,
+            failure: None,
+            failing_since: None,
+        }
     }
 
     /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
@@ -66,6 +76,11 @@ impl WatchStatus {
     /// or is not served.
     pub(in crate::cluster) fn is_known(&self) -> bool {
         self.synced || self.absent
+    }
+
+    /// Returns the time since which the objects of the kind may be out of date; `None` if the watch is not failing.
+    pub(in crate::cluster) fn failing_for(&self) -> Option<Duration> {
+        self.failing_since.as_ref().map(Instant::elapsed)
     }
 
     /// Returns the problem of the watch; `None` if the kind has been listed and the watch is not failing.
@@ -91,6 +106,7 @@ impl WatchStatus {
     /// Records that the watch works. Returns whether it was failing.
     pub(super) fn recovered(&mut self) -> bool {
         let failed = self.failure.take().is_some();
+        self.failing_since = None;
         if failed {
             info!(resource = self.kind.resource(), "watch recovered");
         }
@@ -98,7 +114,7 @@ impl WatchStatus {
     }
 
     /// Records that a list is complete. Returns whether it was the first one.
-    pub(super) fn listed(&mut self) -> bool {
+    pub(in crate::cluster) fn listed(&mut self) -> bool {
         let first = !std::mem::replace(&mut self.synced, true);
         if first {
             info!(resource = self.kind.resource(), "completed the first list");
@@ -116,6 +132,7 @@ impl WatchStatus {
         } else {
             self.missing_since = None;
         }
+        self.failing_since.get_or_insert_with(Instant::now);
         let changed = self.failure.as_ref() != Some(&failure);
         if changed {
             let resource = self.kind.resource();
@@ -141,6 +158,17 @@ impl WatchFailure {
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
             kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
             other => Self::Unreachable(crate::client::describe(other)),
+        }
+    }
+}
+
+impl WatchFailure {
+    /// The class of the failure, as a metric label.
+    pub(super) const fn class(&self) -> &'static str {
+        match self {
+            Self::KindMissing => "not_served",
+            Self::Denied(_) => "denied",
+            Self::Unreachable(_) => "unreachable",
         }
     }
 }

@@ -37,6 +37,8 @@ const WORKLOAD_INBOUND_PORT: u16 = 4143;
 pub(in crate::destination) struct SliceContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,
     pub(in crate::destination) mirror: Option<&'a Mirror>,
+    /// The labels of the slice's Service that other endpoints of the set do not have.
+    pub(in crate::destination) labels: Option<&'a BTreeMap<String, String>>,
 }
 
 /// The properties of a client that affect an endpoint.
@@ -93,6 +95,9 @@ pub(in crate::destination) fn without_address(
         endpoint.weight = WEIGHT_IN_ZONE;
     }
     endpoint.metric_labels.insert("zone_locality".to_owned(), locality.into_str().to_owned());
+    for (key, value) in slice.labels.into_iter().flatten() {
+        endpoint.metric_labels.entry(key.clone()).or_insert_with(|| value.clone());
+    }
     endpoint
 }
 

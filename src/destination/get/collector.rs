@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus::{
-    CounterVec, Gauge, GaugeVec, Opts,
+    CounterVec, GaugeVec, Opts,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -24,7 +24,6 @@ pub(in crate::destination) struct EndpointsCollector {
     updates: CounterVec,
     pods: GaugeVec,
     exists: GaugeVec,
-    clusters: Gauge,
 }
 
 impl EndpointsCollector {
@@ -40,13 +39,12 @@ impl EndpointsCollector {
             )?,
             pods: gauge("endpoints_pods", "Endpoints that streams receive")?,
             exists: gauge("endpoints_exists", "1 while the Service exists")?,
-            clusters: Gauge::new("cluster_store_size", "Linked clusters")?,
         })
     }
 
-    fn collectors(&self) -> [&dyn Collector; 5] {
-        let Self { views: _, scraping: _, subscribers, updates, pods, exists, clusters } = self;
-        [subscribers, updates, pods, exists, clusters]
+    fn collectors(&self) -> [&dyn Collector; 4] {
+        let Self { views: _, scraping: _, subscribers, updates, pods, exists } = self;
+        [subscribers, updates, pods, exists]
     }
 }
 

@@ -18,6 +18,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
 
+use super::set_labels::SourceTraits;
 use crate::{
     cluster::kinds::endpoint_slice::ready::Mirror,
     destination::{
@@ -63,6 +64,8 @@ pub(super) struct EndpointSource {
     pub(super) zone: Option<Arc<str>>,
     /// Only for a bare address.
     pub(super) mirror: Option<Arc<Mirror>>,
+    /// The traits of the Service with the endpoint.
+    pub(super) traits: Option<Arc<SourceTraits>>,
 }
 
 /// The bytes after the address, for each combination of properties that was requested: a list that only grows, to at
@@ -166,13 +169,17 @@ impl EncodedEndpoint {
 impl Tails {
     fn get(
         &self,
-        EndpointSource { target, zone, mirror }: &EndpointSource,
+        EndpointSource { target, zone, mirror, traits }: &EndpointSource,
         locality: Locality,
         port: u16,
         settings: &DestinationSettings,
     ) -> Cow<'_, [u8]> {
         let of = PortTraits::of(target, port, settings);
-        let slice = SliceContext { zone: zone.as_deref(), mirror: mirror.as_deref() };
+        let slice = SliceContext {
+            zone: zone.as_deref(),
+            mirror: mirror.as_deref(),
+            labels: traits.as_ref().map(|it| &it.labels),
+        };
         let encode = || without_address(target, slice, port, of, locality, settings).encode_to_vec();
         // The authority behind a gateway has the requested port.
         if mirror.is_some() {
@@ -292,8 +299,9 @@ mod tests {
         mirror: Option<&Arc<Mirror>>,
         settings: &Arc<DestinationSettings>,
     ) {
-        let slice = SliceContext { zone, mirror: mirror.map(|it| &**it) };
-        let source = EndpointSource { target: target.clone(), zone: zone.map(Arc::from), mirror: mirror.cloned() };
+        let slice = SliceContext { zone, mirror: mirror.map(|it| &**it), labels: None };
+        let source =
+            EndpointSource { target: target.clone(), zone: zone.map(Arc::from), mirror: mirror.cloned(), traits: None };
         let locality = Locality::of(client_zone, target, zone);
         let any = EncodedEndpoint::of_any_port(SocketAddr::new(ip, 0), source, locality, settings);
         // Ports: usual, opaque by default, skipped, of the proxy, and with one and three bytes.

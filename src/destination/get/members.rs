@@ -1,7 +1,7 @@
 //! The endpoints of one Service, joined with their target objects. Pure.
 //!
-//! In: the cluster's state. Out: the [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An
-//! endpoint whose Pod or ExternalWorkload is not in the state is left out until that object arrives: it must not be
+//! In: the state of the cluster or, for a Service that is joined from others, the states of their clusters. Out: the
+//! [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An endpoint whose Pod or ExternalWorkload is not in the state is left out until that object arrives: it must not be
 //! treated as an endpoint outside the mesh.
 //!
 //! A member holds only shared values, so that the lock of the state is released before views are encoded.
@@ -11,6 +11,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use super::{
+    request::declares,
+    set_labels::{SetLabels, SourceTraits, source_labels},
+};
 use crate::{
     api::NamespacedName,
     cluster::{
@@ -20,21 +24,55 @@ use crate::{
             service::Service,
         },
     },
-    destination::endpoint::target::EndpointTarget,
+    destination::{
+        endpoint::target::EndpointTarget, multicluster::remote::RemoteNamespace, registry::Generation,
+        settings::DestinationSettings,
+    },
 };
 
 /// The endpoints of a Service at one generation of the state.
 #[derive(Clone, Debug)]
 pub(in crate::destination) struct Members {
-    /// `None` if the Service does not exist. Then `slices` and `members` are empty.
+    /// `None` if the Service does not exist. Then the sources, slices and members are empty.
     pub(in crate::destination) service: Option<Arc<Service>>,
-    /// The slices, sorted by name.
-    pub(in crate::destination) slices: Vec<Arc<ReadySlice>>,
+    /// The Service itself, or the Services that it is joined from.
+    pub(super) sources: Vec<EndpointsSource>,
+    /// The slices of each source, sorted by name.
+    slices: Vec<SourceSlice>,
     /// The members, in the order of the slices and of their endpoints.
     pub(in crate::destination) members: Vec<Member>,
-    pub(in crate::destination) generation: u64,
+    /// Of two values for one Service, that of the higher generation is newer.
+    pub(in crate::destination) generation: Generation,
+    /// Whether the endpoints are those of other Services.
+    pub(super) is_joined: bool,
+    /// Whether no cluster is missing of which it is not known yet whether it has endpoints of the Service.
+    pub(super) is_complete: bool,
+    labels: OnceLock<SetLabels>,
     by_node: OnceLock<Buckets>,
     by_hostname: OnceLock<Buckets>,
+}
+
+/// A Service with slices.
+#[derive(Clone, Debug)]
+pub(super) struct EndpointsSource {
+    pub(super) key: NamespacedName,
+    /// `None` if it does not exist.
+    pub(super) service: Option<Arc<Service>>,
+    /// Another cluster, with the settings for it; `None` for this cluster.
+    pub(super) remote: Option<RemoteSource>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct RemoteSource {
+    pub(super) namespace: Arc<RemoteNamespace>,
+    pub(super) settings: Arc<DestinationSettings>,
+}
+
+#[derive(Clone, Debug)]
+struct SourceSlice {
+    /// The index in [`Members::sources`].
+    source: usize,
+    content: Arc<ReadySlice>,
 }
 
 /// The indices of members by a name.
@@ -52,24 +90,104 @@ pub(in crate::destination) struct Member {
 // === impl Members ===
 
 impl Members {
+    /// Returns the endpoints in the slices of the Service.
     pub(in crate::destination) fn of(state: &State, key: &NamespacedName) -> Self {
-        let service = state.services.get(key).cloned();
+        let mut members = Self::empty(state.services.get(key), state.generation.into());
+        if members.service.is_some() {
+            members.add(state, key.clone(), None);
+        }
+        members
+    }
+
+    /// Returns a Service without endpoints, to which those of other Services have to be added.
+    pub(super) fn joined(service: &Arc<Service>, generation: Generation) -> Self {
+        Self { is_joined: true, ..Self::empty(Some(service), generation) }
+    }
+
+    fn empty(service: Option<&Arc<Service>>, generation: Generation) -> Self {
+        Self {
+            is_joined: false,
+            service: service.cloned(),
+            sources: Vec::new(),
+            slices: Vec::new(),
+            members: Vec::new(),
+            generation,
+            is_complete: true,
+            labels: OnceLock::new(),
+            by_node: OnceLock::new(),
+            by_hostname: OnceLock::new(),
+        }
+    }
+
+    /// Adds the endpoints of a Service in this cluster, or in another one.
+    pub(super) fn add(&mut self, state: &State, key: NamespacedName, remote: Option<Arc<RemoteNamespace>>) {
+        let (source, service) = (self.sources.len(), state.services.get(&key).cloned());
         let exists = service.is_some();
-        let slices: Vec<_> = state.slices.ready_of_service(key).filter(|_| exists).cloned().collect();
-        let mut members = Vec::with_capacity(slices.iter().map(|slice| slice.endpoints.len()).sum());
-        for (slice, content) in slices.iter().enumerate() {
+        let first = self.slices.len();
+        let slices = state.slices.ready_of_service(&key).filter(|_| exists);
+        self.slices.extend(slices.map(|content| SourceSlice { source, content: Arc::clone(content) }));
+        let added = self.slices.iter().enumerate().skip(first);
+        self.members.reserve(added.clone().map(|(_, slice)| slice.content.endpoints.len()).sum());
+        for (slice, SourceSlice { content, .. }) in added {
             for (endpoint, it) in content.endpoints.iter().enumerate() {
                 if let Some(target) = EndpointTarget::of(state, &key.namespace, it) {
-                    members.push(Member { slice, endpoint, target });
+                    self.members.push(Member { slice, endpoint, target });
                 }
             }
         }
-        let (by_node, by_hostname) = <(OnceLock<_>, OnceLock<_>)>::default();
-        Self { service, slices, members, generation: state.generation, by_node, by_hostname }
+        let remote = remote.map(|namespace| RemoteSource { settings: namespace.settings(), namespace });
+        self.sources.push(EndpointsSource { key, service, remote });
     }
 
     pub(in crate::destination) fn slice(&self, member: &Member) -> Option<&ReadySlice> {
-        self.slices.get(member.slice).map(|slice| &**slice)
+        self.slices.get(member.slice).map(|slice| &*slice.content)
+    }
+
+    /// Returns the index of the source of a member.
+    pub(super) fn source(&self, member: &Member) -> Option<usize> {
+        self.slices.get(member.slice).map(|slice| slice.source)
+    }
+
+    /// Returns whether the clients of this cluster's endpoints receive only those on their own node.
+    pub(super) fn is_local_only(&self) -> bool {
+        let local = self.sources.iter().filter(|source| source.remote.is_none());
+        local.filter_map(|source| source.service.as_ref()).any(|service| service.local)
+    }
+
+    /// Returns whether one of the Services declares the port.
+    pub(super) fn declare(&self, port: u16) -> bool {
+        self.services().any(|service| declares(service, port))
+    }
+
+    /// Returns the Services that have the endpoints.
+    pub(super) fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.sources.iter().filter_map(|source| source.service.as_ref())
+    }
+
+    fn is_remote(&self, member: &Member) -> bool {
+        let source = self.source(member).and_then(|source| self.sources.get(source));
+        source.is_some_and(|source| source.remote.is_some())
+    }
+
+    pub(super) fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
+    /// Returns the other clusters' namespaces with the endpoints.
+    pub(super) fn remotes(&self) -> impl Iterator<Item = &Arc<RemoteNamespace>> {
+        self.sources.iter().filter_map(|source| Some(&source.remote.as_ref()?.namespace))
+    }
+
+    /// Returns the traits of the sources, and the metric labels of the whole set.
+    pub(super) fn labels(&self) -> &SetLabels {
+        self.labels.get_or_init(|| {
+            SetLabels::of(self.sources.iter().enumerate().map(|(index, source)| {
+                let slices = self.slices.iter().filter(move |slice| slice.source == index);
+                let labels = source_labels(&source.key, slices.filter_map(|slice| slice.content.mirror.as_deref()));
+                let trust_domain = source.remote.as_ref().map(|remote| remote.settings.identity_trust_domain.clone());
+                SourceTraits { labels, trust_domain }
+            }))
+        })
     }
 
     /// Returns the members with a hostname and on a node, if these are given, in order. Many views of one Service are for
@@ -79,14 +197,18 @@ impl Members {
         hostname: Option<&str>,
         node: Option<&str>,
     ) -> impl Iterator<Item = &Member> {
+        let has_remotes = self.remotes().next().is_some();
         let bucket = match (hostname, node) {
             (Some(hostname), _) => Some(self.by_hostname().get(hostname)),
-            (None, Some(node)) => Some(self.by_node().get(node)),
-            (None, None) => None,
+            (None, Some(node)) if !has_remotes || node.is_empty() => Some(self.by_node().get(node)),
+            (None, _) => None,
         };
         let all = if bucket.is_none() { self.members.as_slice() } else { &[] };
         let some = bucket.flatten().into_iter().flatten().filter_map(|index| self.members.get(*index));
-        let is_on = move |member: &&Member| node.is_none_or(|node| !node.is_empty() && member.node() == Some(node));
+        // The policy for endpoints on the client's own node is one of this cluster.
+        let is_on = move |member: &&Member| {
+            node.is_none_or(|node| !node.is_empty() && (member.node() == Some(node) || self.is_remote(member)))
+        };
         all.iter().chain(some).filter(is_on)
     }
 
@@ -94,7 +216,7 @@ impl Members {
         self.by_hostname().keys()
     }
 
-    /// Returns the nodes of the Pods.
+    /// Returns the nodes of this cluster with Pods.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.by_node().keys().filter(|node| !node.is_empty())
     }
@@ -102,6 +224,7 @@ impl Members {
     fn by_node(&self) -> &Buckets {
         self.by_node.get_or_init(|| {
             self.buckets(|member| match &member.target {
+                EndpointTarget::Pod(_) if self.is_remote(member) => None,
                 EndpointTarget::Pod(target) => Some(&target.pod.node),
                 EndpointTarget::Workload(_) | EndpointTarget::Address => None,
             })

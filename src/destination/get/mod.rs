@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
-//!                   (request, premise, members, view, endpoint_set, snapshot: pure)
+//!                   (request, premise, members, set_labels, view, endpoint_set, snapshot: pure)
 //! ```
 //!
 //! In: a Service, a port, optionally a hostname, and the location of the client. Out: the endpoints of the Service,
@@ -11,9 +11,11 @@
 pub(super) mod collector;
 mod encoded_endpoint;
 mod endpoint_set;
+mod joined;
 pub(super) mod members;
 mod premise;
 pub(super) mod request;
+mod set_labels;
 mod snapshot;
 pub(super) mod updates;
 mod view;

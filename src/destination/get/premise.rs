@@ -10,16 +10,19 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     members::Members,
-    request::{GetRequest, QueryPort, ViewKey, declares},
+    request::{GetRequest, Location, QueryPort, ViewKey, declares},
 };
 use crate::cluster::kinds::service::Service;
 
 #[derive(Debug)]
 pub(super) enum Premise {
-    /// The Service does not declare the ports of the requests.
-    Ports(Arc<Service>),
+    /// The Service, or each of the Services that it is joined from, does not declare the ports of the requests.
+    Ports(Vec<Arc<Service>>),
     /// No endpoint has the hostnames of the requests or, under the local policy, none is on the nodes of the requests.
     Names { hostnames: HashSet<Arc<str>>, nodes: HashSet<Arc<str>>, local: bool },
+    /// The endpoints in this cluster, of a Service that is joined, are on none of the nodes of the requests. Maybe its
+    /// members do not declare the ports of the requests either.
+    Nodes { nodes: HashSet<Arc<str>>, ports: Vec<Arc<Service>> },
 }
 
 // === impl Premise ===
@@ -28,33 +31,48 @@ impl Premise {
     /// Returns `None` for a view with a premise that cannot fail: its key has all that its clients request. Also returns
     /// `None` while the Service does not exist, because then its streams wait.
     pub(super) fn of(key: &ViewKey, members: &Members) -> Option<Self> {
-        let service = members.service.as_ref()?;
+        members.service.as_ref()?;
+        let nodes = || members.nodes().cloned().collect();
         if key.location.is_nowhere() {
-            let (hostnames, nodes) = (members.hostnames().cloned().collect(), members.nodes().cloned().collect());
-            return Some(Self::Names { hostnames, nodes, local: service.local });
+            // The clients of a Service that is joined receive the endpoints of other clusters on every node.
+            let local = members.is_local_only() && !members.is_joined;
+            return Some(Self::Names { hostnames: members.hostnames().cloned().collect(), nodes: nodes(), local });
         }
-        (key.query.port == QueryPort::Undeclared).then(|| Self::Ports(Arc::clone(service)))
+        let is_undeclared = key.query.port == QueryPort::Undeclared;
+        let ports = if is_undeclared { members.services().cloned().collect() } else { Vec::new() };
+        if key.location.node.as_deref() == Some(Location::NO_NODE) {
+            return Some(Self::Nodes { nodes: nodes(), ports });
+        }
+        is_undeclared.then_some(Self::Ports(ports))
     }
 
     /// Returns whether the request belongs to another view.
     pub(super) fn excludes(&self, request: &GetRequest) -> bool {
         match self {
-            Self::Ports(service) => declares(service, request.port),
+            Self::Ports(services) => declare(services, request.port),
             Self::Names { hostnames, nodes, local } => {
                 request.instance.as_ref().is_none_or(|hostname| hostnames.contains(hostname))
                     && (!local || nodes.contains(&request.node))
             }
+            Self::Nodes { nodes, ports } => nodes.contains(&request.node) || declare(ports, request.port),
         }
     }
+}
+
+fn declare(services: &[Arc<Service>], port: u16) -> bool {
+    services.iter().any(|service| declares(service, port))
+}
+
+fn numbers(services: &[Arc<Service>]) -> Vec<i32> {
+    services.iter().flat_map(|service| &service.ports).map(|it| it.number).collect()
 }
 
 impl PartialEq for Premise {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Ports(one), Self::Ports(other)) => {
-                let numbers =
-                    |service: &Arc<Service>| -> Vec<i32> { service.ports.iter().map(|it| it.number).collect() };
-                Arc::ptr_eq(one, other) || numbers(one) == numbers(other)
+            (Self::Ports(one), Self::Ports(other)) => numbers(one) == numbers(other),
+            (Self::Nodes { nodes, ports }, Self::Nodes { nodes: other_nodes, ports: other_ports }) => {
+                nodes == other_nodes && numbers(ports) == numbers(other_ports)
             }
             (
                 Self::Names { hostnames, nodes, local },

@@ -5,14 +5,18 @@
 
 use std::sync::Arc;
 
-use strum::{IntoStaticStr, VariantArray};
 use tonic::Status;
 
+use super::members::Members;
 use crate::{
-    api::{NamespacedName, REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
+    api::NamespacedName,
     cluster::{
         State,
-        kinds::{node::Zone, service::Service},
+        kinds::{
+            joined_service::{JoinedKind, ServiceMember},
+            node::Zone,
+            service::Service,
+        },
     },
     destination::{authority::ServiceAuthority, registry::Stopping},
 };
@@ -69,6 +73,8 @@ pub(in crate::destination) enum GetRefusal {
     NotFederated,
     NoRemoteService,
     NoCluster(Box<str>),
+    /// The other clusters are not known yet.
+    ClustersUnknown,
     ExternalName,
     /// The view of the request is new, and the memory budget has no room for it.
     NoMemory,
@@ -81,20 +87,18 @@ impl GetRequest {
         Self { service, port, instance, node: node.into() }
     }
 
-    /// Returns the key of the view that the request resolves to now.
+    /// Returns the key of the view that the request resolves to now, without other clusters.
     ///
     /// # Errors
     /// When the Service does not exist, or its endpoints are not in the slices of this cluster.
     pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, GetRefusal> {
         let service = state.services.get(&self.service).ok_or(GetRefusal::NoService)?;
-        match EndpointsSource::of(service) {
-            EndpointsSource::Slices => Ok(self.view(service, state)),
-            // Federated Services are not watched yet. Upstream returns this status for a federated Service that it does
-            // not watch.
-            EndpointsSource::Federated => Err(GetRefusal::NotFederated),
-            EndpointsSource::Remote { service: None, .. } => Err(GetRefusal::NoRemoteService),
-            EndpointsSource::Remote { cluster, .. } => Err(GetRefusal::NoCluster(cluster.into())),
-            EndpointsSource::ExternalName => Err(GetRefusal::ExternalName),
+        match &service.joined {
+            // Upstream returns this status for a federated Service that it does not watch.
+            Some(joined) if joined.kind == JoinedKind::Federated => Err(GetRefusal::NotFederated),
+            Some(joined) => Err(joined.members.first().map_or(GetRefusal::NoRemoteService, GetRefusal::no_cluster)),
+            None if service.external_name => Err(GetRefusal::ExternalName),
+            None => Ok(self.view(service, state)),
         }
     }
 
@@ -109,6 +113,9 @@ impl GetRequest {
             GetRefusal::NoRemoteService => {
                 Status::failed_precondition(format!("Remote discovery service missing remote service name {path}"))
             }
+            GetRefusal::ClustersUnknown => Status::unavailable(
+                "the Secrets of other clusters have not been listed yet: retry, preferably with another replica",
+            ),
             GetRefusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
             GetRefusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
             GetRefusal::NoMemory => Status::unavailable(
@@ -146,12 +153,17 @@ impl GetRequest {
 
 impl ViewKey {
     /// Returns whether this is still the kind of view for the Service. A deleted Service needs no other kind.
-    pub(in crate::destination) fn is_for(&self, service: Option<&Service>) -> bool {
-        service.is_none_or(|service| {
-            matches!(EndpointsSource::of(service), EndpointsSource::Slices)
-                && (self.location.is_nowhere() || service.local == self.location.node.is_some())
+    pub(in crate::destination) fn is_for(&self, members: &Members) -> bool {
+        members.service.as_ref().is_none_or(|service| {
+            let is_of_kind = match &service.joined {
+                // A federated Service may have no members.
+                Some(joined) => members.is_joined && (joined.kind == JoinedKind::Federated || members.has_sources()),
+                None => !service.external_name,
+            };
+            is_of_kind
+                && (self.location.is_nowhere() || members.is_local_only() == self.location.node.is_some())
                 && match self.query.port {
-                    QueryPort::Declared(port) => declares(service, port),
+                    QueryPort::Declared(port) => members.declare(port),
                     QueryPort::Undeclared => true,
                 }
         })
@@ -159,6 +171,10 @@ impl ViewKey {
 }
 
 impl Location {
+    /// The node of a client that is on no node with endpoints of this cluster, if the Service is joined: it still has
+    /// those of other clusters. No node has this name.
+    pub(in crate::destination) const NO_NODE: &str = "/";
+
     pub(in crate::destination) fn nowhere() -> Self {
         Self { zone: None, node: Some(Arc::default()) }
     }
@@ -178,47 +194,14 @@ pub(in crate::destination) fn declares(service: &Service, port: u16) -> bool {
     service.ports.iter().any(|it| it.number == i32::from(port))
 }
 
-/// The source of a Service's endpoints.
-#[derive(Clone, Copy)]
-enum EndpointsSource<'a> {
-    Slices,
-    Federated,
-    Remote { cluster: &'a str, service: Option<&'a str> },
-    ExternalName,
-}
-
-/// The kinds of Services whose endpoints are in other clusters, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(in crate::destination) enum UnsupportedKind {
-    RemoteDiscovery,
-    Federated,
-}
-
-/// Returns the kind of a Service that is not served because its endpoints are in other clusters.
-pub(in crate::destination) fn unsupported_kind(service: &Service) -> Option<UnsupportedKind> {
-    match EndpointsSource::of(service) {
-        EndpointsSource::Federated => Some(UnsupportedKind::Federated),
-        EndpointsSource::Remote { .. } => Some(UnsupportedKind::RemoteDiscovery),
-        EndpointsSource::Slices | EndpointsSource::ExternalName => None,
-    }
-}
-
-// === impl EndpointsSource ===
-
-impl<'a> EndpointsSource<'a> {
-    fn of(service: &'a Service) -> Self {
-        let label = |key| service.labels.get(key).map(String::as_str);
-        match label(REMOTE_DISCOVERY) {
-            _ if service.federated => Self::Federated,
-            Some(cluster) => Self::Remote { cluster, service: label(REMOTE_SERVICE_LABEL) },
-            None if service.external_name => Self::ExternalName,
-            None => Self::Slices,
-        }
-    }
-}
-
 // === impl GetRefusal ===
+
+impl GetRefusal {
+    /// The refusal for a Service whose endpoints are in a cluster that is not known.
+    pub(super) fn no_cluster(member: &ServiceMember) -> Self {
+        Self::NoCluster(member.cluster.as_deref().unwrap_or_default().into())
+    }
+}
 
 impl From<Stopping> for GetRefusal {
     fn from(Stopping: Stopping) -> Self {

@@ -62,7 +62,7 @@ fn the_view_has_the_zone_of_the_node_and_has_the_node_only_under_the_local_polic
         let view = request(node).resolve(&feed.cluster.read()).unwrap();
         assert_eq!((view.location.zone.as_deref(), view.location.node.as_deref()), expected, "{policy} on {node:?}");
         let state = feed.cluster.read();
-        assert!(view.is_for(state.services.get(&view.service).map(|service| &**service)));
+        assert!(view.is_for(&Members::of(&state, &view.service)));
     }
 }
 
@@ -70,7 +70,7 @@ fn the_view_has_the_zone_of_the_node_and_has_the_node_only_under_the_local_polic
 fn clients_leave_a_view_if_the_service_needs_another_kind_of_result_but_not_if_it_is_deleted() {
     let plain = feed([service(&json!({}), &json!({}), &json!({"type": "ClusterIP"}))]);
     let view = request("node-1").resolve(&plain.cluster.read()).unwrap();
-    assert!(view.is_for(None), "a deleted Service has no other view");
+    assert!(view.is_for(&Members::of(&State::default(), &view.service)), "a deleted Service has no other view");
     let remote = json!({"multicluster.linkerd.io/remote-discovery": "east"});
     let federated = json!({"multicluster.linkerd.io/local-discovery": "web"});
     for (labels, annotations, spec, stays) in [
@@ -84,7 +84,10 @@ fn clients_leave_a_view_if_the_service_needs_another_kind_of_result_but_not_if_i
     ] {
         let feed = feed([service(&labels, &annotations, &spec)]);
         let state = feed.cluster.read();
-        let service = state.services.get(&view.service).unwrap();
-        assert_eq!(view.is_for(Some(service)), stays, "labels {labels}, annotations {annotations}, spec {spec}");
+        assert_eq!(
+            view.is_for(&Members::of(&state, &view.service)),
+            stays,
+            "labels {labels}, annotations {annotations}, spec {spec}"
+        );
     }
 }

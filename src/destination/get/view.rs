@@ -4,25 +4,20 @@
 //! without duplicates. The filters apply in this order: the instance, the port, `internalTrafficPolicy` or else the
 //! zone hints, the IP family. When several members claim one socket address, the first in [`Precedence`] wins.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    iter::Peekable,
-    net::SocketAddr,
-    sync::Arc,
-};
+use std::{collections::HashSet, iter::Peekable, net::SocketAddr, sync::Arc};
 
 use prost::Message;
 
 use super::{
     encoded_endpoint::{EncodedEndpoint, EndpointSource},
     endpoint_set::EndpointSet,
-    members::{Member, Members},
+    members::{Member, Members, RemoteSource},
     request::{Location, Query, QueryPort},
     snapshot::Snapshot,
 };
 use crate::{
     cluster::kinds::{
-        endpoint_slice::ready::{Mirror, ReadyEndpoint, ReadySlice},
+        endpoint_slice::ready::{ReadyEndpoint, ReadySlice},
         service::Service,
     },
     destination::{
@@ -41,8 +36,13 @@ enum PortSelector<'a> {
 }
 
 /// An endpoint that has passed the filters so far.
+#[derive(Clone, Copy)]
 struct EndpointCandidate<'a> {
     member: &'a Member,
+    /// The index in [`Members::sources`].
+    source: usize,
+    /// `None` for this cluster.
+    remote: Option<&'a RemoteSource>,
     slice: &'a ReadySlice,
     endpoint: &'a ReadyEndpoint,
     port: u16,
@@ -71,10 +71,13 @@ pub(in crate::destination) fn endpoints(
         let known = before.find(*address);
         let (target, zone) = (&candidate.member.target, &candidate.endpoint.zone);
         let is_bare = matches!(target, EndpointTarget::Address);
+        let traits = members.labels().of_source(candidate.source);
+        let settings = candidate.remote.map_or(settings, |remote| &remote.settings);
         let source = || EndpointSource {
             target: target.clone(),
             zone: zone.clone(),
             mirror: candidate.slice.mirror.clone().filter(|_| is_bare),
+            traits: traits.cloned(),
         };
         let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
         let Some(port) = declared else {
@@ -88,13 +91,20 @@ pub(in crate::destination) fn endpoints(
         // The encoding of a bare address also depends on its mirror, and encoding is as cheap as comparing.
         let has_source = !is_bare;
         let unchanged = |known: &EncodedEndpoint| {
-            known.source().is_some_and(|source| source.target == *target && source.zone == *zone)
+            let is_same = |source: &EndpointSource| {
+                source.target == *target && source.zone == *zone && source.traits.as_ref() == traits
+            };
+            known.source().is_some_and(is_same)
         };
         if let Some(known) = known.filter(|known| unchanged(known)) {
             return Arc::clone(known);
         }
         let client = ClientContext { zone: location.zone.as_deref(), port };
-        let slice = SliceContext { zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
+        let slice = SliceContext {
+            zone: zone.as_deref(),
+            mirror: candidate.slice.mirror.as_deref(),
+            labels: traits.map(|it| &it.labels),
+        };
         let encoded = weighted_addr(target, *address, slice, &client, settings).encode_to_vec();
         if let Some(known) = known.filter(|known| known.is_encoded_as(&encoded)) {
             return Arc::clone(known);
@@ -120,38 +130,21 @@ impl<'a, I: Iterator<Item = &'a Arc<EncodedEndpoint>>> Lookup<I> {
     }
 }
 
-/// Returns the labels of the whole set.
-pub(in crate::destination) fn set_labels(
-    members: &Members,
-    service: &str,
-    namespace: &str,
-) -> BTreeMap<String, String> {
-    let mut labels = BTreeMap::from([("service", service), ("namespace", namespace)]);
-    let mirrors = members.slices.iter().filter_map(|slice| slice.mirror.as_deref());
-    if let Some(Mirror { cluster: Some(cluster), service, .. }) = mirrors.into_iter().find(|it| it.cluster.is_some()) {
-        labels.insert("target_cluster", cluster);
-        let mut parts = service.as_deref().unwrap_or_default().split('.');
-        if let (Some(service), Some(namespace)) = (parts.next(), parts.next()) {
-            labels.insert("target_service", service);
-            labels.insert("target_service_namespace", namespace);
-        }
-    }
-    labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
-}
-
 fn choose<'a>(
     members: &'a Members,
     query: &Query,
     location: &Location,
     enable_ipv6: bool,
 ) -> Vec<(SocketAddr, EndpointCandidate<'a>)> {
-    let port = port_selector(members.service.as_deref(), query.port);
+    // Each source has its own ports.
+    let ports: Vec<PortSelector<'_>> =
+        members.sources.iter().map(|source| port_selector(source.service.as_deref(), query.port)).collect();
     // The members are in the order of their slices, so the port of a slice is looked up once for all its members.
     let mut last: Option<(usize, Option<u16>)> = None;
-    let mut port_of = |member: &Member, slice: &ReadySlice| match last {
+    let mut port_of = |member: &Member, source: usize, slice: &ReadySlice| match last {
         Some((of, port)) if of == member.slice => port,
         _ => {
-            let port = port.in_slice(slice);
+            let port = ports.get(source).and_then(|port| port.in_slice(slice));
             last = Some((member.slice, port));
             port
         }
@@ -159,14 +152,17 @@ fn choose<'a>(
     let mut candidates: Vec<EndpointCandidate<'a>> = members
         .select(query.instance.as_deref(), location.node.as_deref())
         .filter_map(|member| {
-            let (slice, endpoint) = (members.slice(member)?, members.endpoint(member)?);
-            Some(EndpointCandidate { member, slice, endpoint, port: port_of(member, slice)? })
+            let (slice, endpoint, source) =
+                (members.slice(member)?, members.endpoint(member)?, members.source(member)?);
+            let port = port_of(member, source, slice)?;
+            let remote = members.sources.get(source)?.remote.as_ref();
+            Some(EndpointCandidate { member, source, remote, slice, endpoint, port })
         })
         .collect();
     if location.node.is_none() {
         keep_hinted(&mut candidates, location.zone.as_ref());
     }
-    let with_ipv6: HashSet<&str> = candidates
+    let with_ipv6: HashSet<(usize, &str)> = candidates
         .iter()
         .filter(|candidate| enable_ipv6 && candidate.endpoint.addresses.iter().any(std::net::IpAddr::is_ipv6))
         .filter_map(EndpointCandidate::pod)
@@ -175,10 +171,9 @@ fn choose<'a>(
     for candidate in candidates {
         for ip in &candidate.endpoint.addresses {
             // The IP family is chosen only for Pods. For other endpoints, every address is sent.
-            let is_sent = candidate.pod().is_none_or(|pod| ip.is_ipv6() == with_ipv6.contains(pod));
+            let is_sent = candidate.pod().is_none_or(|pod| ip.is_ipv6() == with_ipv6.contains(&pod));
             if is_sent {
-                let EndpointCandidate { member, slice, endpoint, port } = candidate;
-                claims.push((SocketAddr::new(*ip, port), EndpointCandidate { member, slice, endpoint, port }));
+                claims.push((SocketAddr::new(*ip, candidate.port), candidate));
             }
         }
     }
@@ -188,14 +183,15 @@ fn choose<'a>(
     claims
 }
 
-/// Applies zone hints if every endpoint has a hint and at least one has a hint for the client's zone. Otherwise the
-/// client receives every endpoint.
+/// Applies zone hints if every endpoint of this cluster has a hint and at least one has a hint for the client's zone.
+/// Otherwise the client receives every endpoint. The zones of another cluster are not compared.
 fn keep_hinted(candidates: &mut Vec<EndpointCandidate<'_>>, zone: Option<&Arc<str>>) {
     let Some(zone) = zone else { return };
-    let all_hinted = candidates.iter().all(|candidate| !candidate.endpoint.hints.is_empty());
+    let local = || candidates.iter().filter(|candidate| candidate.remote.is_none());
     let is_for_zone = |candidate: &EndpointCandidate<'_>| candidate.endpoint.hints.contains(zone);
-    if all_hinted && candidates.iter().any(is_for_zone) {
-        candidates.retain(is_for_zone);
+    let all_hinted = local().all(|candidate| !candidate.endpoint.hints.is_empty());
+    if all_hinted && local().any(is_for_zone) {
+        candidates.retain(|candidate| candidate.remote.is_some() || is_for_zone(candidate));
     }
 }
 
@@ -222,10 +218,11 @@ impl PortSelector<'_> {
 // === impl EndpointCandidate ===
 
 impl<'a> EndpointCandidate<'a> {
-    fn pod(&self) -> Option<&'a str> {
+    /// Returns the name of a Pod, and its source: Pods of two clusters may have the same name.
+    fn pod(&self) -> Option<(usize, &'a str)> {
         let member: &'a Member = self.member;
         match &member.target {
-            EndpointTarget::Pod(target) => Some(&target.pod.key.name),
+            EndpointTarget::Pod(target) => Some((self.source, &target.pod.key.name)),
             EndpointTarget::Workload(_) | EndpointTarget::Address => None,
         }
     }

@@ -1,5 +1,7 @@
 //! Tests of the endpoints that clients receive.
 
+use std::collections::BTreeMap;
+
 use prost::Message as _;
 use serde_json::{Value, json};
 

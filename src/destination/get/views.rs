@@ -16,13 +16,14 @@ use super::{
     premise::Premise,
     request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey},
     snapshot::Snapshot,
-    view::{endpoints, set_labels},
+    view::endpoints,
 };
 use crate::{
     api::NamespacedName,
     cluster::kinds::{node::Zone, service::Service},
     destination::{
-        registry::{Registry, Subscription, View, ViewIndex, ViewKind},
+        multicluster::remote::RemoteNamespace,
+        registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
         settings::DestinationSettings,
         views::Views,
     },
@@ -47,6 +48,10 @@ pub(in crate::destination) struct EndpointsContent {
     /// The premise of the last publication while the Service existed. When it changes, streams may belong to another
     /// view.
     premise: Option<Arc<Premise>>,
+    /// Whether all clusters are known that may have endpoints of the Service.
+    pub(super) is_complete: bool,
+    /// Keeps the watches of the other clusters' namespaces that have the endpoints.
+    remotes: Vec<Arc<RemoteNamespace>>,
 }
 
 #[derive(Default)]
@@ -95,7 +100,14 @@ impl ViewKind for ServiceEndpoints {
 
     fn unpublished() -> EndpointsContent {
         let empty = Arc::new(Snapshot::new(BTreeMap::new(), EndpointSet::empty(), Instant::now()));
-        EndpointsContent { snapshot: empty, placement: 0, service: None, premise: None }
+        EndpointsContent {
+            snapshot: empty,
+            placement: 0,
+            service: None,
+            premise: None,
+            is_complete: false,
+            remotes: Vec::new(),
+        }
     }
 }
 
@@ -205,14 +217,14 @@ impl Views {
         self: &Arc<Self>,
         request: &GetRequest,
     ) -> Result<(Subscription<ServiceEndpoints>, u64), GetRefusal> {
-        let mut key = request.resolve(&self.cluster.read())?;
+        let mut key = self.resolve(request)?;
         let (subscription, placement) = loop {
             let subscription = Subscription::<ServiceEndpoints>::new(self, key)?;
             // Read before the request is resolved again, so that the stream notices if the result changes from now on.
             let placement = subscription.view().sender.borrow().content.placement;
             #[cfg(test)]
             crate::destination::testing::interleave();
-            key = request.resolve(&self.cluster.read())?;
+            key = self.resolve(request)?;
             let view = subscription.view();
             // The clients of this view may have moved to another view before this subscription.
             if key != view.key {
@@ -220,7 +232,7 @@ impl Views {
             }
             let mut generation = view.generation.lock();
             if generation.is_none() || view.excludes(request) {
-                let members = Members::of(&self.cluster.read(), &view.key.service);
+                let members = self.members(&view.key.service);
                 if generation.is_none() && !self.settings.limits.memory.has_room_for(view.size(&members)) {
                     return Err(GetRefusal::NoMemory);
                 }
@@ -231,7 +243,7 @@ impl Views {
             if !view.excludes(request) {
                 break (subscription, placement);
             }
-            key = request.resolve(&self.cluster.read())?;
+            key = self.resolve(request)?;
         };
         Ok((subscription, placement))
     }
@@ -247,7 +259,7 @@ impl Views {
             return None;
         }
         self.metrics.applied(received);
-        Some(EndpointsPass { members: Members::of(&self.cluster.read(), service), views, received })
+        Some(EndpointsPass { members: self.members(service), views, received })
     }
 
     /// Makes the streams of a zone resolve their requests again, because a node has left the zone.
@@ -299,7 +311,7 @@ impl View<ServiceEndpoints> {
     /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
     fn publish(
         &self,
-        generation: &mut Option<u64>,
+        generation: &mut Option<Generation>,
         members: &Members,
         settings: &Arc<DestinationSettings>,
         siblings: &[Arc<Snapshot>],
@@ -309,7 +321,7 @@ impl View<ServiceEndpoints> {
             return false;
         }
         let is_first = generation.is_none();
-        if !self.key.is_for(members.service.as_deref()) {
+        if !self.key.is_for(members) {
             *generation = None;
             self.sender.send_modify(|published| {
                 published.content.service.clone_from(&members.service);
@@ -319,8 +331,8 @@ impl View<ServiceEndpoints> {
         }
         *generation = Some(members.generation);
         let before = Arc::clone(&self.sender.borrow().content.snapshot);
-        let ViewKey { service, query, location } = &self.key;
-        let labels = set_labels(members, &service.name, &service.namespace);
+        let ViewKey { query, location, .. } = &self.key;
+        let labels = members.labels().common.clone();
         let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
@@ -341,7 +353,10 @@ impl View<ServiceEndpoints> {
             if let Some(snapshot) = snapshot {
                 content.snapshot = snapshot;
             }
-            changed || !is_same || may_move
+            let is_completed = members.is_complete && !content.is_complete;
+            content.is_complete = members.is_complete;
+            content.remotes = members.remotes().cloned().collect();
+            changed || !is_same || may_move || is_completed
         });
         changed
     }

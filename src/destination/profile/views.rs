@@ -21,7 +21,7 @@ use crate::{
     api::NamespacedName,
     destination::{
         observer::Batch,
-        registry::{Registry, Subscription, View, ViewIndex, ViewKind},
+        registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
         stream::EndReason,
         views::Views,
     },
@@ -148,13 +148,13 @@ impl View<Profiles> {
     /// When the target has no profile, or the request now resolves to another target.
     fn publish(
         self: &Arc<Self>,
-        generation: &mut Option<u64>,
+        generation: &mut Option<Generation>,
         views: &Views,
         received: Instant,
     ) -> Result<bool, ProfileRefusal> {
         let (inputs, of_state) = {
             let state = views.cluster.read();
-            if *generation == Some(state.generation) {
+            if *generation == Some(state.generation.into()) {
                 return Ok(false);
             }
             (ProfileInputs::of(&state, &self.key, &views.settings), state.generation)
@@ -165,7 +165,7 @@ impl View<Profiles> {
                 self.end(EndReason::Rerouted);
             }
         })?;
-        *generation = Some(of_state);
+        *generation = Some(of_state.into());
         let profile = EncodedProfile::of(&inputs, &views.settings);
         Ok(self.sender.send_if_modified(|published| {
             let changed = published.content.as_ref().is_none_or(|known| known.profile != profile);
@@ -214,7 +214,7 @@ impl Views {
     /// Returns the views that a batch affects, without duplicates. Each view has the time of the first event that
     /// affects it.
     pub(in crate::destination) fn profiles_of(&self, batch: &Batch) -> Vec<(Arc<View<Profiles>>, Instant)> {
-        let Batch { endpoints, services, addresses, profiles, zones: _, groups: _ } = batch;
+        let Batch { endpoints, services, addresses, profiles, zones: _, groups: _, remotes: _ } = batch;
         let index = self.profiles.index();
         let mut affected: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
         let mut add = |view: &Arc<View<Profiles>>, received: Instant| {

@@ -38,6 +38,7 @@ use crate::{
             stall::StreamProgress,
         },
         metrics::DiscoveryMetrics,
+        multicluster::Multicluster,
         observer::DestinationObserver,
         places::Places,
         profile::{request::ProfileRequest, updates::ProfileUpdates},
@@ -322,11 +323,26 @@ impl<M: Method> Client<M> {
 
 impl Rig {
     pub(in crate::destination) fn new(settings: DestinationSettings) -> Self {
-        let observer = DestinationObserver::new();
+        Self::with(settings, false)
+    }
+
+    /// A server that serves the Services of other clusters, of which none is linked yet.
+    pub(in crate::destination) fn with_clusters(settings: DestinationSettings) -> Self {
+        Self::with(settings, true)
+    }
+
+    fn with(settings: DestinationSettings, has_clusters: bool) -> Self {
+        let (observer, settings) = (DestinationObserver::new(), Arc::new(settings));
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Registry::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), settings, metrics);
+        let clusters = || Multicluster::new(Arc::clone(&observer), Arc::clone(&settings), &Registry::new()).unwrap();
+        let multicluster = has_clusters.then(clusters);
+        let views = Views::new(feed.cluster.clone(), settings, metrics, multicluster);
         Self { feed, observer, views, pending: HashMap::new() }
+    }
+
+    pub(in crate::destination) fn observer(&self) -> &Arc<DestinationObserver> {
+        &self.observer
     }
 
     pub(in crate::destination) fn enqueue(&mut self, change: Change) {

@@ -100,11 +100,12 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
 }
 
 /// A client of the Destination API that runs until it is dropped.
-fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Watcher> {
+pub(crate) fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Watcher> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
     let binary = operator_binary()?;
-    let log = control_plane.directory().join("endpoints.log");
+    let log =
+        control_plane.directory().join(format!("endpoints-{}.log", authority.split('.').next().unwrap_or_default()));
     let args = ["endpoints", "--watch", "--addr", &address, authority];
     Ok(Watcher::of(Process::spawn(Spawn::new("endpoints --watch", binary, log).args(args))?))
 }

@@ -1,5 +1,5 @@
 //! `make demo`: virtual machines become endpoints of a Service, one resource owns the proxy configuration of the mesh,
-//! and running workloads are restarted for it; step by step.
+//! running workloads are restarted for it, and a Service has the endpoints of another cluster; step by step.
 //!
 //! The API server, its controllers and the manager are real. kwok sets the status of the Pods, which have no containers,
 //! and a stand-in of the harness plays Linkerd's proxy injector. Each step is announced, executed with kubectl and
@@ -7,6 +7,7 @@
 
 mod external_workload;
 mod linkerd_config;
+mod other_cluster;
 mod rollout;
 mod watcher;
 
@@ -50,7 +51,7 @@ async fn demo(keep: bool) -> Result<()> {
     show.run(&["get", "crd", "externalworkloads.workload.linkerd.io", "linkerdconfigs.config.linkerd.io"]).await?;
 
     say("Our manager as a separate process. It is ready when its caches have synced.");
-    let args = vec!["--operator-namespace=linkerd".to_owned()];
+    let args = ["--operator-namespace=linkerd", "--enable-multicluster"].map(str::to_owned).to_vec();
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
     manager.ready(Duration::from_secs(30)).await?;
     println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
@@ -59,6 +60,7 @@ async fn demo(keep: bool) -> Result<()> {
     let injector = Injector::start(&control_plane, "linkerd", &["default", rollout::NAMESPACE], 2).await?;
     linkerd_config::act(&control_plane, &manager, &injector).await?;
     rollout::act(&control_plane, &manager).await?;
+    other_cluster::act(&control_plane, &manager).await?;
 
     let failed = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await;
     ensure!(failed == Some(0.0), "{failed:?} reconciles failed:\n{}", manager.log());

@@ -120,7 +120,7 @@ impl Answers {
         self.differences.keys().all(|difference| difference.number.is_some())
     }
 
-    async fn add(&mut self, state: &ApiState, servers: &[Discovery; 2], queries: &[Query], context: &str) {
+    pub(crate) async fn add(&mut self, state: &ApiState, servers: &[Discovery; 2], queries: &[Query], context: &str) {
         let requested = stream::iter(queries).map(|query| request_both(servers, query)).buffered(AT_ONE_TIME);
         let received: Vec<[Received; 2]> = requested.collect().await;
         for (query, [ours, theirs]) in queries.iter().zip(received) {

@@ -2,13 +2,14 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table traffic injector reviews cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic injector reviews cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
 
 mod answers;
 mod cli;
+mod clusters;
 mod differences;
 mod injector;
 mod leases;
@@ -55,6 +56,11 @@ async fn run() -> Result<bool> {
     if let Some(controller) = controller_for("table", "Table of cases")? {
         let answers = table::compare(&controller).await?;
         print!("{}", report::table(&answers));
+        is_explained &= answers.is_explained();
+    }
+    if let Some(controller) = controller_for("clusters", "Other clusters")? {
+        let answers = clusters::compare(&controller).await?;
+        print!("{}", report::clusters(&answers));
         is_explained &= answers.is_explained();
     }
     if is_wanted("traffic") {

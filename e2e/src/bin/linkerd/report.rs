@@ -20,6 +20,10 @@ pub(crate) fn table(answers: &Answers) -> String {
     compared("Table of cases", &format!("{} sets of flags", answers.states), answers)
 }
 
+pub(crate) fn clusters(answers: &Answers) -> String {
+    compared("Other clusters", &format!("{} states, with two API servers", answers.states), answers)
+}
+
 fn compared(title: &str, what: &str, Answers { compared, equal, differences, .. }: &Answers) -> String {
     let mut text = format!(
         "## {title}\n\n{what}: {compared} requests, {equal} answers equal.\n\n\

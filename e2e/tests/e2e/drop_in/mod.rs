@@ -46,9 +46,15 @@ impl Installed {
     }
 
     fn start_with(&self, account: PathBuf, more: &[&str]) -> Result<Manager> {
+        self.start_in(account, more, &[])
+    }
+
+    fn start_in(&self, account: PathBuf, more: &[&str], environment: &[(&str, &str)]) -> Result<Manager> {
+        let hostname = [("HOSTNAME", HOSTNAME)];
+        let env = hostname.iter().chain(environment).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let options = ManagerOptions {
             args: CHART_FLAGS.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
-            env: vec![("HOSTNAME".to_owned(), HOSTNAME.to_owned())],
+            env: env.collect(),
             kubeconfig: Some(account),
             as_linkerd_destination: true,
             ..ManagerOptions::default()
@@ -189,7 +195,8 @@ async fn a_token_that_is_replaced_in_its_file_is_read_again() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> {
+async fn if_other_clusters_are_not_served_it_is_not_ready_while_services_of_them_exist_unless_it_is_told_so()
+-> Result<()> {
     const UNSUPPORTED: &str = "linkerd_operator_unsupported_services";
     let installed = Installed::start().await?;
     installed.mesh.put_service("web", json!({})).await?;
@@ -199,8 +206,21 @@ async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> 
     installed.mesh.patch_service("east", remote).await?;
     let federated = json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "both@east"}}});
     installed.mesh.patch_service("both", federated).await?;
-    let manager = installed.drop_in().await?;
-    let lines = || manager.log().matches("keep Linkerd's own destination server").count();
+    let account = || installed.control_plane.kubeconfig_for_service_account("linkerd", ACCOUNT);
+    let mut cautious =
+        installed.start_in(account().await?, &[], &[("LINKERD_OPERATOR_ENABLE_MULTICLUSTER", "false")])?;
+    eventually(SOON, "/ready to name the reason", async || {
+        let (status, body) = cautious.get("/ready").await?;
+        let is_named = body.contains("Services that are joined from other clusters exist");
+        ensure!(status == StatusCode::SERVICE_UNAVAILABLE && is_named, "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    let allowed =
+        [("LINKERD_OPERATOR_ENABLE_MULTICLUSTER", "false"), ("LINKERD_OPERATOR_ALLOW_UNSUPPORTED_SERVICES", "true")];
+    let mut manager = installed.start_in(account().await?, &[], &allowed)?;
+    manager.ready(SOON).await?;
+    let lines = || manager.log().matches("Services that are joined from other clusters exist").count();
     eventually(SOON, "the log line", async || {
         ensure!(lines() == 1, "{}", manager.log());
         Ok(())
@@ -220,7 +240,7 @@ async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> 
     })
     .await?;
     assert_eq!(lines(), 1);
-    Ok(())
+    cautious.ready(SOON).await
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ mod attacks;
 mod change;
 mod changing;
 mod cluster;
+mod clusters;
 mod giant;
 mod moments;
 mod noise;
@@ -25,7 +26,7 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-pub(crate) const FIGURES: [&str; 14] = [
+pub(crate) const FIGURES: [&str; 15] = [
     "start",
     "connect",
     "streams",
@@ -39,13 +40,14 @@ pub(crate) const FIGURES: [&str; 14] = [
     "relist",
     "giant",
     "unread",
+    "clusters",
     "attacks",
 ];
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
-    // Ordered by the objects that each figure adds: none, Services and Pods, Servers, the giant Service, those of
-    // attackers.
+    // Ordered by the objects that each figure adds: none, Services and Pods, Servers, the giant Service, Services
+    // of other clusters, those of attackers.
     if wanted("start") {
         let result = rest::empty(report, &rig).await;
         keep(report, "start", result);
@@ -70,6 +72,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "relist" => noise::relist(report, &rig).await,
             "giant" => giant::giant(report, &rig).await,
             "unread" => giant::unread(report, &rig).await,
+            "clusters" => clusters::clusters(report, &rig).await,
             _ => attacks::attacks(report, &rig).await,
         };
         keep(report, figure, result);

@@ -1,0 +1,98 @@
+//! The Secrets of links: they appear, change and vanish while streams are open.
+
+use anyhow::{Result, ensure};
+use e2e::{FaultProxy, discovery::Message, eventually, kubeconfig, link::link, mesh::SOON, shared_other};
+use hyper::StatusCode;
+use serde_json::json;
+use tonic::Code;
+
+use super::{Rig, federated, remote_discovery};
+use crate::discovery::received::{identity, wait_for};
+
+#[tokio::test]
+async fn a_cluster_may_be_linked_after_its_streams_were_opened_and_unlinked() -> Result<()> {
+    let rig = Rig::start("late").await?;
+    let east = rig.other("east").await?;
+    east.put_backends("bb", &["10.1.0.1"]).await?;
+    rig.put(remote_discovery("remote", &east, "bb")).await?;
+    rig.put(federated("joined", &[format!("bb@{}", east.name)], "")).await?;
+    let mut joined = rig.shows("joined", &[]).await?;
+    let not_found = (Code::NotFound, format!("Remote cluster not found: {}", east.name));
+    assert_eq!(rig.discovery.refusal(&rig.path("remote"), "").await?, not_found);
+    rig.link(&east, &kubeconfig::embedded(east.proxy.kubeconfig())?).await?;
+    joined.shows(&["10.1.0.1:8080"]).await?;
+    let mut remote = rig.shows("remote", &["10.1.0.1:8080"]).await?;
+    rig.unlink(&east).await?;
+    joined.shows(&[]).await?;
+    assert_eq!(remote.next().await?, None, "the stream ends with OK");
+    assert_eq!(rig.discovery.refusal(&rig.path("remote"), "").await?, not_found);
+    eventually(SOON, "the connections to the cluster to be closed", async || {
+        let open = east.proxy.open_connections();
+        ensure!(open == 0, "{open} are open");
+        Ok(())
+    })
+    .await
+}
+
+/// The old credentials stop working when they are replaced, as after a rotation.
+#[tokio::test]
+async fn new_credentials_are_used_at_once_and_the_endpoints_stay() -> Result<()> {
+    let rig = Rig::start("rotated").await?;
+    let east = rig.linked("east").await?;
+    east.put_backends("bb", &["10.1.0.1"]).await?;
+    rig.put(remote_discovery("web", &east, "bb")).await?;
+    let mut stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
+    let renewed = FaultProxy::start(shared_other("east").await?).await?;
+    rig.link(&east, &kubeconfig::embedded(renewed.kubeconfig())?).await?;
+    eventually(SOON, "all watches to use the new credentials", async || {
+        let (old, new) = (east.proxy.open_connections(), renewed.open_connections());
+        ensure!(old == 0 && new > 0, "{old} connections with the old credentials, {new} with the new ones");
+        Ok(())
+    })
+    .await?;
+    east.set_addresses("bb", &["10.1.0.1", "10.1.0.2"]).await?;
+    stream.shows(&["10.1.0.1:8080", "10.1.0.2:8080"]).await
+}
+
+#[tokio::test]
+async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
+    let rig = Rig::start("renamed").await?;
+    let east = rig.linked("east").await?;
+    east.put_backends("bb", &["10.1.0.1"]).await?;
+    rig.put(remote_discovery("web", &east, "bb")).await?;
+    let mut stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
+    let renamed = link(&east.name, "renamed.trust", &kubeconfig::embedded(east.proxy.kubeconfig())?);
+    rig.put_secret(&east.name, renamed).await?;
+    let name = format!("web.{}.serviceaccount.identity.linkerd.renamed.trust", rig.namespace.name());
+    wait_for(&mut stream, identity, [("10.1.0.1:8080", format!("dns {name} sni {name}"))]).await?;
+    let removed = stream.messages.iter().any(|message| matches!(message, Message::Remove(_)));
+    assert!(!removed, "the endpoint was away for a moment: {:?}", stream.messages);
+    Ok(())
+}
+
+/// Whoever may write a Secret in the control plane's namespace must not run programs in the operator's container.
+#[tokio::test]
+async fn a_kubeconfig_that_runs_a_program_is_refused_and_nothing_of_it_is_printed() -> Result<()> {
+    let rig = Rig::start("refused").await?;
+    let east = rig.other("east").await?;
+    let mut config: serde_json::Value = serde_json::from_str(&kubeconfig::embedded(east.proxy.kubeconfig())?)?;
+    config["users"][0]["user"] =
+        json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "top-secret-program"}});
+    rig.link(&east, &config.to_string()).await?;
+    let problem = format!("cluster {}: the kubeconfig cannot be used: the field exec is refused", east.name);
+    eventually(SOON, "/ready to name the cluster", async || {
+        let (status, body) = rig.manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK && body.contains(&problem), "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    assert!(!rig.manager.log().contains("top-secret-program"));
+    // It is used as soon as it is mended.
+    east.put_backends("bb", &["10.1.0.1"]).await?;
+    rig.put(remote_discovery("web", &east, "bb")).await?;
+    rig.link(&east, &kubeconfig::embedded(east.proxy.kubeconfig())?).await?;
+    rig.shows("web", &["10.1.0.1:8080"]).await?;
+    let log = rig.manager.log();
+    assert!(!log.contains("admin-token"), "a credential is in the log");
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! Services of other clusters, with two and three real API servers: each other cluster is behind a fault proxy.
+//!
+//! The tests share a manager and the API servers; each has a namespace of the same name in all clusters, and links of
+//! its own.
+
+mod federated;
+mod links;
+mod outages;
+mod remote_discovery;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
+    discovery::{Discovery, Endpoints},
+    eventually, kubeconfig,
+    link::{link, link_name},
+    mesh::SOON,
+    shared_manager, shared_other,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
+};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use crate::discovery::{
+    api, create,
+    objects::{Object, meshed, of_pod, service, slice},
+};
+
+/// A namespace in this cluster, and a connection to a manager that serves other clusters.
+struct Rig {
+    client: Client,
+    namespace: TestNamespace,
+    manager: &'static Manager,
+    discovery: Discovery,
+}
+
+/// Another cluster, behind a fault proxy.
+struct Other {
+    /// The name of its link, unique to the test.
+    name: String,
+    client: Client,
+    namespace: TestNamespace,
+    proxy: FaultProxy,
+}
+
+// === impl Rig ===
+
+impl Rig {
+    async fn start(prefix: &str) -> Result<Self> {
+        static MANAGER: OnceCell<Manager> = OnceCell::const_new();
+        // It installs what a manager needs.
+        let (control_plane, _) = shared_manager().await?;
+        let manager = MANAGER.get_or_try_init(async || {
+            let component = "components: [../../config/components/multicluster/control-plane]";
+            control_plane.apply(&control_plane.shipped_with("config/control-plane", component).await?).await?;
+            let account = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+            let mut manager = start_manager(control_plane, &account, &["--enable-multicluster"])?;
+            manager.ready(SOON).await?;
+            anyhow::Ok(manager)
+        });
+        let manager = manager.await?;
+        let client = control_plane.client().await?;
+        let namespace = TestNamespace::create(&client, prefix).await?;
+        let discovery = manager.discovery().await?;
+        Ok(Self { client, namespace, manager, discovery })
+    }
+
+    /// Creates the namespace of this test in another cluster, without a link.
+    async fn other(&self, cluster: &str) -> Result<Other> {
+        let control_plane = shared_other(cluster).await?;
+        let client = control_plane.client().await?;
+        let namespace = TestNamespace::create_named(&client, self.namespace.name()).await?;
+        let proxy = FaultProxy::start(control_plane).await?;
+        Ok(Other { name: format!("{cluster}-{}", self.namespace.name()), client, namespace, proxy })
+    }
+
+    /// A second proxy in front of a cluster.
+    async fn other_again(&self, cluster: &str) -> Result<FaultProxy> {
+        FaultProxy::start(shared_other(cluster).await?).await
+    }
+
+    /// Creates the namespace of this test in another cluster, and links it.
+    async fn linked(&self, cluster: &str) -> Result<Other> {
+        let other = self.other(cluster).await?;
+        self.link(&other, &kubeconfig::embedded(other.proxy.kubeconfig())?).await?;
+        Ok(other)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), "linkerd")
+    }
+
+    /// Creates or changes the Secret of a link, as `linkerd multicluster link` writes it.
+    async fn link(&self, other: &Other, kubeconfig: &str) -> Result<()> {
+        self.put_secret(&other.name, link(&other.name, "other.trust", kubeconfig)).await
+    }
+
+    async fn put_secret(&self, cluster: &str, secret: Value) -> Result<()> {
+        let name = link_name(cluster);
+        let params = PatchParams::apply("e2e").force();
+        self.secrets()
+            .patch(&name, &params, &Patch::Apply(&secret))
+            .await
+            .with_context(|| format!("applying {name}"))?;
+        Ok(())
+    }
+
+    async fn unlink(&self, other: &Other) -> Result<()> {
+        self.secrets().delete(&link_name(&other.name), &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    async fn put(&self, object: Object) -> Result<()> {
+        create(&self.client, self.namespace.name(), object).await.map(drop)
+    }
+
+    async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
+        let api = api(&self.client, self.namespace.name(), kind);
+        api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+
+    fn path(&self, service_and_port: &str) -> String {
+        let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
+        format!("{service}.{}.svc.cluster.local:{port}", self.namespace.name())
+    }
+
+    /// Opens a stream as soon as the Service is served.
+    async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
+        let path = self.path(service_and_port);
+        eventually(SOON, format_args!("{path} to be answered"), async || Ok(self.discovery.get(&path, "").await?)).await
+    }
+
+    /// Returns a stream that has received exactly these endpoints.
+    async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
+        let mut endpoints = self.get(service_and_port).await?;
+        endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;
+        Ok(endpoints)
+    }
+
+    /// Waits until a metric of another cluster has a value.
+    async fn measures(&self, metric: &str, other: &Other, expected: impl Fn(Option<f64>) -> bool) -> Result<()> {
+        eventually(SOON, format_args!("{metric} of {}", other.name), async || {
+            let value = self.manager.metric(metric, &[("cluster", &other.name)]).await;
+            ensure!(expected(value), "it is {value:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+// === impl Other ===
+
+impl Other {
+    async fn put(&self, object: Object) -> Result<()> {
+        create(&self.client, self.namespace.name(), object).await.map(drop)
+    }
+
+    /// Creates a Service with port 80, and a slice of meshed Pods with these addresses at port 8080.
+    async fn put_backends(&self, name: &str, addresses: &[&str]) -> Result<()> {
+        self.put(service(name)).await?;
+        let pods: Vec<(String, &str)> =
+            addresses.iter().enumerate().map(|(number, address)| (format!("{name}-{number}"), *address)).collect();
+        for (pod, _) in &pods {
+            self.put(meshed(pod)).await?;
+        }
+        let endpoints: Vec<Value> = pods.iter().map(|(pod, address)| of_pod(address, pod)).collect();
+        self.put(slice(name, name, &endpoints)).await
+    }
+
+    /// Replaces the endpoints of a slice by addresses without Pods.
+    async fn set_addresses(&self, slice: &str, addresses: &[&str]) -> Result<()> {
+        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let api = api(&self.client, self.namespace.name(), "EndpointSlice");
+        api.patch(slice, &PatchParams::default(), &Patch::Merge(&json!({ "endpoints": endpoints }))).await?;
+        Ok(())
+    }
+}
+
+fn start_manager(control_plane: &ControlPlane, kubeconfig: &Path, more: &[&str]) -> Result<Manager> {
+    let only_discovery = ["--enable-external-workload=false", "--enable-linkerd-config=false"];
+    let options = ManagerOptions {
+        args: only_discovery.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
+        kubeconfig: Some(kubeconfig.to_owned()),
+        ..ManagerOptions::default()
+    };
+    Manager::start(control_plane, options)
+}
+
+/// A Service that has the endpoints of another one in a cluster.
+fn remote_discovery(name: &str, other: &Other, remote: &str) -> Object {
+    service(name)
+        .labelled("multicluster.linkerd.io/remote-discovery", &other.name)
+        .labelled("multicluster.linkerd.io/remote-service", remote)
+}
+
+/// A Service that has the endpoints of all members, as `SERVICE@CLUSTER`, and of one in this cluster.
+fn federated(name: &str, members: &[String], local: &str) -> Object {
+    service(name)
+        .annotated("multicluster.linkerd.io/remote-discovery", &members.join(","))
+        .annotated("multicluster.linkerd.io/local-discovery", local)
+}

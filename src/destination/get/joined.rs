@@ -1,0 +1,179 @@
+//! Services that are joined from the Services of several clusters: the views of their clients, and their endpoints.
+//!
+//! In: the states of this cluster and of the other clusters' namespaces. Out: view keys and [`Members`]. Always holds:
+//! members are read from all states one after the other, and no two threads do that at the same time, so that of two
+//! values the one with the higher generation is newer in every state; a cluster whose namespace is not known yet adds
+//! nothing, and is never taken for one without endpoints.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{
+    members::Members,
+    request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey, declares},
+};
+use crate::{
+    api::NamespacedName,
+    cluster::{
+        Cluster, State,
+        kinds::{
+            joined_service::{JoinedKind, JoinedService, ServiceMember},
+            service::Service,
+        },
+    },
+    destination::{
+        multicluster::{Multicluster, remote::RemoteNamespace},
+        observer::{Batch, RemoteChange},
+        publisher::GroupKey,
+        registry::Generation,
+        views::Views,
+    },
+};
+
+/// A Service that another one is joined from, and where its state is.
+struct Joining {
+    cluster: Cluster,
+    key: NamespacedName,
+    remote: Option<Arc<RemoteNamespace>>,
+}
+
+// === impl Views ===
+
+impl Views {
+    /// Returns the key of the view that a request resolves to now.
+    ///
+    /// # Errors
+    /// When the request is refused.
+    pub(super) fn resolve(&self, request: &GetRequest) -> Result<ViewKey, GetRefusal> {
+        let state = self.cluster.read();
+        let service = state.services.get(&request.service);
+        let Some((multicluster, service)) = self.multicluster.as_deref().zip(service.filter(|it| it.joined.is_some()))
+        else {
+            return request.resolve(&state);
+        };
+        let (service, zone) = (Arc::clone(service), state.nodes.zone(&request.node));
+        drop(state);
+        let Some(joined) = &service.joined else { return Err(GetRefusal::NoService) };
+        let has_remotes = joined.members.iter().any(|member| member.cluster.is_some());
+        if has_remotes && !multicluster.is_known() {
+            return Err(GetRefusal::ClustersUnknown);
+        }
+        if joined.kind == JoinedKind::RemoteDiscovery {
+            let member = joined.members.first().ok_or(GetRefusal::NoRemoteService)?;
+            if !member.cluster.as_ref().is_some_and(|cluster| multicluster.has(cluster)) {
+                return Err(GetRefusal::no_cluster(member));
+            }
+        }
+        let (mut has_port, mut has_hostname, mut node) = (false, request.instance.is_none(), None);
+        for Joining { cluster, key, remote } in self.joining(&service, joined, multicluster) {
+            if remote.as_ref().is_some_and(|remote| !remote.is_known()) {
+                continue;
+            }
+            let state = cluster.read();
+            let Some(service) = state.services.get(&key) else { continue };
+            has_port |= declares(service, request.port);
+            has_hostname |= request.instance.as_ref().is_some_and(|it| state.slices.instance(&key, it).is_some());
+            if remote.is_none() && service.local {
+                let is_on_node = state.pods.have_any_on(&request.node);
+                node = Some(if is_on_node { Arc::clone(&request.node) } else { Location::NO_NODE.into() });
+            }
+        }
+        let (query, location) = if has_hostname {
+            let port = if has_port { QueryPort::Declared(request.port) } else { QueryPort::Undeclared };
+            (Query { port, instance: request.instance.clone() }, Location { zone, node })
+        } else {
+            (Query { port: QueryPort::Undeclared, instance: None }, Location::nowhere())
+        };
+        Ok(ViewKey { service: request.service.clone(), query, location })
+    }
+
+    /// Returns the endpoints of a Service in all its clusters.
+    pub(super) fn members(&self, key: &NamespacedName) -> Members {
+        let is_joined = |state: &State| state.services.get(key).is_some_and(|it| it.joined.is_some());
+        let Some(multicluster) = &self.multicluster else { return Members::of(&self.cluster.read(), key) };
+        let state = self.cluster.read();
+        if !is_joined(&state) {
+            return Members::of(&state, key);
+        }
+        drop(state);
+        let mut joined_reads = multicluster.joined_reads.lock();
+        // Read again: since then, another thread may have read newer members.
+        let state = self.cluster.read();
+        let Some(service) = state.services.get(key).cloned() else { return Members::of(&state, key) };
+        let Some(joined) = &service.joined else { return Members::of(&state, key) };
+        *joined_reads += 1;
+        let generation = Generation { local: state.generation, joined: *joined_reads };
+        drop(state);
+        let mut members = Members::joined(&service, generation);
+        members.is_complete = multicluster.is_known();
+        for Joining { cluster, key, remote } in self.joining(&service, joined, multicluster) {
+            if remote.as_ref().is_some_and(|remote| !remote.is_known()) {
+                members.is_complete = false;
+                members.add(&State::default(), key, remote);
+            } else {
+                members.add(&cluster.read(), key, remote);
+            }
+        }
+        members
+    }
+
+    /// Returns the Services that a Service is joined from. Those in clusters that do not exist are left out.
+    fn joining<'a>(
+        &'a self,
+        service: &'a Service,
+        joined: &'a JoinedService,
+        multicluster: &'a Multicluster,
+    ) -> impl Iterator<Item = Joining> + use<'a> {
+        joined.members.iter().filter_map(move |ServiceMember { cluster, service: name }| {
+            let namespace = Arc::clone(&service.key.namespace);
+            let key = NamespacedName { namespace, name: Arc::clone(name) };
+            let Some(cluster) = cluster else {
+                return Some(Joining { cluster: self.cluster.clone(), key, remote: None });
+            };
+            let remote = multicluster.namespace(cluster, &key.namespace)?;
+            Some(Joining { cluster: remote.cluster.clone(), key, remote: Some(remote) })
+        })
+    }
+
+    /// Adds the Services that are joined from those of the batch, here and in other clusters. Returns the groups of
+    /// objects in other clusters.
+    pub(in crate::destination) fn add_joined(&self, batch: &mut Batch) -> Vec<(GroupKey, Instant)> {
+        let mut groups = Vec::new();
+        let remotes = std::mem::take(&mut batch.remotes);
+        let state = self.cluster.read();
+        let by_member = state.services.by_member();
+        if self.multicluster.is_none() || by_member.is_empty() {
+            return groups;
+        }
+        let mut joined: Vec<(NamespacedName, Instant)> = Vec::new();
+        for (service, received) in &batch.endpoints {
+            joined.extend(by_member.joined_from(None, service).map(|it| (it, *received)));
+        }
+        for ((cluster, change), received) in remotes {
+            match change {
+                RemoteChange::Endpoints(service) => {
+                    joined.extend(by_member.joined_from(Some(&cluster), &service).map(|it| (it, received)));
+                }
+                RemoteChange::Namespace(namespace) => {
+                    let services = by_member.joined_from_cluster(&cluster, Some(&*namespace));
+                    joined.extend(services.map(|it| (it, received)));
+                }
+                RemoteChange::Cluster => {
+                    joined.extend(by_member.joined_from_cluster(&cluster, None).map(|it| (it, received)));
+                }
+                RemoteChange::Group(group) => groups.push(((Some(cluster), group), received)),
+            }
+        }
+        for (service, received) in joined {
+            batch.endpoints.entry(service).or_insert(received);
+        }
+        groups
+    }
+
+    /// Returns the state of a namespace: of this cluster, or of another one if it is watched.
+    pub(in crate::destination) fn cluster_of(&self, cluster: Option<&str>, namespace: &str) -> Option<Cluster> {
+        let Some(cluster) = cluster else { return Some(self.cluster.clone()) };
+        Some(self.multicluster.as_ref()?.watched_namespace(cluster, namespace)?.cluster.clone())
+    }
+}

@@ -1,0 +1,190 @@
+//! Other clusters, whose Services this cluster's Services are joined from.
+//!
+//! ```text
+//! Secrets ──links──▶ Multicluster ─▶ RemoteCluster ─▶ RemoteNamespace: a State of its own ──RemoteObserver──▶ DirtySet
+//! ```
+//!
+//! In: the Secrets with the kubeconfigs of other clusters; views that need Services of their namespaces. Out: the states
+//! of these namespaces, and marked keys when they change. Always holds: only the namespaces that a view needs are
+//! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; credentials are never
+//! printed.
+
+pub(super) mod collector;
+pub(super) mod links;
+pub(super) mod observer;
+pub(super) mod remote;
+pub(super) mod unsupported;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Mutex, RwLock};
+use prometheus::{IntCounterVec, Opts, Registry, register_int_counter_vec_with_registry};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    observer::{DestinationObserver, DirtyKey, RemoteChange},
+    settings::DestinationSettings,
+};
+use crate::cluster::{WatchMetrics, kinds::remote_kubeconfig::Link};
+use remote::{RemoteCluster, RemoteNamespace};
+
+/// How often it is checked which namespaces of other clusters no view needs any more.
+const SWEEP: Duration = Duration::from_secs(10);
+
+/// The clusters that are linked to this one.
+pub struct Multicluster {
+    clusters: RwLock<BTreeMap<Arc<str>, Arc<RemoteCluster>>>,
+    /// Whether the links were read once.
+    known: AtomicBool,
+    /// How often the endpoints of a Service in several clusters were read. Locked while they are read.
+    pub(super) joined_reads: Mutex<u64>,
+    observer: Arc<DestinationObserver>,
+    settings: Arc<DestinationSettings>,
+    failures: IntCounterVec,
+    metrics: WatchMetrics,
+}
+
+// === impl Multicluster ===
+
+impl Multicluster {
+    /// # Errors
+    /// When a metric is registered twice.
+    pub(super) fn new(
+        observer: Arc<DestinationObserver>,
+        settings: Arc<DestinationSettings>,
+        registry: &Registry,
+    ) -> prometheus::Result<Arc<Self>> {
+        let failures = Opts::new(
+            "linkerd_operator_remote_cluster_failures_total",
+            "Failed lists and watches of another cluster, by class",
+        );
+        Ok(Arc::new(Self {
+            clusters: RwLock::default(),
+            known: AtomicBool::new(false),
+            joined_reads: Mutex::default(),
+            observer,
+            settings,
+            metrics: WatchMetrics::of_remotes()?,
+            failures: register_int_counter_vec_with_registry!(failures, &["cluster", "class"], registry)?,
+        }))
+    }
+
+    /// Returns whether the links were read, so that a cluster without one is not linked.
+    pub(super) fn is_known(&self) -> bool {
+        self.known.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has(&self, cluster: &str) -> bool {
+        self.clusters.read().contains_key(cluster)
+    }
+
+    /// Returns a namespace of a cluster, and watches it from now on; `None` if the cluster is not linked.
+    pub(super) fn namespace(&self, cluster: &str, namespace: &Arc<str>) -> Option<Arc<RemoteNamespace>> {
+        let cluster = self.clusters.read().get(cluster).cloned()?;
+        Some(cluster.namespace(namespace))
+    }
+
+    /// Returns a namespace of a cluster if it is watched.
+    pub(super) fn watched_namespace(&self, cluster: &str, namespace: &str) -> Option<Arc<RemoteNamespace>> {
+        self.clusters.read().get(cluster)?.watched(namespace)
+    }
+
+    pub(super) fn clusters(&self) -> Vec<Arc<RemoteCluster>> {
+        self.clusters.read().values().cloned().collect()
+    }
+
+    /// Returns the problems of the other clusters, for a person. None of them keeps the process from being ready.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for cluster in self.clusters() {
+            problems.extend(cluster.problems().into_iter().map(|it| format!("cluster {}: {it}", cluster.name)));
+        }
+        problems
+    }
+
+    fn new_cluster(&self, link: &Link) -> Arc<RemoteCluster> {
+        let metrics = self.metrics.of_remote(&link.cluster, &self.failures);
+        RemoteCluster::new(link, &self.observer, &self.settings, metrics)
+    }
+
+    /// Links exactly these clusters. A cluster whose link has changed keeps its state.
+    async fn link(self: &Arc<Self>, links: Vec<Link>) {
+        let mut changed = Vec::new();
+        let mut gone: Vec<Arc<str>> = {
+            let known = self.clusters.read();
+            let is_linked = |name: &Arc<str>| links.iter().any(|link| link.cluster == *name);
+            known.keys().filter(|name| !is_linked(name)).cloned().collect()
+        };
+        for link in links {
+            let known = self.clusters.read().get(&link.cluster).cloned();
+            let is_new = known.is_none();
+            let cluster = known.unwrap_or_else(|| self.new_cluster(&link));
+            cluster.use_kubeconfig(&link.kubeconfig).await;
+            let is_renamed = cluster.use_trust_domain(&link.trust_domain);
+            if is_new {
+                self.clusters.write().insert(Arc::clone(&link.cluster), cluster);
+            }
+            if is_new || is_renamed {
+                changed.push(link.cluster);
+            }
+        }
+        for name in &gone {
+            self.clusters.write().remove(name);
+            remote::forget_failures(&self.failures, name);
+            tracing::info!(cluster = &**name, "a cluster is not linked any more");
+        }
+        self.known.store(true, Ordering::Release);
+        changed.append(&mut gone);
+        let whole = |cluster| DirtyKey::Remote(cluster, RemoteChange::Cluster);
+        self.observer.dirty.mark(changed.into_iter().map(whole), Instant::now());
+    }
+
+    /// Ends the watches of namespaces that no view has needed for a while, forever. Returns if a watch has ended by
+    /// itself.
+    pub(super) async fn sweep(self: Arc<Self>) {
+        loop {
+            sleep(SWEEP).await;
+            for cluster in self.clusters() {
+                if let Some(ended) = cluster.sweep() {
+                    tracing::error!(cluster = &*cluster.name, ended, "a watch of another cluster ended");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Multicluster {
+    /// Links a cluster with these namespaces, whose states tests fill.
+    pub(super) fn link_feeds<'a>(
+        &self,
+        link: &Link,
+        namespaces: impl IntoIterator<Item = (&'a str, &'a crate::cluster::Cluster)>,
+    ) {
+        let cluster = self.new_cluster(link);
+        for (namespace, state) in namespaces {
+            cluster.insert(namespace, state.clone());
+        }
+        self.clusters.write().insert(Arc::clone(&link.cluster), cluster);
+        let change = DirtyKey::Remote(Arc::clone(&link.cluster), RemoteChange::Cluster);
+        self.observer.dirty.mark([change], Instant::now());
+    }
+
+    /// The Secrets were listed.
+    pub(super) fn know(&self) {
+        self.known.store(true, Ordering::Release);
+    }
+
+    pub(super) fn unlink(&self, cluster: &str) {
+        self.clusters.write().remove(cluster);
+        self.observer.dirty.mark([DirtyKey::Remote(cluster.into(), RemoteChange::Cluster)], Instant::now());
+    }
+}

@@ -1,0 +1,212 @@
+//! One other cluster, and its namespaces that views need.
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use kube::Client;
+use parking_lot::{Mutex, RwLock};
+use prometheus::{IntCounterVec, Registry};
+use tokio::{sync::watch as channel, time::Instant};
+use tracing::{info, warn};
+
+use super::observer::{KINDS, RemoteObserver};
+use crate::{
+    client,
+    cluster::{
+        Clients, Cluster, FAILURE_CLASSES, Observer, WatchMetrics,
+        kinds::remote_kubeconfig::{HiddenText, Link},
+    },
+    destination::{observer::DestinationObserver, settings::DestinationSettings},
+    tasks::Tasks,
+};
+
+/// How long a namespace is watched after the last view has needed it. Proxies reconnect after an hour at most, and their
+/// Services should not be listed again each time.
+const UNUSED: Duration = Duration::from_secs(60);
+
+/// The number of problems of a cluster that `/ready` names.
+const PROBLEMS: usize = 5;
+
+pub(in crate::destination) struct RemoteCluster {
+    pub(in crate::destination) name: Arc<str>,
+    settings: Arc<RemoteSettings>,
+    clients: channel::Sender<Option<Client>>,
+    /// The last kubeconfig, and why it cannot be used.
+    kubeconfig: Mutex<(Option<HiddenText>, Option<String>)>,
+    metrics: WatchMetrics,
+    observer: Arc<DestinationObserver>,
+    namespaces: Mutex<HashMap<Arc<str>, WatchedNamespace>>,
+}
+
+struct WatchedNamespace {
+    namespace: Arc<RemoteNamespace>,
+    /// Since when no view needs it.
+    unused_since: Option<Instant>,
+    tasks: Tasks,
+}
+
+/// The state of one namespace of another cluster. It is watched while a view has it.
+pub(in crate::destination) struct RemoteNamespace {
+    pub(in crate::destination) cluster: Cluster,
+    settings: Arc<RemoteSettings>,
+}
+
+/// The settings of this cluster, with the trust domain of the other one.
+type RemoteSettings = RwLock<Arc<DestinationSettings>>;
+
+// === impl RemoteCluster ===
+
+impl RemoteCluster {
+    pub(super) fn new(
+        link: &Link,
+        observer: &Arc<DestinationObserver>,
+        settings: &Arc<DestinationSettings>,
+        metrics: WatchMetrics,
+    ) -> Arc<Self> {
+        info!(cluster = &*link.cluster, "a cluster is linked");
+        Arc::new(Self {
+            name: Arc::clone(&link.cluster),
+            settings: Arc::new(RwLock::new(with_trust_domain(settings, &link.trust_domain))),
+            clients: channel::channel(None).0,
+            kubeconfig: Mutex::default(),
+            metrics,
+            observer: Arc::clone(observer),
+            namespaces: Mutex::default(),
+        })
+    }
+
+    /// Uses this trust domain from now on. Returns whether it was another one.
+    pub(super) fn use_trust_domain(&self, trust_domain: &str) -> bool {
+        let mut settings = self.settings.write();
+        let differs = settings.identity_trust_domain != *trust_domain;
+        if differs {
+            *settings = with_trust_domain(&settings, trust_domain);
+        }
+        differs
+    }
+
+    /// Uses these credentials from now on. If they cannot be used, the old ones stay in use.
+    pub(super) async fn use_kubeconfig(&self, kubeconfig: &HiddenText) {
+        if self.kubeconfig.lock().0.as_ref() == Some(kubeconfig) {
+            return;
+        }
+        let client = match client::embedded(kubeconfig.reveal()).await {
+            Ok(config) => client::client(config, &Registry::new()),
+            Err(error) => Err(error),
+        };
+        let problem = client.as_ref().err().map(|error| format!("the kubeconfig cannot be used: {error}"));
+        if let Some(problem) = &problem {
+            warn!(cluster = &*self.name, problem, "keeping the last credentials of a cluster, if it had any");
+        }
+        if let Ok(client) = client {
+            self.clients.send_replace(Some(client));
+        }
+        *self.kubeconfig.lock() = (Some(kubeconfig.clone()), problem);
+    }
+
+    /// Returns a namespace, and watches it from now on.
+    pub(super) fn namespace(&self, name: &Arc<str>) -> Arc<RemoteNamespace> {
+        let mut namespaces = self.namespaces.lock();
+        let watched = namespaces.entry(Arc::clone(name)).or_insert_with(|| self.watch(name));
+        watched.unused_since = None;
+        Arc::clone(&watched.namespace)
+    }
+
+    pub(super) fn watched(&self, name: &str) -> Option<Arc<RemoteNamespace>> {
+        self.namespaces.lock().get(name).map(|watched| Arc::clone(&watched.namespace))
+    }
+
+    fn watch(&self, name: &Arc<str>) -> WatchedNamespace {
+        let mut tasks = Tasks::default();
+        let observer = RemoteObserver::new(&self.name, name, &self.observer);
+        let clients = Clients::from(self.clients.subscribe());
+        let cluster =
+            Cluster::spawn_remote(&clients, Arc::clone(&observer) as Arc<dyn Observer>, &self.metrics, &mut tasks);
+        // A namespace without objects becomes known without a change.
+        tasks.spawn("remote-namespace", observer.announce(cluster.clone()));
+        let namespace = Arc::new(RemoteNamespace { cluster, settings: Arc::clone(&self.settings) });
+        WatchedNamespace { namespace, unused_since: None, tasks }
+    }
+
+    /// Forgets the namespaces that no view has needed for a while. Returns a sentence about a task that has ended.
+    pub(super) fn sweep(&self) -> Option<String> {
+        let mut ended = None;
+        self.namespaces.lock().retain(|name, watched| {
+            ended = ended.take().or_else(|| watched.tasks.ended().now_or_never());
+            let is_used = Arc::strong_count(&watched.namespace) > 1;
+            let since = if is_used { None } else { watched.unused_since.or_else(|| Some(Instant::now())) };
+            watched.unused_since = since;
+            let stays = since.is_none_or(|since| since.elapsed() < UNUSED);
+            if !stays {
+                info!(
+                    cluster = &*self.name,
+                    namespace = &**name,
+                    "a namespace of another cluster is not needed any more"
+                );
+            }
+            stays
+        });
+        ended
+    }
+
+    /// Returns why the state may be incomplete or out of date: the first few reasons, and the number of the others.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let kubeconfig = self.kubeconfig.lock().1.clone();
+        let namespaces = self.namespaces.lock();
+        let of_namespaces = namespaces.iter().flat_map(|(name, watched)| {
+            let problems = watched.namespace.cluster.problems().into_iter();
+            problems.map(move |problem| format!("namespace {name}: {}", problem.text))
+        });
+        let mut problems: Vec<String> = kubeconfig.into_iter().chain(of_namespaces).collect();
+        problems.sort_unstable();
+        let more = problems.len().saturating_sub(PROBLEMS);
+        problems.truncate(PROBLEMS);
+        if more > 0 {
+            problems.push(format!("and {more} more problems"));
+        }
+        problems
+    }
+
+    /// Returns the states of all watched namespaces.
+    pub(super) fn states(&self) -> Vec<Cluster> {
+        self.namespaces.lock().values().map(|watched| watched.namespace.cluster.clone()).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn insert(&self, name: &str, cluster: Cluster) {
+        let namespace = Arc::new(RemoteNamespace { cluster, settings: Arc::clone(&self.settings) });
+        let watched = WatchedNamespace { namespace, unused_since: None, tasks: Tasks::default() };
+        self.namespaces.lock().insert(name.into(), watched);
+    }
+}
+
+fn with_trust_domain(settings: &DestinationSettings, trust_domain: &str) -> Arc<DestinationSettings> {
+    Arc::new(DestinationSettings { identity_trust_domain: trust_domain.to_owned(), ..settings.clone() })
+}
+
+/// Ends the series of a cluster that is not linked any more.
+pub(super) fn forget_failures(failures: &IntCounterVec, cluster: &str) {
+    for class in FAILURE_CLASSES {
+        // Another link of the same cluster may have ended it.
+        _ = failures.remove_label_values(&[cluster, class]);
+    }
+}
+
+// === impl RemoteNamespace ===
+
+impl RemoteNamespace {
+    pub(in crate::destination) fn settings(&self) -> Arc<DestinationSettings> {
+        Arc::clone(&self.settings.read())
+    }
+
+    /// Returns whether the state is complete, so that what it lacks does not exist. Then it stays so.
+    pub(in crate::destination) fn is_known(&self) -> bool {
+        self.cluster.knows(KINDS)
+    }
+}
+
+impl fmt::Debug for RemoteNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RemoteNamespace")
+    }
+}
