@@ -12,6 +12,7 @@ use std::{
 };
 
 use serde::Serialize;
+use serde_json::Value;
 use tonic::{Status, Streaming};
 
 use super::{connect::DestinationClient, streams::AuthorityState};
@@ -22,6 +23,22 @@ use crate::proto::{
     },
     net::{TcpAddress, ip_address::Ip},
 };
+
+/// The label of an endpoint in another cluster, if the token asks for it.
+const CLUSTER: &str = "cluster";
+
+/// Returns a token that also asks for the clusters of endpoints. Linkerd's server ignores that. A token in the old
+/// format, which is not JSON, is returned unchanged.
+pub(super) fn with_clusters(token: &str) -> String {
+    let text = if token.trim().is_empty() { "{}" } else { token };
+    match serde_json::from_str::<Value>(text) {
+        Ok(Value::Object(mut fields)) => {
+            fields.insert("clusters".to_owned(), Value::Bool(true));
+            Value::Object(fields).to_string()
+        }
+        _ => token.to_owned(),
+    }
+}
 
 /// The endpoints of one authority.
 #[derive(Debug, Default)]
@@ -44,6 +61,9 @@ pub(super) struct EndpointRow {
     pub(super) pod: String,
     /// `<name>.<namespace>`.
     pub(super) service: String,
+    /// Another cluster, as the link names it; absent for this cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cluster: Option<String>,
     pub(super) weight: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) http2: Option<Http2ClientParams>,
@@ -160,14 +180,18 @@ impl AuthorityState for EndpointsState {
 
 impl EndpointRow {
     fn new(address: SocketAddr, addr: WeightedAddr, set_labels: &BTreeMap<String, String>) -> Self {
-        let of_set = |name: &str| set_labels.get(name).cloned().unwrap_or_default();
-        let (service, namespace) = (of_set("service"), of_set("namespace"));
-        let labels = addr.metric_labels;
+        // The label of an endpoint has precedence, as in the proxy.
+        let mut labels = addr.metric_labels;
+        let label = |name: &str| labels.get(name).or_else(|| set_labels.get(name)).cloned();
+        let (service, namespace) = (label("service").unwrap_or_default(), label("namespace").unwrap_or_default());
+        let cluster = label(CLUSTER);
+        labels.remove(CLUSTER);
         let pod = labels.get("pod").or_else(|| labels.get("external_workload")).cloned().unwrap_or_default();
         let identity = addr.tls_identity.as_ref();
         let hint = addr.protocol_hint.as_ref();
         Self {
             service: format!("{service}.{namespace}"),
+            cluster,
             namespace,
             ip: address.ip(),
             port: address.port(),
@@ -195,6 +219,7 @@ impl EndpointRow {
     pub(super) fn differs(&self, other: &Self) -> Vec<&'static str> {
         [
             ("service", self.service != other.service),
+            ("cluster", self.cluster != other.cluster),
             ("pod", self.pod != other.pod),
             ("weight", self.weight != other.weight),
             ("http2", self.http2 != other.http2),
@@ -271,6 +296,34 @@ mod tests {
     /// The row for a single address.
     fn shown(addr: WeightedAddr) -> EndpointRow {
         EndpointsState::default().apply(add(vec![addr])).unwrap().added.remove(0)
+    }
+
+    #[test]
+    fn the_cluster_is_that_of_the_endpoint_or_of_the_set_and_no_label() {
+        let of = |set: &[(&str, &str)], endpoint: &[(&str, &str)]| {
+            let row = EndpointRow::new(
+                ([10, 0, 0, 1], 80).into(),
+                WeightedAddr { metric_labels: labels(endpoint), ..WeightedAddr::default() },
+                &labels(set),
+            );
+            (row.service, row.cluster, row.labels.len())
+        };
+        let names = [("service", "web"), ("namespace", "prod")];
+        assert_eq!(of(&names, &[("pod", "a")]), ("web.prod".to_owned(), None, 1));
+        let east = Some("east".to_owned());
+        assert_eq!(of(&names[1..], &[("service", "bb"), ("cluster", "east")]), ("bb.prod".to_owned(), east.clone(), 1));
+        assert_eq!(of(&[names[0], names[1], ("cluster", "east")], &[]), ("web.prod".to_owned(), east, 0));
+    }
+
+    #[test]
+    fn a_token_asks_for_clusters_and_keeps_its_fields() {
+        for (token, expected) in [
+            ("", r#"{"clusters":true}"#),
+            (r#"{"nodeName":"node-1"}"#, r#"{"clusters":true,"nodeName":"node-1"}"#),
+            ("ns:prod", "ns:prod"),
+        ] {
+            assert_eq!(with_clusters(token), expected);
+        }
     }
 
     #[test]

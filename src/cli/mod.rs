@@ -109,11 +109,10 @@ pub async fn compare(args: CompareArgs) -> ExitCode {
 
 /// Prints the current endpoints of all authorities.
 async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
-    let authorities = without_repetitions(args.authorities);
+    let (authorities, token) = (without_repetitions(args.authorities), endpoints::with_clusters(&args.token));
     let destination = Connector::new(args.connect).await?.destination().await?;
-    let requests = authorities
-        .iter()
-        .map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &args.token));
+    let requests =
+        authorities.iter().map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &token));
     let answers = join_all(requests).await;
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
@@ -153,10 +152,10 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 
 /// Prints the changes of all endpoints until Ctrl-C.
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
-    let authorities = without_repetitions(args.authorities);
+    let (authorities, token) = (without_repetitions(args.authorities), endpoints::with_clusters(&args.token));
     let connector = Connector::new(args.connect).await?;
     let mut changes = ChangeTable::new();
-    until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &args.token, |authority, change| {
+    until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &token, |authority, change| {
         let now = Timestamp::now();
         write(&match args.output {
             OutputFormat::Table => changes.lines(now, authority, change),

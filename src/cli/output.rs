@@ -2,7 +2,8 @@
 //!
 //! * In: endpoints, changes, the time. Out: whole lines for standard output.
 //! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks
-//!   between columns, the columns for the namespace and the Pod equally wide in all of them.
+//!   between columns, the columns for the namespace and the Pod equally wide in all of them. Only the Service of an
+//!   endpoint in another cluster is followed by the name of the cluster.
 
 use std::cmp::max;
 
@@ -105,8 +106,10 @@ impl ChangeTable {
 }
 
 fn cells(endpoint: &EndpointRow) -> [String; TABLE_HEADER.len()] {
-    let EndpointRow { namespace, ip, port, pod, service, .. } = endpoint;
-    [namespace.clone(), ip.to_string(), port.to_string(), pod.clone(), service.clone()]
+    let EndpointRow { namespace, ip, port, pod, service, cluster, .. } = endpoint;
+    // As the annotation of a federated Service names a member.
+    let service = cluster.as_ref().map_or_else(|| service.clone(), |cluster| format!("{service}@{cluster}"));
+    [namespace.clone(), ip.to_string(), port.to_string(), pod.clone(), service]
 }
 
 fn sort(endpoints: &mut [&EndpointRow]) {
@@ -131,6 +134,7 @@ mod tests {
 
     fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> EndpointRow {
         EndpointRow {
+            cluster: None,
             namespace: namespace.to_owned(),
             ip: ip.parse().unwrap(),
             port,

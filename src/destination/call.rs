@@ -230,7 +230,7 @@ impl Calls {
         match method {
             RpcMethod::Get => {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
-                let request = GetRequest::new(authority, &token.node);
+                let request = GetRequest { with_clusters: token.clusters, ..GetRequest::new(authority, &token.node) };
                 let subscription = self.views.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| {
                     if refusal == GetRefusal::NoMemory {

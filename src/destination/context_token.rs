@@ -21,6 +21,9 @@ pub(super) struct ContextToken {
     pub(super) namespace: String,
     /// The client's node; empty if unknown.
     pub(super) node: String,
+    /// Whether the endpoints of other clusters have the label `cluster`. Only our command line asks for it, with the key
+    /// `clusters`, because proxies would take it for a label of their metrics.
+    pub(super) clusters: bool,
 }
 
 impl ContextToken {
@@ -66,6 +69,11 @@ impl<'de> Deserialize<'de> for ContextToken {
                     let field = match key.to_ascii_lowercase().as_str() {
                         "ns" => &mut token.namespace,
                         "nodename" => &mut token.node,
+                        "clusters" => {
+                            token.clusters =
+                                serde_json::from_str(map.next_value::<Box<RawValue>>()?.get()).unwrap_or(false);
+                            continue;
+                        }
                         _ => {
                             map.next_value::<IgnoredAny>()?;
                             continue;
@@ -135,6 +143,18 @@ mod tests {
             let name = "x".repeat(length);
             let parsed = [parse(&format!("ns:{name}")).0, parse(&format!(r#"{{"ns":"{name}"}}"#)).0];
             assert_eq!(parsed.map(|it| it == name), [kept; 2]);
+        }
+    }
+
+    #[test]
+    fn the_clusters_of_endpoints_are_labels_only_if_the_token_asks_for_it() {
+        for (text, expected) in [
+            (r#"{"clusters":true}"#, true),
+            (r#"{"ns":"prod"}"#, false),
+            (r#"{"clusters":"true"}"#, false),
+            ("", false),
+        ] {
+            assert_eq!(ContextToken::parse(text).clusters, expected, "{text}");
         }
     }
 

@@ -465,3 +465,21 @@ async fn a_service_that_becomes_federated_and_ordinary_again_keeps_its_open_stre
     clusters.apply(own);
     assert_eq!(clusters.endpoints(&mut client).await, ["10.0.0.9:80 web trust.domain"]);
 }
+
+/// Proxies would take it for a label of their metrics.
+#[tokio::test]
+async fn the_cluster_of_an_endpoint_is_a_label_only_for_a_client_that_asks_for_it() {
+    let mut clusters =
+        Clusters::new([federated("bb@east", "bb")].into_iter().chain(backends("bb", 80, &[("bb-1", "10.0.0.1")])));
+    clusters.link("east");
+    clusters.list("east", &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
+    clusters.rig.publish().await;
+    for (token, expected) in [("", [None, None]), (r#"{"clusters":true}"#, [None, Some("east")])] {
+        let request = oracle::Request { path: PATH.to_owned(), token: token.to_owned() };
+        let Answer::Endpoints(endpoints) = Client::<Get>::new(request).settle(&clusters.rig.views) else {
+            panic!("refused")
+        };
+        let labels: Vec<_> = endpoints.values().map(|it| it.metric_labels.get("cluster").map(String::as_str)).collect();
+        assert_eq!(labels, expected, "{token}");
+    }
+}

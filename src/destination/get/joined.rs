@@ -81,9 +81,10 @@ impl Views {
         }
         let (query, location) = if has_hostname {
             let port = if has_port { QueryPort::Declared(request.port) } else { QueryPort::Undeclared };
-            (Query { port, instance: request.instance.clone() }, Location { zone, node })
+            let (instance, with_clusters) = (request.instance.clone(), request.with_clusters);
+            (Query { port, instance, with_clusters }, Location { zone, node })
         } else {
-            (Query { port: QueryPort::Undeclared, instance: None }, Location::nowhere())
+            (Query::nothing(), Location::nowhere())
         };
         Ok(ViewKey { service: request.service.clone(), query, location })
     }

@@ -47,7 +47,8 @@ pub(in crate::destination) struct Members {
     pub(super) is_joined: bool,
     /// Whether no cluster is missing of which it is not known yet whether it has endpoints of the Service.
     pub(super) is_complete: bool,
-    labels: OnceLock<SetLabels>,
+    /// Without and with the clusters of endpoints.
+    labels: [OnceLock<SetLabels>; 2],
     by_node: OnceLock<Buckets>,
     by_hostname: OnceLock<Buckets>,
 }
@@ -113,7 +114,7 @@ impl Members {
             members: Vec::new(),
             generation,
             is_complete: true,
-            labels: OnceLock::new(),
+            labels: Default::default(),
             by_node: OnceLock::new(),
             by_hostname: OnceLock::new(),
         }
@@ -179,12 +180,16 @@ impl Members {
     }
 
     /// Returns the traits of the sources, and the metric labels of the whole set.
-    pub(super) fn labels(&self) -> &SetLabels {
-        self.labels.get_or_init(|| {
+    pub(super) fn labels(&self, with_clusters: bool) -> &SetLabels {
+        let [without, with] = &self.labels;
+        let labels = if with_clusters { with } else { without };
+        labels.get_or_init(|| {
             SetLabels::of(self.sources.iter().enumerate().map(|(index, source)| {
                 let slices = self.slices.iter().filter(move |slice| slice.source == index);
-                let labels = source_labels(&source.key, slices.filter_map(|slice| slice.content.mirror.as_deref()));
+                let mut labels = source_labels(&source.key, slices.filter_map(|slice| slice.content.mirror.as_deref()));
                 let trust_domain = source.remote.as_ref().map(|remote| remote.settings.identity_trust_domain.clone());
+                let cluster = source.remote.as_ref().filter(|_| with_clusters).map(|remote| &remote.namespace.name);
+                labels.extend(cluster.map(|cluster| ("cluster".to_owned(), cluster.to_string())));
                 SourceTraits { labels, trust_domain }
             }))
         })

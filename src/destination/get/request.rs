@@ -26,6 +26,8 @@ use crate::{
 pub(in crate::destination) struct Query {
     pub(in crate::destination) port: QueryPort,
     pub(in crate::destination) instance: Option<Arc<str>>,
+    /// Whether the endpoints of other clusters are labelled with their cluster.
+    pub(in crate::destination) with_clusters: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +66,8 @@ pub(in crate::destination) struct GetRequest {
     pub(in crate::destination) instance: Option<Arc<str>>,
     /// The client's node; empty if unknown.
     pub(in crate::destination) node: Arc<str>,
+    /// See [`Query::with_clusters`].
+    pub(in crate::destination) with_clusters: bool,
 }
 
 /// The reason why a well-formed request is refused.
@@ -84,7 +88,7 @@ pub(in crate::destination) enum GetRefusal {
 impl GetRequest {
     pub(in crate::destination) fn new(authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
-        Self { service, port, instance, node: node.into() }
+        Self { service, port, instance, node: node.into(), with_clusters: false }
     }
 
     /// Returns the key of the view that the request resolves to now, without other clusters.
@@ -140,14 +144,21 @@ impl GetRequest {
         let has_none = hostname.is_some_and(|hostname| state.slices.instance(&self.service, hostname).is_none())
             || service.local && !state.pods.have_any_on(&self.node);
         let (query, location) = if has_none {
-            (Query { port: QueryPort::Undeclared, instance: None }, Location::nowhere())
+            (Query::nothing(), Location::nowhere())
         } else {
             let node = service.local.then(|| Arc::clone(&self.node));
             let port = QueryPort::of(service, self.port);
             let location = Location { zone: state.nodes.zone(&self.node), node };
-            (Query { port, instance: self.instance.clone() }, location)
+            (Query { port, instance: self.instance.clone(), with_clusters: false }, location)
         };
         ViewKey { service: self.service.clone(), query, location }
+    }
+}
+
+impl Query {
+    /// The query of clients that are [nowhere](Location::nowhere).
+    pub(super) fn nothing() -> Self {
+        Self { port: QueryPort::Undeclared, instance: None, with_clusters: false }
     }
 }
 

@@ -71,7 +71,7 @@ pub(in crate::destination) fn endpoints(
         let known = before.find(*address);
         let (target, zone) = (&candidate.member.target, &candidate.endpoint.zone);
         let is_bare = matches!(target, EndpointTarget::Address);
-        let traits = members.labels().of_source(candidate.source);
+        let traits = members.labels(query.with_clusters).of_source(candidate.source);
         let settings = candidate.remote.map_or(settings, |remote| &remote.settings);
         let source = || EndpointSource {
             target: target.clone(),

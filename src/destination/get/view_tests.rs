@@ -23,7 +23,7 @@ fn in_zone(zone: &str) -> Location {
 /// The query of port 80 without a hostname.
 fn query(members: &Members) -> Query {
     let port = members.service.as_ref().map_or(QueryPort::Undeclared, |service| QueryPort::of(service, 80));
-    Query { port, instance: None }
+    Query { port, instance: None, with_clusters: false }
 }
 
 fn declaring_80() -> (Kind, Value) {

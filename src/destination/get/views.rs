@@ -181,6 +181,10 @@ impl EndpointsIndex {
                 let mut by_node: HashMap<Arc<str>, EndpointsSeries> = HashMap::new();
                 // A client can choose any undeclared port, and a series lives in every Prometheus.
                 let QueryPort::Declared(number) = query.port else { continue };
+                // The view of our command line has the labels of that for proxies.
+                if query.with_clusters {
+                    continue;
+                }
                 for view in port.by_location.values() {
                     let node = view.key.location.node.clone().unwrap_or_default();
                     let one = by_node.entry(Arc::clone(&node)).or_insert_with(|| EndpointsSeries {
@@ -332,7 +336,7 @@ impl View<ServiceEndpoints> {
         *generation = Some(members.generation);
         let before = Arc::clone(&self.sender.borrow().content.snapshot);
         let ViewKey { query, location, .. } = &self.key;
-        let labels = members.labels().common.clone();
+        let labels = members.labels(query.with_clusters).common.clone();
         let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);

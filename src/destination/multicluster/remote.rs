@@ -47,6 +47,8 @@ struct WatchedNamespace {
 
 /// The state of one namespace of another cluster. It is watched while a view has it.
 pub(in crate::destination) struct RemoteNamespace {
+    /// The name of the cluster.
+    pub(in crate::destination) name: Arc<str>,
     pub(in crate::destination) cluster: Cluster,
     settings: Arc<RemoteSettings>,
 }
@@ -124,7 +126,8 @@ impl RemoteCluster {
             Cluster::spawn_remote(&clients, Arc::clone(&observer) as Arc<dyn Observer>, &self.metrics, &mut tasks);
         // A namespace without objects becomes known without a change.
         tasks.spawn("remote-namespace", observer.announce(cluster.clone()));
-        let namespace = Arc::new(RemoteNamespace { cluster, settings: Arc::clone(&self.settings) });
+        let namespace =
+            Arc::new(RemoteNamespace { name: Arc::clone(&self.name), cluster, settings: Arc::clone(&self.settings) });
         WatchedNamespace { namespace, unused_since: None, tasks }
     }
 
@@ -174,7 +177,8 @@ impl RemoteCluster {
 
     #[cfg(test)]
     pub(super) fn insert(&self, name: &str, cluster: Cluster) {
-        let namespace = Arc::new(RemoteNamespace { cluster, settings: Arc::clone(&self.settings) });
+        let settings = Arc::clone(&self.settings);
+        let namespace = Arc::new(RemoteNamespace { name: Arc::clone(&self.name), cluster, settings });
         let watched = WatchedNamespace { namespace, unused_since: None, tasks: Tasks::default() };
         self.namespaces.lock().insert(name.into(), watched);
     }

@@ -94,7 +94,8 @@ impl Method for Get {
     fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<EndpointUpdates, tonic::Status> {
         let authority = ServiceAuthority::parse(&request.path, &views.settings.cluster_domain)
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
-        let resolved = GetRequest::new(authority, &ContextToken::parse(&request.token).node);
+        let token = ContextToken::parse(&request.token);
+        let resolved = GetRequest { with_clusters: token.clusters, ..GetRequest::new(authority, &token.node) };
         let subscription = views.subscribe(&resolved).map_err(|refusal| resolved.refused(&refusal, &request.path))?;
         Ok(EndpointUpdates::new(resolved, subscription))
     }

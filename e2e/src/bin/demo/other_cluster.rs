@@ -30,7 +30,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     let column = "-o=custom-columns=SERVICE:.metadata.name,MEMBERS:.metadata.annotations.multicluster\\.linkerd\\.io/remote-discovery";
     show.run(&["-n", NAMESPACE, "get", "service", "web", column]).await?;
     let mut proxy = proxy(control_plane, manager, "web.catalog.svc.cluster.local:80")?;
-    proxy.prints(&["10.1.0.1"]).await?;
+    proxy.prints(&["10.1.0.1", "bb.catalog@east"]).await?;
 
     say("The API server of east is killed. Its endpoints stay, the manager stays ready, and it says what is wrong.");
     east.stop_api_server(false).await?;
