@@ -141,10 +141,13 @@ impl Views {
     /// objects in other clusters.
     pub(in crate::destination) fn add_joined(&self, batch: &mut Batch) -> Vec<(GroupKey, Instant)> {
         let mut groups = Vec::new();
+        if self.multicluster.is_none() {
+            return groups;
+        }
         let remotes = std::mem::take(&mut batch.remotes);
         let state = self.cluster.read();
         let by_member = state.services.by_member();
-        if self.multicluster.is_none() || by_member.is_empty() {
+        if by_member.is_empty() {
             return groups;
         }
         let mut joined: Vec<(NamespacedName, Instant)> = Vec::new();

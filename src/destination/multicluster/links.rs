@@ -73,3 +73,29 @@ fn links<'a>(secrets: impl Iterator<Item = &'a RemoteKubeconfig>) -> Vec<Link> {
     }
     links.into_values().cloned().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::NamespacedName;
+
+    #[test]
+    fn a_cluster_that_several_secrets_name_has_the_first_one_by_name() {
+        let secret = |name: &str, cluster: Option<&str>, trust_domain: &str| RemoteKubeconfig {
+            key: NamespacedName::new("linkerd", name),
+            link: cluster.map(|cluster| Link {
+                cluster: cluster.into(),
+                trust_domain: trust_domain.into(),
+                kubeconfig: "".into(),
+            }),
+        };
+        let secrets = [
+            secret("c", Some("east"), "third"),
+            secret("b", Some("east"), "second"),
+            secret("a", None, ""),
+            secret("d", Some("north"), "other"),
+        ];
+        let names: Vec<_> = links(secrets.iter()).into_iter().map(|link| (link.cluster, link.trust_domain)).collect();
+        assert_eq!(names, [("east".into(), "second".into()), ("north".into(), "other".into())]);
+    }
+}

@@ -214,3 +214,49 @@ impl fmt::Debug for RemoteNamespace {
         f.write_str("RemoteNamespace")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cluster::testing::Feed, destination::testing::settings};
+
+    fn cluster() -> Arc<RemoteCluster> {
+        let link = Link { cluster: "east".into(), trust_domain: "east.trust".into(), kubeconfig: "".into() };
+        let metrics = WatchMetrics::of_remotes().unwrap();
+        RemoteCluster::new(&link, &DestinationObserver::new(), &settings().into(), metrics)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_is_watched_until_a_minute_after_the_last_view_has_needed_it() {
+        let cluster = cluster();
+        cluster.insert("ns", Feed::default().cluster);
+        let mut view = Some(cluster.namespace(&"ns".into()));
+        let is_watched = |after: u64| {
+            let cluster = Arc::clone(&cluster);
+            async move {
+                tokio::time::advance(Duration::from_secs(after)).await;
+                assert_eq!(cluster.sweep(), None);
+                cluster.watched("ns").is_some()
+            }
+        };
+        assert!(is_watched(600).await, "a view has it");
+        view.take();
+        assert!(is_watched(10).await && is_watched(50).await);
+        view.replace(cluster.namespace(&"ns".into()));
+        assert!(is_watched(50).await, "it is needed again");
+        view.take();
+        assert!(is_watched(10).await && is_watched(59).await);
+        assert!(!is_watched(1).await);
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_cannot_be_used_is_a_problem_until_it_is_replaced() {
+        let cluster = cluster();
+        cluster.use_kubeconfig(&"top-secret: [".into()).await;
+        assert_eq!(cluster.problems(), ["the kubeconfig cannot be used: it is not a kubeconfig"]);
+        let usable = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
+        cluster.use_kubeconfig(&usable.into()).await;
+        assert_eq!(cluster.problems(), [] as [&str; 0]);
+    }
+}
