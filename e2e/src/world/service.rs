@@ -171,20 +171,6 @@ fn change_place(world: &mut World) -> Vec<Draft> {
     if annotated {
         return with_metadata(Some(service), "annotations", json!({}));
     }
-    // Where other clusters are not served, a Service that is marked has no answers.
-    if !world.joins {
-        return match world.dice.below(30) {
-            0 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", "east")])),
-            1 => with_metadata(
-                Some(service),
-                "labels",
-                marker(&[("remote-discovery", "east"), ("remote-service", "web")]),
-            ),
-            2 => with_metadata(Some(service), "annotations", marker(&[("remote-discovery", "web@east")])),
-            3 => with_metadata(Some(service), "annotations", marker(&[("local-discovery", "")])),
-            _ => Vec::new(),
-        };
-    }
     let name = world.dice.one_of(NAMES);
     let cluster = world.dice.one_of(["east", "north", "unlinked"]);
     let list = world.dice.one_of([
@@ -195,7 +181,8 @@ fn change_place(world: &mut World) -> Vec<Draft> {
         "web@east@north,,@east,db",
         "",
     ]);
-    match world.dice.below(6) {
+    // Where other clusters are not served, a Service that is marked has no answers.
+    match world.dice.below(if world.joins { 6 } else { 30 }) {
         0 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", cluster)])),
         1 => with_metadata(Some(service), "labels", marker(&[("remote-discovery", cluster), ("remote-service", name)])),
         2 => with_metadata(Some(service), "annotations", marker(&[("remote-discovery", list)])),

@@ -10,7 +10,7 @@ use e2e::{
     discovery::Discovery,
     oracle::{
         Answer, ApiState, ProfileAnswer, Request, Settings, answer, answer_profile, answer_profile_while_open,
-        answer_while_open,
+        answer_while_open, is_for_pod_of_hostname,
     },
 };
 use tonic::Status;
@@ -53,6 +53,13 @@ impl Call {
         }
     }
 
+    /// What decides whether an open stream must end: a stream ends when this changes.
+    pub(crate) fn kind_while_open(&self, state: &ApiState, settings: &Settings) -> String {
+        let kind = self.while_open(state, settings).kind();
+        let of_pod = self.method == Method::GetProfile && is_for_pod_of_hostname(state, settings, &self.request);
+        if of_pod { format!("{kind} of a Pod") } else { kind }
+    }
+
     pub(crate) fn refused(&self, status: &Status) -> Reply {
         match self.method {
             Method::Get => Reply::Get(refusal(status)),
@@ -85,9 +92,8 @@ impl Reply {
         matches!(self, Self::Get(Answer::Refused(..)) | Self::GetProfile(ProfileAnswer::Refused(..)))
     }
 
-    /// What decides whether an open stream must end: a stream ends when the kind of its reply changes. A profile of an
-    /// endpoint is of another kind when it is of another endpoint.
-    pub(crate) fn kind(&self) -> String {
+    /// A profile of an endpoint is of another kind when it is of another endpoint.
+    fn kind(&self) -> String {
         match self {
             Self::Get(Answer::Endpoints(_)) => String::new(),
             Self::Get(Answer::Refused(code, text)) | Self::GetProfile(ProfileAnswer::Refused(code, text)) => {

@@ -6,7 +6,7 @@
 //!
 //! * In: the objects of a world after each change; ends of streams. Out: whether an end has an explanation.
 //! * Always: a stream may end only when the kind of its reply changes, for example because its Service becomes an
-//!   ExternalName, or because a second Pod has its address. Only some kinds of objects change the kind of a reply, so only
+//!   ExternalName, because a second Pod has its address, or because the endpoint of its hostname is a Pod no longer. Only some kinds of objects change the kind of a reply, so only
 //!   those are kept.
 
 use std::{
@@ -48,7 +48,7 @@ impl History {
                 objects.put(key, object)?;
             }
         }
-        let kinds = calls.iter().map(|call| (call.while_open(&objects, settings).kind(), None)).collect();
+        let kinds = calls.iter().map(|call| (call.kind_while_open(&objects, settings), None)).collect();
         let state = Mutex::new(State { objects, kinds });
         Ok(Arc::new(Self { settings: settings.clone(), calls, state }))
     }
@@ -71,7 +71,7 @@ impl History {
             if !all && call.method == Method::Get {
                 continue;
             }
-            let now = call.while_open(objects, &self.settings).kind();
+            let now = call.kind_while_open(objects, &self.settings);
             if now != *kind {
                 (*kind, *changed) = (now, Some(Instant::now()));
             }
@@ -105,11 +105,12 @@ mod tests {
     use super::*;
 
     fn history() -> Arc<History> {
-        let call = |method| Call {
+        let call = |method, host: &str| Call {
             method,
-            request: Request { path: "web.world.svc.cluster.local:80".to_owned(), token: String::new() },
+            request: Request { path: format!("{host}.world.svc.cluster.local:80"), token: String::new() },
         };
-        let calls = vec![call(Method::Get), call(Method::GetProfile)];
+        let calls =
+            vec![call(Method::Get, "web"), call(Method::GetProfile, "web"), call(Method::GetProfile, "soak-0.web")];
         let history = History::new(&settings().0, calls, &World::valid(1).unwrap()).unwrap();
         history.record(&service(&json!({"ports": [{"port": 80}]}))).unwrap();
         let mut state = history.lock();
@@ -132,7 +133,26 @@ mod tests {
         let Change::Applied { key, object } = service(&json!({})) else { panic!("not an applied change") };
         history.record(&Change::Deleted { key, object }).unwrap();
         assert!(!history.explains_end_of(0) && !history.explains_end_of(1));
-        assert!(!history.explains_end_of(2), "an unknown call");
+        assert!(!history.explains_end_of(3), "an unknown call");
+    }
+
+    /// The address stays the same, and so does the profile.
+    #[test]
+    fn a_hostname_whose_endpoint_is_a_pod_no_longer_explains_the_end() {
+        let history = history();
+        let applied = |object: Value| Change::Applied { key: Key::of(&object).unwrap(), object };
+        let pod = json!({"kind": "Pod", "metadata": {"namespace": "world", "name": "soak-0"},
+            "status": {"phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}});
+        let slice = |target: Value| {
+            let endpoint = json!({"addresses": ["10.0.0.1"], "hostname": "soak-0", "targetRef": target});
+            json!({"kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [endpoint],
+                "metadata": {"namespace": "world", "name": "soak", "labels": {"kubernetes.io/service-name": "web"}}})
+        };
+        history.record(&applied(pod)).unwrap();
+        history.record(&applied(slice(json!({"kind": "Pod", "name": "soak-0"})))).unwrap();
+        history.lock().kinds.iter_mut().for_each(|(_, changed)| *changed = None);
+        history.record(&applied(slice(Value::Null))).unwrap();
+        assert!(history.explains_end_of(2) && !history.explains_end_of(1));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::{
 };
 
 use k8s_openapi::api::{
-    core::v1::Pod,
-    discovery::v1::{Endpoint, EndpointSlice},
+    core::v1::{ObjectReference, Pod},
+    discovery::v1::EndpointSlice,
 };
 use kube::api::DynamicObject;
 use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr};
@@ -129,41 +129,40 @@ pub(super) fn instance(
     host_name: &str,
     port: u16,
 ) -> ProfileAnswer {
-    let slices = state.slices_of(namespace, service);
-    let endpoints = slices.into_iter().flat_map(|slice: &EndpointSlice| &slice.endpoints);
-    let mut named = endpoints.filter(|endpoint| endpoint.hostname.as_deref() == Some(host_name));
-    let found = named.find_map(|endpoint| behind(state, settings, namespace, endpoint, port));
-    found.unwrap_or_else(|| {
+    let Some((published, pod)) = named(state, (namespace, service), host_name) else {
         let text = format!("no pod found in EndpointSlices of Service {namespace}/{service} for hostname {host_name}");
-        ProfileAnswer::Refused(Code::NotFound, text)
-    })
-}
-
-/// `None` for an endpoint that is skipped: its target is in another namespace, or it has no valid address.
-fn behind(
-    state: &ApiState,
-    settings: &Settings,
-    namespace: &str,
-    endpoint: &Endpoint,
-    port: u16,
-) -> Option<ProfileAnswer> {
-    let reference = endpoint.target_ref.as_ref();
-    let other = reference.and_then(|reference| reference.namespace.as_deref()).unwrap_or_default();
-    if !other.is_empty() && other != namespace {
-        return None;
-    }
-    let published = endpoint.addresses.iter().find_map(|address| ip(address))?;
-    let Some(reference) = reference.filter(|reference| reference.kind.as_deref() == Some("Pod")) else {
-        return Some(by_address(state, settings, SocketAddr::new(published, port)));
+        return ProfileAnswer::Refused(Code::NotFound, text);
     };
+    let Some(reference) = pod else { return by_address(state, settings, SocketAddr::new(published, port)) };
     let place = (namespace.to_owned(), reference.name.clone().unwrap_or_default());
     let found = state.pods.get_key_value(&place).filter(|(_, pod)| is_referenced(reference, &pod.metadata));
     let Some((place, pod)) = found else {
-        return Some(ProfileAnswer::Refused(Code::Unknown, format!("pod \"{}\" not found", place.1)));
+        return ProfileAnswer::Refused(Code::Unknown, format!("pod \"{}\" not found", place.1));
     };
     let own = pod_addresses(pod).first().copied().and_then(ip);
     let address = SocketAddr::new(own.unwrap_or(published), port);
-    Some(of_running_pod(state, settings, (place, pod), address))
+    of_running_pod(state, settings, (place, pod), address)
+}
+
+/// The address of the first endpoint with this hostname, and its reference to a Pod. An endpoint is skipped if its target
+/// is in another namespace, or if it has no valid address.
+pub(super) fn named<'a>(
+    state: &'a ApiState,
+    (namespace, service): (&str, &str),
+    host_name: &str,
+) -> Option<(IpAddr, Option<&'a ObjectReference>)> {
+    let slices = state.slices_of(namespace, service);
+    let endpoints = slices.into_iter().flat_map(|slice: &EndpointSlice| &slice.endpoints);
+    let mut named = endpoints.filter(|endpoint| endpoint.hostname.as_deref() == Some(host_name));
+    named.find_map(|endpoint| {
+        let reference = endpoint.target_ref.as_ref();
+        let other = reference.and_then(|reference| reference.namespace.as_deref()).unwrap_or_default();
+        if !other.is_empty() && other != namespace {
+            return None;
+        }
+        let published = endpoint.addresses.iter().find_map(|address| ip(address))?;
+        Some((published, reference.filter(|reference| reference.kind.as_deref() == Some("Pod"))))
+    })
 }
 
 /// The answer for a Pod that is not running is the same as for an unknown address.

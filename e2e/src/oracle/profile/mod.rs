@@ -83,6 +83,17 @@ pub fn answer_profile_while_open(state: &ApiState, settings: &Settings, request:
     respond(state, settings, request, true)
 }
 
+/// Returns whether the request is for a hostname, and the endpoint of that name refers to a Pod. A stream for a hostname
+/// ends when its endpoint begins or ceases to refer to a Pod.
+pub fn is_for_pod_of_hostname(state: &ApiState, settings: &Settings, request: &Request) -> bool {
+    match authority::parse(&request.path, &settings.cluster_domain) {
+        Ok(Target::Instance { host_name, service, namespace, .. }) => {
+            endpoint::named(state, (namespace, service), host_name).is_some_and(|(_, pod)| pod.is_some())
+        }
+        _ => false,
+    }
+}
+
 fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool) -> ProfileAnswer {
     let client = client_namespace(&request.token);
     match authority::parse(&request.path, &settings.cluster_domain) {
