@@ -58,7 +58,7 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(with_deadlines(config))
 }
 
-/// Returns the configuration of a client from a kubeconfig that somebody else wrote. The errors never quote it.
+/// Returns the configuration of a client from the text of an untrusted kubeconfig. Errors never quote the text.
 ///
 /// # Errors
 /// Fails if it is not a kubeconfig, or if it would run a program or read a file.
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_of_somebody_else_must_not_run_programs_or_read_files() {
+    async fn an_untrusted_kubeconfig_that_runs_programs_or_reads_files_is_refused() {
         for (user, cluster, field) in [
             ("exec: {command: sh, apiVersion: client.authentication.k8s.io/v1}", "", "exec"),
             ("auth-provider: {name: gcp, config: {}}", "", "auth-provider"),

@@ -30,7 +30,7 @@ pub(crate) fn write(path: &Path, server: &str, ca_pem: &str, user: &str, token: 
     fs::write(path, serde_json::to_vec_pretty(&config)?).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The text of a kubeconfig of [`write()`], with the certificate itself instead of its path, as in the Secret of another
+/// The text of a kubeconfig of `write`, with the certificate itself instead of its path, as in the Secret of another
 /// cluster.
 pub fn embedded(path: &Path) -> Result<String> {
     let mut config: Value =

@@ -212,8 +212,8 @@ impl LinkerdDestinationArgs {
         manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
             .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
         manager.enable_destination = true;
-        // Linkerd's container serves the Services of other clusters. If that is disabled here, a replica that refuses
-        // them must not replace one that serves them.
+        // Linkerd's container serves the Services of other clusters. If that is disabled here, a rollout stops at the first
+        // replica that refuses requests for such Services.
         manager.enable_multicluster.get_or_insert(true);
         manager.allow_unsupported_services.get_or_insert(false);
         manager.enable_external_workload = true;

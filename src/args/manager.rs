@@ -50,26 +50,12 @@ pub struct ManagerArgs {
 
     /// Serve Services of other clusters: read the Secrets of `linkerd multicluster link`, and watch the namespaces that
     /// clients ask for in the clusters that they name [default: false, for `destination` true]
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_MULTICLUSTER",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_MULTICLUSTER")]
     pub enable_multicluster: Option<bool>,
 
     /// Be ready while Services of other clusters exist that are not served, because --enable-multicluster is false
     /// [default: true, for `destination` false]
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ALLOW_UNSUPPORTED_SERVICES",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "LINKERD_OPERATOR_ALLOW_UNSUPPORTED_SERVICES")]
     pub allow_unsupported_services: Option<bool>,
 
     #[command(flatten)]

@@ -7,7 +7,7 @@ mod manager;
 #[cfg(test)]
 mod testing;
 
-use std::{env, ffi::OsString, str::FromStr, time::Duration};
+use std::{any::TypeId, env, ffi::OsString, str::FromStr, time::Duration};
 
 use clap::{Arg, ArgAction, Parser, Subcommand};
 use k8s_openapi::jiff::SignedDuration;
@@ -143,15 +143,12 @@ impl From<String> for Exit {
 
 /// Makes a boolean flag take an optional value, as in Go: `--flag`, `--flag=true`, `--flag=false`.
 fn switch(arg: Arg) -> Arg {
-    match arg.get_action() {
-        ArgAction::SetTrue => arg
-            .action(ArgAction::Set)
-            .value_name("BOOL")
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true"),
-        _ => arg,
+    let is_switch =
+        matches!(arg.get_action(), ArgAction::SetTrue) || arg.get_value_parser().type_id() == TypeId::of::<bool>();
+    if !is_switch {
+        return arg;
     }
+    arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 /// Parses a duration that is greater than zero, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.

@@ -48,11 +48,10 @@ impl Cluster {
         registry: &Registry,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
-        let state = Arc::<RwLock<State>>::default();
         let metrics = WatchMetrics::register(registry)?;
-        metrics.register_state(registry, &state)?;
-        let clients = watch::Clients::always(client);
-        Ok(Self::spawn_watches(state, &clients, observers, &metrics, tasks))
+        let cluster = Self::spawn_watches(&watch::Clients::always(client), observers, &metrics, tasks);
+        watch::register_cluster(registry, &cluster)?;
+        Ok(cluster)
     }
 
     /// Starts the watches that the observer needs in another cluster. They begin when the cluster has a client, and list
@@ -63,17 +62,16 @@ impl Cluster {
         metrics: &WatchMetrics,
         tasks: &mut Tasks,
     ) -> Self {
-        Self::spawn_watches(Arc::default(), clients, &[observer], metrics, tasks)
+        Self::spawn_watches(clients, &[observer], metrics, tasks)
     }
 
     fn spawn_watches(
-        state: Arc<RwLock<State>>,
         clients: &watch::Clients,
         observers: &[Arc<dyn Observer>],
         metrics: &WatchMetrics,
         tasks: &mut Tasks,
     ) -> Self {
-        let relist = Arc::new(Notify::new());
+        let (state, relist) = (Arc::<RwLock<State>>::default(), Arc::new(Notify::new()));
         let mut watches = Vec::new();
         for kind in Kind::ALL {
             let Some(scope) = WatchScope::of(*kind, observers) else { continue };
@@ -127,9 +125,9 @@ impl Cluster {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
 
-    /// Returns the longest time for which one of the watches has been failing; `None` if none is failing.
-    pub fn failing_for(&self) -> Option<Duration> {
-        self.watches.iter().filter_map(|watch| watch.borrow().failing_for()).max()
+    /// Returns the longest time for which a watch of the kinds has been failing; `None` if none is failing.
+    pub fn failing_for(&self, kinds: &[Kind]) -> Option<Duration> {
+        self.watches_of(kinds).filter_map(|watch| watch.borrow().failing_for()).max()
     }
 
     fn watches_of(&self, kinds: &[Kind]) -> impl Iterator<Item = &channel::Receiver<watch::WatchStatus>> {

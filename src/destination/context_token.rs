@@ -21,8 +21,8 @@ pub(super) struct ContextToken {
     pub(super) namespace: String,
     /// The client's node; empty if unknown.
     pub(super) node: String,
-    /// Whether the endpoints of other clusters have the label `cluster`. Only our command line asks for it, with the key
-    /// `clusters`, because proxies would take it for a label of their metrics.
+    /// The key `clusters`: whether endpoints in other clusters have the label `cluster`. Only our command line sets it.
+    /// For proxies, the label would become a label of their metrics.
     pub(super) clusters: bool,
 }
 

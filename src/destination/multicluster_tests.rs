@@ -466,7 +466,7 @@ async fn a_service_that_becomes_federated_and_ordinary_again_keeps_its_open_stre
     assert_eq!(clusters.endpoints(&mut client).await, ["10.0.0.9:80 web trust.domain"]);
 }
 
-/// Proxies would take it for a label of their metrics.
+/// For proxies, it would become a label of their metrics.
 #[tokio::test]
 async fn the_cluster_of_an_endpoint_is_a_label_only_for_a_client_that_asks_for_it() {
     let mut clusters =

@@ -13,8 +13,8 @@ use crate::{
     cluster::Problems,
 };
 
-/// The maximum number of members of a federated Service. Each member may be in a cluster of its own, and everybody who
-/// may write the Service can name as many as an annotation holds.
+/// The maximum number of members of a federated Service. Any user who can edit the Service can list thousands, and each
+/// costs a lookup whenever the endpoints are computed.
 const LONGEST: usize = 100;
 
 /// What a Service is joined from.

@@ -2,16 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
     proto::MetricFamily,
     register_histogram_vec_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
 };
-use tokio::time::Instant;
 
-use crate::cluster::{Kind, State};
+use strum::VariantNames;
+
+use super::status::WatchFailure;
+use crate::cluster::{Cluster, Kind, State};
 
 /// From the duration of one change to that of a relist of a large cluster.
 const WRITE_LOCK_SECONDS: [f64; 10] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -20,7 +22,7 @@ const WRITE_LOCK_SECONDS: [f64; 10] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05,
 const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
 
 /// The classes of failures, as metric labels.
-pub const FAILURE_CLASSES: [&str; 3] = ["not_served", "denied", "unreachable"];
+pub const FAILURE_CLASSES: &[&str] = WatchFailure::VARIANTS;
 
 /// The metrics of the watches of a cluster.
 #[derive(Clone)]
@@ -33,11 +35,7 @@ pub struct WatchMetrics {
     remote_failures: Option<(IntCounterVec, Arc<str>)>,
     write_lock: HistogramVec,
     lag: Arc<HashMap<&'static str, Histogram>>,
-    failing_since: FailingSince,
 }
-
-/// When each failing watch began to fail.
-type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 
 impl WatchMetrics {
     /// Creates the metrics of this cluster.
@@ -73,7 +71,6 @@ impl WatchMetrics {
             remote_failures: None,
             write_lock: register_histogram_vec_with_registry!(write_lock, &["resource"], registry)?,
             lag: Arc::new(lag),
-            failing_since: FailingSince::default(),
         };
         for counter in [&metrics.undecodable, &metrics.unusable, &metrics.failures, &metrics.events] {
             for kind in Kind::ALL {
@@ -104,16 +101,6 @@ impl WatchMetrics {
         Self { remote_failures: Some((failures.clone(), Arc::clone(cluster))), ..self.clone() }
     }
 
-    /// Exports the number of objects in the state, and for how long watches have been failing.
-    pub(in crate::cluster) fn register_state(
-        &self,
-        registry: &Registry,
-        state: &Arc<RwLock<State>>,
-    ) -> prometheus::Result<()> {
-        registry.register(Box::new(Sizes::new(state)?))?;
-        registry.register(Box::new(Staleness::new(&self.failing_since)?))
-    }
-
     pub(in crate::cluster) fn observe_lag(&self, kind: Kind, seconds: f64) {
         if let Some(histogram) = kind.informer_lag().and_then(|name| self.lag.get(name)) {
             histogram.observe(seconds);
@@ -135,17 +122,13 @@ impl WatchMetrics {
         if let Some((failures, cluster)) = &self.remote_failures {
             failures.with_label_values(&[&**cluster, class]).inc();
         }
-        self.failing_since.lock().entry(kind).or_insert_with(Instant::now);
     }
+}
 
-    pub(in crate::cluster) fn succeeded(&self, kind: Kind) {
-        self.failing_since.lock().remove(&kind);
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_failing(&self, kind: Kind) -> bool {
-        self.failing_since.lock().contains_key(&kind)
-    }
+/// Exports the number of objects in the state, and for how long watches have been failing.
+pub(in crate::cluster) fn register_cluster(registry: &Registry, cluster: &Cluster) -> prometheus::Result<()> {
+    registry.register(Box::new(Sizes::new(&cluster.state)?))?;
+    registry.register(Box::new(Staleness::new(cluster)?))
 }
 
 /// The number of objects of each kind in the state, measured at each scrape.
@@ -193,17 +176,17 @@ impl Collector for Sizes {
 
 /// The time for which the watch of each kind has been failing.
 struct Staleness {
-    failing_since: FailingSince,
+    cluster: Cluster,
     seconds: GaugeVec,
 }
 
 impl Staleness {
-    fn new(failing_since: &FailingSince) -> prometheus::Result<Self> {
+    fn new(cluster: &Cluster) -> prometheus::Result<Self> {
         let opts = Opts::new(
             "linkerd_operator_watch_staleness_seconds",
             "Time for which the watch of a kind has been failing and its objects may be out of date; 0 while it works",
         );
-        Ok(Self { failing_since: Arc::clone(failing_since), seconds: GaugeVec::new(opts, &["resource"])? })
+        Ok(Self { cluster: cluster.clone(), seconds: GaugeVec::new(opts, &["resource"])? })
     }
 }
 
@@ -213,12 +196,10 @@ impl Collector for Staleness {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let failing_since = self.failing_since.lock();
         for kind in Kind::ALL {
-            let age = failing_since.get(kind).map_or(Duration::ZERO, Instant::elapsed);
+            let age = self.cluster.failing_for(&[*kind]).unwrap_or(Duration::ZERO);
             self.seconds.with_label_values(&[kind.resource()]).set(age.as_secs_f64());
         }
-        drop(failing_since);
         self.seconds.collect()
     }
 }

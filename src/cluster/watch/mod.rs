@@ -39,6 +39,7 @@ use crate::{
     tasks::Tasks,
 };
 use guarded::{Guarded, PANICKED};
+pub(super) use metrics::register_cluster;
 pub use metrics::{FAILURE_CLASSES, WatchMetrics};
 use status::WatchFailure;
 pub use status::WatchProblem;
@@ -180,7 +181,6 @@ impl WatchContext {
                 Err(_) => {
                     // During a list, a timeout does not mean that the watch is healthy.
                     if !relist.under_way {
-                        self.metrics.succeeded(T::KIND);
                         status.send_if_modified(WatchStatus::recovered);
                     }
                     continue;
@@ -197,7 +197,6 @@ impl WatchContext {
                     // The pages of a list change the state only when the list is complete. Until then the state is as
                     // old as the failure, and a new leader that decided on it would undo its predecessor's writes.
                     if !relist.under_way {
-                        self.metrics.succeeded(T::KIND);
                         status.send_if_modified(|status| status.recovered() | (done && status.listed()));
                     }
                 }
@@ -209,7 +208,7 @@ impl WatchContext {
                 }
                 Err(error) => {
                     let failure = WatchFailure::of(&error);
-                    self.metrics.failed(T::KIND, failure.class());
+                    self.metrics.failed(T::KIND, (&failure).into());
                     status.send_if_modified(|status| status.failed(failure));
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };

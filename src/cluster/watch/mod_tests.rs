@@ -54,7 +54,6 @@ struct Scripted {
     /// The queries of the requests.
     queries: Arc<parking_lot::Mutex<Vec<String>>>,
     status: channel::Receiver<WatchStatus>,
-    metrics: WatchMetrics,
     _tasks: Tasks,
 }
 
@@ -79,9 +78,8 @@ impl Scripted {
         });
         let (context, mut tasks) = (context(), Tasks::default());
         let clients = Clients::always(&Client::new(ListLimitLayer::new().layer(service), "default"));
-        let metrics = context.metrics.clone();
         let status = Spawn { context, clients, scope: WatchScope::default(), tasks: &mut tasks }.visit::<T>();
-        Self { responses, queries, status, metrics, _tasks: tasks }
+        Self { responses, queries, status, _tasks: tasks }
     }
 
     /// Answers the next request, and waits until the watch has sent another one.
@@ -115,9 +113,9 @@ async fn a_kind_is_followed_again_only_after_its_last_page() {
     assert!(!watch.answers(503, &refusal(503)).await.is_followed());
     assert!(!watch.answers(410, &refusal(410)).await.is_followed());
     assert!(!watch.answers(200, &page(&["a"], "next")).await.is_followed(), "followed after the first page");
-    assert!(watch.metrics.is_failing(Kind::EndpointSlice), "not stale after the first page");
+    assert!(watch.status.borrow().failing_for().is_some(), "not stale after the first page");
     assert!(watch.answers(200, &page(&["b"], "")).await.is_followed());
-    assert!(!watch.metrics.is_failing(Kind::EndpointSlice));
+    assert!(watch.status.borrow().failing_for().is_none());
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@
 use std::{fmt, time::Duration};
 
 use kube::runtime::watcher;
+use strum::{IntoStaticStr, VariantNames};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -41,10 +42,12 @@ pub(in crate::cluster) struct WatchStatus {
     failing_since: Option<Instant>,
 }
 
-/// The reason why a list or a watch failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The reason why a list or a watch failed; its class is a metric label.
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum WatchFailure {
     /// 404: the API server does not serve the kind.
+    #[strum(serialize = "not_served")]
     KindMissing,
     /// 401 and 403.
     Denied(String),
@@ -78,7 +81,7 @@ impl WatchStatus {
         self.synced || self.absent
     }
 
-    /// Returns the time since which the objects of the kind may be out of date; `None` if the watch is not failing.
+    /// Returns for how long the objects of the kind may have been out of date; `None` if the watch is not failing.
     pub(in crate::cluster) fn failing_for(&self) -> Option<Duration> {
         self.failing_since.as_ref().map(Instant::elapsed)
     }
@@ -158,17 +161,6 @@ impl WatchFailure {
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
             kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
             other => Self::Unreachable(crate::client::describe(other)),
-        }
-    }
-}
-
-impl WatchFailure {
-    /// The class of the failure, as a metric label.
-    pub(super) const fn class(&self) -> &'static str {
-        match self {
-            Self::KindMissing => "not_served",
-            Self::Denied(_) => "denied",
-            Self::Unreachable(_) => "unreachable",
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The endpoints of one Service, joined with their target objects. Pure.
 //!
 //! In: the state of the cluster or, for a Service that is joined from others, the states of their clusters. Out: the
-//! [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An endpoint whose Pod or ExternalWorkload is not in the state is left out until that object arrives: it must not be
-//! treated as an endpoint outside the mesh.
+//! [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An endpoint whose Pod or
+//! ExternalWorkload is not in the state is left out until that object arrives: it must not be treated as an endpoint
+//! outside the mesh.
 //!
 //! A member holds only shared values, so that the lock of the state is released before views are encoded.
 

@@ -70,7 +70,7 @@ impl Collector for RemoteClustersCollector {
         for cluster in clusters {
             let (name, states) = ([&*cluster.name], cluster.states());
             let synced = states.iter().all(|state| state.knows(KINDS));
-            let failing = states.iter().filter_map(crate::cluster::Cluster::failing_for).max();
+            let failing = states.iter().filter_map(|state| state.failing_for(KINDS)).max();
             self.synced.with_label_values(&name).set(f64::from(u8::from(synced)));
             self.staleness.with_label_values(&name).set(failing.unwrap_or(Duration::ZERO).as_secs_f64());
             self.namespaces.with_label_values(&name).set(states.len() as f64);

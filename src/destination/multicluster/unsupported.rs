@@ -57,7 +57,7 @@ fn count(state: &State, kind: JoinedKind) -> usize {
     state.services.iter().filter(|it| it.joined.as_ref().is_some_and(|joined| joined.kind == kind)).count()
 }
 
-/// Returns why a server that refuses these Services must not replace one that serves them; `None` if there are none.
+/// Returns the reason not to be ready, for a server that refuses requests for these Services. `None` if there are none.
 pub fn unsupported_services(cluster: &Cluster) -> Option<String> {
     let any = !cluster.read().services.by_member().is_empty();
     any.then(|| {

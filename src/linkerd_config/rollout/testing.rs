@@ -56,6 +56,14 @@ impl World {
         world
     }
 
+    /// Creates a cluster with the Deployment `web`, patched with `over`, and its one outdated Pod.
+    pub(super) fn outdated(over: &Value) -> Self {
+        let mut world = Self::new(&json!({}));
+        world.deployment("web", over);
+        world.pod("web-1", "web", Some(BEFORE), &json!({}));
+        world
+    }
+
     pub(super) fn namespace(&mut self, name: &str, metadata: &Value) {
         let object = json!({"metadata": with(json!({"name": name}), metadata)});
         self.feed.apply(Kind::Namespace, Event::Apply(object));

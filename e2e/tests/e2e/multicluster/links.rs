@@ -37,11 +37,7 @@ async fn a_cluster_may_be_linked_after_its_streams_were_opened_and_unlinked() ->
 /// The old credentials stop working when they are replaced, as after a rotation.
 #[tokio::test]
 async fn new_credentials_are_used_at_once_and_the_endpoints_stay() -> Result<()> {
-    let rig = Rig::start("rotated").await?;
-    let east = rig.linked("east").await?;
-    east.put_backends("bb", &["10.1.0.1"]).await?;
-    rig.put(remote_discovery("web", &east, "bb")).await?;
-    let mut stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
+    let (rig, east, mut stream) = Rig::start_with_web("rotated").await?;
     let renewed = FaultProxy::start(shared_other("east").await?).await?;
     rig.link(&east, &kubeconfig::embedded(renewed.kubeconfig())?).await?;
     eventually(SOON, "all watches to use the new credentials", async || {
@@ -56,11 +52,7 @@ async fn new_credentials_are_used_at_once_and_the_endpoints_stay() -> Result<()>
 
 #[tokio::test]
 async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
-    let rig = Rig::start("renamed").await?;
-    let east = rig.linked("east").await?;
-    east.put_backends("bb", &["10.1.0.1"]).await?;
-    rig.put(remote_discovery("web", &east, "bb")).await?;
-    let mut stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
+    let (rig, east, mut stream) = Rig::start_with_web("renamed").await?;
     let renamed = link(&east.name, "renamed.trust", &kubeconfig::embedded(east.proxy.kubeconfig())?);
     rig.put_secret(&east.name, renamed).await?;
     let name = format!("web.{}.serviceaccount.identity.linkerd.renamed.trust", rig.namespace.name());
@@ -70,7 +62,7 @@ async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
     Ok(())
 }
 
-/// Whoever may write a Secret in the control plane's namespace must not run programs in the operator's container.
+/// Otherwise a user who can write Secrets in the control plane's namespace could run programs in the operator's container.
 #[tokio::test]
 async fn a_kubeconfig_that_runs_a_program_is_refused_and_nothing_of_it_is_printed() -> Result<()> {
     let rig = Rig::start("refused").await?;

@@ -93,6 +93,17 @@ impl Rig {
         Ok(other)
     }
 
+    /// Links `east` with a Service `bb`, of one meshed Pod 10.1.0.1, and creates the Service `web` with its endpoints. Returns
+    /// a stream that has received them.
+    async fn start_with_web(prefix: &str) -> Result<(Self, Other, Endpoints)> {
+        let rig = Self::start(prefix).await?;
+        let east = rig.linked("east").await?;
+        east.put_backends("bb", &["10.1.0.1"]).await?;
+        rig.put(remote_discovery("web", &east, "bb")).await?;
+        let stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
+        Ok((rig, east, stream))
+    }
+
     fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), "linkerd")
     }

@@ -50,13 +50,9 @@ async fn a_service_has_the_endpoints_of_the_service_in_the_other_cluster_and_fol
 
 #[tokio::test]
 async fn servers_of_the_other_cluster_make_its_ports_opaque() -> Result<()> {
-    let rig = Rig::start("opaque").await?;
-    let east = rig.linked("east").await?;
-    east.put_backends("bb", &["10.1.0.1"]).await?;
-    rig.put(remote_discovery("web", &east, "bb")).await?;
+    let (rig, east, mut stream) = Rig::start_with_web("opaque").await?;
     // A Server of this cluster has no effect.
     rig.put(server("local", json!({"podSelector": {}, "port": 8080, "proxyProtocol": "opaque"}))).await?;
-    let mut stream = rig.shows("web", &["10.1.0.1:8080"]).await?;
     wait_for(&mut stream, traits, [("10.1.0.1:8080", "h2 4143 identity http2".to_owned())]).await?;
     let every = json!({"podSelector": {"matchLabels": null, "matchExpressions": []}});
     east.put(opaque_server("s", json!(8080)).with(field("spec", every))).await?;

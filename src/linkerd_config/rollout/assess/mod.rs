@@ -282,3 +282,7 @@ mod tests;
 #[cfg(test)]
 #[path = "record_tests.rs"]
 mod record_tests;
+
+#[cfg(test)]
+#[path = "selection_tests.rs"]
+mod selection_tests;

@@ -5,7 +5,6 @@ use crate::{
     api::linkerd_config::{OptIn, RolloutPods},
     cluster::Kind,
     linkerd_config::rollout::{
-        assess::selection::{LabelFilter, NotSelected},
         key::RolloutKey,
         target::{Baseline, TimeRange},
         testing::{BEFORE, WANTED, World, time, with},
@@ -14,14 +13,6 @@ use crate::{
 
 fn key() -> String {
     RolloutKey::of(WANTED, Some("roots"), None).to_string()
-}
-
-/// Returns a cluster with a Deployment, patched with `over`, and its one outdated Pod.
-fn outdated(over: &Value) -> World {
-    let mut world = World::new(&json!({}));
-    world.deployment("web", over);
-    world.pod("web-1", "web", Some(BEFORE), &json!({}));
-    world
 }
 
 /// Returns the annotations of a restarted workload.
@@ -183,12 +174,12 @@ fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
         WorkloadState::Pending(start) => start.value,
         other => panic!("{other:?}"),
     };
-    assert_eq!(started(&outdated(&json!({}))), key());
-    assert_eq!(started(&outdated(&annotated("updated", "old", Some("old")))), key());
+    assert_eq!(started(&World::outdated(&json!({}))), key());
+    assert_eq!(started(&World::outdated(&annotated("updated", "old", Some("old")))), key());
     // The workload was up to date, and has outdated Pods again.
-    assert_eq!(started(&outdated(&annotated("updated", &key(), Some(&key())))), format!("{}.2", key()));
+    assert_eq!(started(&World::outdated(&annotated("updated", &key(), Some(&key())))), format!("{}.2", key()));
     let fifth = format!("{}.5", key());
-    let world = outdated(&annotated("updated", &fifth, Some(&fifth)));
+    let world = World::outdated(&annotated("updated", &fifth, Some(&fifth)));
     assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::TooManyAttempts));
 }
 
@@ -220,7 +211,7 @@ fn a_restart_in_progress_is_read_from_the_annotations() {
     assert!(matches!(health("updating", &key, now, WANTED, unobserved), Health::Progressing(_)));
     // A workload that still rolls for another key is pending, and keeps its place.
     let mut world =
-        outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
+        World::outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
     assert_eq!(world.assess("Deployment", "web").rolling, Some(time("12:00:00")));
     world.deployment("web", &annotated("updating", "old", Some("old")));
@@ -249,7 +240,7 @@ fn a_new_pod_without_a_proxy_is_reported_and_an_older_one_is_not() {
 fn a_failure_lasts_until_the_key_changes() {
     let mut failed = annotated("failed", &key(), Some(&key()));
     failed["metadata"]["annotations"]["config.linkerd.io/rollout-message"] = json!("StillOutdated: twice: so");
-    let mut world = outdated(&failed);
+    let mut world = World::outdated(&failed);
     let WorkloadState::Failed(failure) = world.state("Deployment", "web") else { panic!() };
     assert_eq!((&*failure.reason, &*failure.message), ("StillOutdated", "twice: so"));
     world.target.key = RolloutKey::of(WANTED, Some("roots"), Some("please"));
@@ -320,7 +311,7 @@ fn a_restart_is_complete_only_when_the_old_pods_are_gone() {
 fn a_workload_whose_pods_request_a_proxy_by_another_webhook_is_restarted_unless_its_template_refuses_one() {
     for (inject, is_skipped) in [(json!(null), false), (json!("disabled"), true)] {
         let over = json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": inject}}}}});
-        let state = outdated(&over).state("Deployment", "web");
+        let state = World::outdated(&over).state("Deployment", "web");
         assert_eq!(state == WorkloadState::Skipped(SkipReason::InjectionDisabled), is_skipped, "{inject}: {state:?}");
     }
 }
@@ -340,7 +331,7 @@ fn a_restart_of_a_stateful_set_replaces_the_pods_from_the_partition_on() {
 
 #[test]
 fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
-    let mut world = outdated(&json!({}));
+    let mut world = World::outdated(&json!({}));
     world.namespace("ns", &json!({"annotations": {"config.linkerd.io/proxy-additional-env": "[]"}}));
     assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::NamespaceBreaksInjection));
     world.namespace("ns", &json!({}));
@@ -362,7 +353,7 @@ fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
 fn a_workload_with_a_rolled_back_configuration_is_reverted_first() {
     let bad = RolloutKey::of("bad", Some("roots"), None);
     for state in ["updating", "retrying", "failed"] {
-        let mut world = outdated(&annotated(state, bad.as_str(), Some(bad.as_str())));
+        let mut world = World::outdated(&annotated(state, bad.as_str(), Some(bad.as_str())));
         world.target.rolled_back = Some(bad.clone());
         let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!("{state}") };
         assert_eq!(in_progress.health, Health::ToBeReverted);
@@ -377,7 +368,7 @@ fn a_workload_with_a_rolled_back_configuration_is_reverted_first() {
     let WorkloadState::InProgress(in_progress) = world.state("StatefulSet", "web") else { panic!() };
     assert_eq!(in_progress.evict.as_deref(), Some("web-0"));
     // After the revert, the workload is restarted like any other.
-    let mut world = outdated(&annotated("rolled-back", bad.as_str(), None));
+    let mut world = World::outdated(&annotated("rolled-back", bad.as_str(), None));
     world.target.rolled_back = Some(bad);
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
@@ -400,76 +391,6 @@ fn with_the_evict_method_pods_are_evicted_one_after_the_other() {
     world.pod("web-1", "web", Some(WANTED), &json!({}));
     let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!() };
     assert_eq!(in_progress.health, Health::Healthy);
-}
-
-#[test]
-fn the_most_specific_label_decides_the_opt_in() {
-    use NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
-    let label = |value: Option<&str>| json!({"labels": {"config.linkerd.io/reconcile": value}});
-    for (own, template, namespace, expected) in [
-        (Some("auto"), None, None, Ok(true)),
-        (None, Some("auto"), None, Ok(true)),
-        (None, None, Some("auto"), Ok(true)),
-        (Some("disabled"), Some("auto"), Some("auto"), Err(OptedOut)),
-        (None, Some("disabled"), Some("auto"), Err(OptedOut)),
-        (Some("auto"), Some("disabled"), Some("disabled"), Ok(true)),
-        (Some("observe"), None, Some("auto"), Ok(false)),
-        (Some("yes"), None, None, Err(OptedOut)),
-        (None, None, None, Err(NotOptedIn)),
-    ] {
-        let mut world = outdated(&json!({"metadata": label(own), "spec": {"template": {"metadata": label(template)}}}));
-        world.namespace("ns", &label(namespace));
-        let seen = match world.state("Deployment", "web") {
-            WorkloadState::Pending(_) => Ok(true),
-            WorkloadState::Observed => Ok(false),
-            WorkloadState::Unselected(reason) => Err(reason),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(seen, expected, "{own:?} {template:?} {namespace:?}");
-    }
-    let mut world = outdated(&json!({}));
-    world.namespace("ns", &json!({"labels": {"config.linkerd.io/admission-webhooks": "disabled"}}));
-    assert_eq!(world.state("Deployment", "web"), WorkloadState::Unselected(ExcludedNamespace));
-    world.namespace("ns", &json!({}));
-    for excluded in ["linkerd", "operator"] {
-        let (target, scope) = (&mut world.target.config.config_map, &mut world.target.selection);
-        (target.namespace, scope.operator_namespace) =
-            (if excluded == "linkerd" { "ns" } else { "linkerd" }.into(), "ns".into());
-        let state = world.state("Deployment", "web");
-        assert!(matches!(state, WorkloadState::Unselected(ExcludedNamespace) | WorkloadState::Unmeshed), "{state:?}");
-    }
-}
-
-#[test]
-fn with_opt_in_all_every_workload_that_the_selectors_match_and_no_label_opts_out_is_selected() {
-    let disabled = || json!({"config.linkerd.io/reconcile": "disabled"});
-    let in_front = json!([{"key": "tier", "operator": "In", "values": ["front"]}]);
-    let front = json!({"workloadSelector": {"matchExpressions": in_front}});
-    let of_a = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
-    for (spec, of_namespace, of_workload, expected) in [
-        (json!({}), json!({}), json!({}), None),
-        (json!({}), json!({}), disabled(), Some(NotSelected::OptedOut)),
-        (json!({}), disabled(), json!({}), Some(NotSelected::OptedOut)),
-        (front.clone(), json!({}), json!({"tier": "front"}), None),
-        (front, json!({}), json!({"tier": "back"}), Some(NotSelected::WorkloadNotSelected)),
-        (of_a.clone(), json!({"team": "a"}), json!({}), None),
-        (of_a, json!({"team": "b"}), json!({}), Some(NotSelected::NamespaceNotSelected)),
-        (json!({"kinds": ["StatefulSet", "DaemonSet"]}), json!({}), json!({}), Some(NotSelected::KindNotSelected)),
-    ] {
-        let mut world = World::new(&spec);
-        world.target.selection.opt_in = OptIn::All;
-        let selection = &mut world.target.selection;
-        selection.workloads = LabelFilter::of(spec.get("workloadSelector"));
-        selection.namespaces = LabelFilter::of(spec.get("namespaceSelector"));
-        world.namespace("ns", &json!({ "labels": of_namespace }));
-        let labels = with(json!({"config.linkerd.io/reconcile": null}), &of_workload);
-        world.deployment("web", &json!({"metadata": {"labels": labels}}));
-        world.pod("web-1", "web", Some(BEFORE), &json!({}));
-        match (world.state("Deployment", "web"), expected) {
-            (WorkloadState::Pending(_), None) => {}
-            (state, expected) => assert_eq!(Some(state), expected.map(WorkloadState::Unselected), "{spec}"),
-        }
-    }
 }
 
 #[test]

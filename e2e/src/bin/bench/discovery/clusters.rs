@@ -115,7 +115,7 @@ async fn memory(report: &mut Report, rig: &Rig) -> Result<()> {
         each
     };
     let text = format!(
-        "{:.1} KiB for each that nobody requests, {:.1} KiB more for each with a stream ({:.0} MiB, {:.0} MiB, {:.0} MiB)",
+        "{:.1} KiB without a stream, {:.1} KiB more with one; in all {:.0}, {:.0} and {:.0} MiB",
         kibibytes(held.saturating_sub(none), 2 * SERVICES),
         kibibytes(requested.saturating_sub(held), SERVICES),
         mebibytes(none),
