@@ -25,8 +25,11 @@ const LEASES: [&str; 2] = ["linkerd-destination-endpoint-write", "linkerd-operat
 
 pub(crate) const BETWEEN_WORKLOADS: Duration = Duration::from_millis(500);
 pub(crate) const BETWEEN_CONFIGS: Duration = Duration::from_secs(10);
-/// An edit is reverted. Edits more often than that would be a fight between two writers.
-const EDITED_EVERY: usize = 6;
+/// An edit is reverted. With more than five edits in ten minutes, the operator would suspend its reverts, because two
+/// writers would fight.
+const EDITED_EVERY: usize = 15;
+/// The first edit is within the first minute.
+const FIRST_EDITED: usize = 5;
 
 #[derive(Clone)]
 pub(crate) struct Jobs {
@@ -69,7 +72,7 @@ impl Jobs {
 
     /// Changes the LinkerdConfig, or edits the ConfigMap as a user does by mistake.
     pub(crate) async fn change_config(&self, number: usize) -> Result<()> {
-        if number % EDITED_EVERY == EDITED_EVERY - 1 {
+        if number % EDITED_EVERY == FIRST_EDITED {
             let mut document = self.document().await?;
             if let Some(port) = document.pointer_mut("/proxy/ports/inbound") {
                 *port = json!(1);
