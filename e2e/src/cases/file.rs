@@ -70,6 +70,9 @@ struct Fields {
     flags: Vec<String>,
     #[serde(default)]
     objects: Objects,
+    /// The objects of each other cluster that is linked.
+    #[serde(default)]
+    clusters: BTreeMap<String, Objects>,
     linkerd: Option<u32>,
     in_process_only: Option<String>,
     /// Several requests about the same objects.
@@ -106,6 +109,8 @@ pub(super) struct Row {
     linkerd: Option<u32>,
     in_process_only: Option<String>,
     objects: Value,
+    /// The objects of other clusters, by the name of the cluster.
+    clusters: Value,
     /// The path, the token, and `refused` or the message.
     request: Value,
 }
@@ -133,6 +138,13 @@ pub(super) fn read(base: &Base, method: Method, file: &Path) -> Result<Vec<Row>>
             let read = || {
                 let flags = flag::with(&flag::with(&Flags::new(), flags)?, &fields.flags)?;
                 let objects = object::with(shared.clone(), &kinds, &fields.objects)?;
+                let mut clusters = Map::new();
+                for (name, patches) in &fields.clusters {
+                    let objects = object::with(Objects::new(), &kinds, patches)?;
+                    clusters.insert(name.clone(), json!(objects.values().collect::<Vec<_>>()));
+                }
+                let several = || "its objects are in several clusters".to_owned();
+                let in_process_only = fields.in_process_only.clone().or_else(|| (!clusters.is_empty()).then(several));
                 let requests = fields.requests.clone().unwrap_or_else(|| vec![json!({})]);
                 let of = |request: &Value| {
                     let mut whole = Value::Object(fields.request.clone());
@@ -143,8 +155,9 @@ pub(super) fn read(base: &Base, method: Method, file: &Path) -> Result<Vec<Row>>
                         method,
                         flags: flags.clone(),
                         linkerd: fields.linkerd,
-                        in_process_only: fields.in_process_only.clone(),
+                        in_process_only: in_process_only.clone(),
                         objects: json!(objects.values().collect::<Vec<_>>()),
+                        clusters: Value::Object(clusters.clone()),
                         request,
                     })
                 };
@@ -264,7 +277,7 @@ impl Templates {
 impl Row {
     /// The same text for rows with the same objects.
     pub(super) fn objects_as_text(&self) -> String {
-        self.objects.to_string()
+        format!("{} {}", self.objects, self.clusters)
     }
 
     /// Returns the case. With a number, its names and addresses differ from those of other numbers.
@@ -277,15 +290,20 @@ impl Row {
             None => value.clone(),
             Some(number) => replace_texts(value, &|text| Value::String(numbered(text, number))),
         };
-        let (objects, request) = (own(&self.objects), own(&self.request));
-        let objects = objects.as_array().context("objects")?.iter().cloned().map(object::complete);
+        let request = own(&self.request);
+        let complete = |objects: &Value| {
+            let objects = own(objects);
+            objects.as_array().context("objects")?.iter().cloned().map(object::complete).collect::<Result<Vec<_>>>()
+        };
+        let clusters = self.clusters.as_object().context("clusters")?.iter();
         let text = |name: &str| request.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let expected = request.get("expected").context("an expected answer")?;
         Ok(Case {
             name: self.name.clone(),
             flags: self.flags.iter().map(|(name, value)| format!("--{name}={value}")).collect(),
             settings: flag::settings(&self.flags)?,
-            objects: objects.collect::<Result<_>>()?,
+            objects: complete(&self.objects)?,
+            clusters: clusters.map(|(name, objects)| Ok((name.clone(), complete(objects)?))).collect::<Result<_>>()?,
             request: Request { path: text("path"), token: text("token") },
             expected: answer(self.method, expected)?,
             linkerd: self.linkerd,

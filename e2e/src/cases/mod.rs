@@ -27,7 +27,7 @@ use serde_json::Value;
 use crate::{
     answers::{difference, first_answer, first_profile_answer, profile_difference},
     discovery::Discovery,
-    oracle::{Answer, ApiState, Key, ProfileAnswer, Request, Settings, answer, answer_profile},
+    oracle::{Answer, ApiState, Key, ProfileAnswer, Remote, Request, Settings, answer, answer_joined, answer_profile},
 };
 use file::{Base, Row};
 
@@ -47,6 +47,8 @@ pub struct Case {
     pub settings: Settings,
     /// The objects of the cluster.
     pub objects: Vec<(Key, Value)>,
+    /// The objects of each other cluster that is linked, by the name of the cluster. Without one, multicluster is off.
+    pub clusters: BTreeMap<String, Vec<(Key, Value)>>,
     pub request: Request,
     pub expected: Expected,
     /// The row of `docs/src/reference/differences.md` that describes a different answer of Linkerd's server.
@@ -92,6 +94,19 @@ pub fn cases_side_by_side() -> Result<Vec<Case>> {
     rows()?.iter().map(numbered).collect()
 }
 
+/// The trust domain of another cluster.
+pub fn trust_domain(cluster: &str) -> String {
+    format!("{cluster}.trust")
+}
+
+fn state(objects: &[(Key, Value)]) -> Result<ApiState> {
+    let mut state = ApiState::default();
+    for (key, object) in objects {
+        state.put(key, object)?;
+    }
+    Ok(state)
+}
+
 fn rows() -> Result<Vec<Row>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cases");
     let base = Base::read(&folder.join("base.yaml"))?;
@@ -116,11 +131,7 @@ impl Case {
     /// # Errors
     /// Fails when an object cannot be decoded as its kind.
     pub fn state(&self) -> Result<ApiState> {
-        let mut state = ApiState::default();
-        for (key, object) in &self.objects {
-            state.put(key, object)?;
-        }
-        Ok(state)
+        state(&self.objects)
     }
 
     /// The answer of a server: the first message of a new stream, or the refusal.
@@ -140,8 +151,16 @@ impl Case {
     /// Fails when an object cannot be decoded as its kind.
     pub fn oracle(&self) -> Result<Expected> {
         let state = self.state()?;
+        let mut remotes = BTreeMap::new();
+        for (name, objects) in &self.clusters {
+            let remote = Remote { objects: self::state(objects)?, trust_domain: trust_domain(name) };
+            remotes.insert(name.clone(), remote);
+        }
         Ok(match self.expected {
-            Expected::Get(_) => Expected::Get(answer(&state, &self.settings, &self.request)),
+            Expected::Get(_) if self.clusters.is_empty() => {
+                Expected::Get(answer(&state, &self.settings, &self.request))
+            }
+            Expected::Get(_) => Expected::Get(answer_joined(&state, &remotes, &self.settings, &self.request)),
             Expected::Profile(_) => Expected::Profile(answer_profile(&state, &self.settings, &self.request)),
         })
     }
