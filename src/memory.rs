@@ -23,6 +23,8 @@ const STREAMS_OF_A_CLIENT: usize = 8;
 /// The part of the memory limit in percent up to which clients may add memory. The rest is for what the allocator
 /// does not count: its own fragmentation, stacks, code, and the buffers of sockets in the kernel.
 const ROOM_PERCENT: u64 = 60;
+/// The part of [`ROOM_PERCENT`] that is left to clients when the objects of other clusters take all they may.
+const CLIENTS_PART: usize = 3;
 /// The part of the memory limit in percent above which clients that hold memory lose their streams. It is higher than
 /// [`ROOM_PERCENT`], because existing streams have priority over new ones.
 const EXHAUSTED_PERCENT: u64 = 70;
@@ -62,6 +64,12 @@ impl MemoryBudget {
     /// Returns whether so much is allocated that memory must be taken from clients that do not read.
     pub fn is_exhausted(self) -> bool {
         allocated() > self.exhausted
+    }
+
+    /// Returns the budget of the objects of other clusters. It ends below that of clients, so that an enormous cluster
+    /// takes no room from them.
+    pub fn of_other_clusters(self) -> Self {
+        Self { room: self.room - self.room / CLIENTS_PART, ..self }
     }
 
     /// Returns how many clients with one connection and some streams fit into an idle process: their connections and
@@ -104,6 +112,7 @@ mod tests {
         assert_eq!((budget.room / MIB, budget.exhausted / MIB), (150, 175));
         // (150 - 20) MiB / (40 + 8 * 5) KiB
         assert_eq!(budget.clients(), (1_664, 13_312));
+        assert_eq!(budget.of_other_clusters().room / MIB, 100, "40 % of the limit");
         assert_eq!(MemoryBudget::of_limit(MIB as u64).clients(), (1, 8), "not zero");
     }
 }

@@ -21,7 +21,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use prometheus::Registry;
 use tokio::sync::{Notify, watch as channel};
 
-use crate::tasks::Tasks;
+use crate::{memory::MemoryBudget, tasks::Tasks};
 pub use change::{Diff, Observer, WatchScope};
 pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
@@ -49,26 +49,30 @@ impl Cluster {
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
         let metrics = WatchMetrics::register(registry)?;
-        let cluster = Self::spawn_watches(&watch::Clients::always(client), observers, &metrics, tasks);
+        let clients = watch::Clients::always(client);
+        let cluster = Self::spawn_watches(&clients, observers, &metrics, MemoryBudget::UNLIMITED, tasks);
         watch::register_cluster(registry, &cluster)?;
         Ok(cluster)
     }
 
     /// Starts the watches that the observer needs in another cluster. They begin when the cluster has a client, and list
-    /// again when the client is replaced. The cluster's metrics are those of all its watches.
+    /// again when the client is replaced. The cluster's metrics are those of all its watches. A watch fails while the
+    /// budget has no room for more objects.
     pub fn spawn_remote(
         clients: &watch::Clients,
         observer: Arc<dyn Observer>,
         metrics: &WatchMetrics,
+        memory: MemoryBudget,
         tasks: &mut Tasks,
     ) -> Self {
-        Self::spawn_watches(clients, &[observer], metrics, tasks)
+        Self::spawn_watches(clients, &[observer], metrics, memory, tasks)
     }
 
     fn spawn_watches(
         clients: &watch::Clients,
         observers: &[Arc<dyn Observer>],
         metrics: &WatchMetrics,
+        memory: MemoryBudget,
         tasks: &mut Tasks,
     ) -> Self {
         let (state, relist) = (Arc::<RwLock<State>>::default(), Arc::new(Notify::new()));
@@ -80,6 +84,7 @@ impl Cluster {
                 observers: observers.iter().filter(|observer| observer.kinds().contains(kind)).cloned().collect(),
                 relist: Arc::clone(&relist),
                 metrics: metrics.clone(),
+                memory,
             };
             watches.push(kind.visit(watch::Spawn { context, clients: clients.clone(), scope, tasks }));
         }

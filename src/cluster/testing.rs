@@ -13,6 +13,7 @@ use super::{
     kinds::{Kind, KindVisitor, Projected, Watched, external_workload::ExternalWorkload, pod::Pod, service::Service},
     watch::{Relist, WatchContext, WatchMemory, WatchMetrics, WatchStatus, guarded::Guarded},
 };
+use crate::memory::MemoryBudget;
 
 pub(crate) struct Feed {
     pub(crate) cluster: Cluster,
@@ -91,6 +92,7 @@ impl KindVisitor for Apply<'_> {
             observers: feed.observers.iter().filter(|observer| observer.kinds().contains(&T::KIND)).cloned().collect(),
             relist: Arc::default(),
             metrics: feed.metrics.clone(),
+            memory: MemoryBudget::UNLIMITED,
         };
         let new = || -> Box<dyn Any> { Box::new((Relist::<T>::default(), WatchMemory::default())) };
         let watch = feed.watches.entry(T::KIND).or_insert_with(new);

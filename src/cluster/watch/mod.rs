@@ -35,6 +35,7 @@ use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, Watc
 use crate::{
     api::{NamespacedName, last_update},
     list_limit::PageTooLarge,
+    memory::MemoryBudget,
     retry::backoff,
     tasks::Tasks,
 };
@@ -56,6 +57,9 @@ const PAGE_SIZE: u32 = 250;
 /// longer than any attempt and the pause before it, counts as healthy again.
 const QUIET: Duration = Duration::from_secs(35);
 
+/// The pause of a watch whose objects do not fit into the memory.
+const NO_MEMORY: Duration = Duration::from_secs(60);
+
 /// The dependencies of a watch.
 #[derive(Clone)]
 pub(in crate::cluster) struct WatchContext {
@@ -65,6 +69,8 @@ pub(in crate::cluster) struct WatchContext {
     /// Makes a failing watch relist immediately instead of after its backoff.
     pub relist: Arc<Notify>,
     pub metrics: WatchMetrics,
+    /// The memory that the process may have allocated when the watch adds an object.
+    pub memory: MemoryBudget,
 }
 
 /// The client of the watches of a cluster. It is absent until the credentials of another cluster can be used, and it is
@@ -187,6 +193,16 @@ impl WatchContext {
                 }
             };
             match event {
+                Ok(Event::InitApply(_) | Event::Apply(_)) if !self.memory.has_room_for(0) => {
+                    // The state keeps what it has. An incomplete list is freed, and is not requested soon again, because
+                    // it is long.
+                    (relist, events) = (Relist::default(), watch(page_size));
+                    self.fail(T::KIND, WatchFailure::NoMemory, status);
+                    tokio::select! {
+                        () = sleep(NO_MEMORY) => {}
+                        () = self.relist.notified() => {}
+                    }
+                }
                 Ok(event) => {
                     // kube emits `Init` before the API server has responded.
                     let (done, responded) = (matches!(event, Event::InitDone), !matches!(event, Event::Init));
@@ -207,9 +223,7 @@ impl WatchContext {
                     events = watch(page_size);
                 }
                 Err(error) => {
-                    let failure = WatchFailure::of(&error);
-                    self.metrics.failed(T::KIND, (&failure).into());
-                    status.send_if_modified(|status| status.failed(failure));
+                    self.fail(T::KIND, WatchFailure::of(&error), status);
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
                     tokio::select! {
@@ -225,6 +239,11 @@ impl WatchContext {
                 }
             }
         }
+    }
+
+    fn fail(&self, kind: Kind, failure: WatchFailure, status: &channel::Sender<WatchStatus>) {
+        self.metrics.failed(kind, (&failure).into());
+        status.send_if_modified(|status| status.failed(failure));
     }
 
     /// Applies one event to the state, then passes its changes to the observers.

@@ -61,6 +61,10 @@ struct Scripted {
 
 impl Scripted {
     fn start<T: Watched>() -> Self {
+        Self::start_with::<T>(MemoryBudget::UNLIMITED)
+    }
+
+    fn start_with<T: Watched>(memory: MemoryBudget) -> Self {
         let (responses, received) = mpsc::unbounded_channel();
         let received = Arc::new(Mutex::new(received));
         // A request waits for its response for as long as the test takes.
@@ -76,7 +80,7 @@ impl Scripted {
                 }
             }
         });
-        let (context, mut tasks) = (context(), Tasks::default());
+        let (context, mut tasks) = (WatchContext { memory, ..context() }, Tasks::default());
         let clients = Clients::always(&Client::new(ListLimitLayer::new().layer(service), "default"));
         let status = Spawn { context, clients, scope: WatchScope::default(), tasks: &mut tasks }.visit::<T>();
         Self { responses, queries, status, _tasks: tasks }
@@ -116,6 +120,20 @@ async fn a_kind_is_followed_again_only_after_its_last_page() {
     assert!(watch.status.borrow().failing_for().is_some(), "not stale after the first page");
     assert!(watch.answers(200, &page(&["b"], "")).await.is_followed());
     assert!(watch.status.borrow().failing_for().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_does_not_fit_into_the_memory_is_a_failure_and_is_repeated_after_a_minute() {
+    let watch = Scripted::start_with::<Slice>(MemoryBudget::EXHAUSTED);
+    let status = watch.answers(200, &page(&["a"], "")).await;
+    assert_eq!((status.failure, status.synced), (Some(WatchFailure::NoMemory), false));
+    let requests = || watch.queries.lock().len();
+    sleep(Duration::from_secs(59)).await;
+    assert_eq!(requests(), 1);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(requests(), 2);
+    // An empty list fits.
+    assert!(watch.answers(200, &page(&[], "")).await.is_followed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,7 +226,8 @@ fn a_kind_blocks_readiness_only_if_one_of_its_observers_does() {
 fn context() -> WatchContext {
     let state = Arc::<RwLock<State>>::default();
     let metrics = WatchMetrics::register(&prometheus::Registry::new()).unwrap();
-    WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics }
+    let memory = MemoryBudget::UNLIMITED;
+    WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics, memory }
 }
 
 /// A kind whose projection panics.

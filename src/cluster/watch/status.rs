@@ -52,6 +52,8 @@ pub(super) enum WatchFailure {
     /// 401 and 403.
     Denied(String),
     Unreachable(String),
+    /// The objects of another cluster do not fit into the memory.
+    NoMemory,
 }
 
 // === impl WatchStatus ===
@@ -99,7 +101,9 @@ impl WatchStatus {
             Some(WatchFailure::Denied(message)) => {
                 format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
             }
-            Some(WatchFailure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
+            Some(failure @ (WatchFailure::Unreachable(_) | WatchFailure::NoMemory)) => {
+                format!("cannot list or watch {resource}: {failure}")
+            }
         };
         // A kind that is not served does not block readiness: discovery serves proxies while the controllers that read
         // the kind wait for it.
@@ -169,6 +173,9 @@ impl fmt::Display for WatchFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::KindMissing => f.write_str("the API server does not serve this kind"),
+            Self::NoMemory => {
+                f.write_str("no memory is left for objects of other clusters, raise the memory limit of the container")
+            }
             Self::Denied(message) | Self::Unreachable(message) => f.write_str(message),
         }
     }

@@ -122,8 +122,9 @@ impl RemoteCluster {
         let mut tasks = Tasks::default();
         let observer = RemoteObserver::new(&self.name, name, &self.observer);
         let clients = Clients::from(self.clients.subscribe());
-        let cluster =
-            Cluster::spawn_remote(&clients, Arc::clone(&observer) as Arc<dyn Observer>, &self.metrics, &mut tasks);
+        let memory = self.settings.read().limits.memory.of_other_clusters();
+        let reader = Arc::clone(&observer) as Arc<dyn Observer>;
+        let cluster = Cluster::spawn_remote(&clients, reader, &self.metrics, memory, &mut tasks);
         // A namespace without objects becomes known without a change.
         tasks.spawn("remote-namespace", observer.announce(cluster.clone()));
         let namespace =

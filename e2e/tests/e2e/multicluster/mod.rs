@@ -196,13 +196,16 @@ impl Other {
 }
 
 fn start_manager(control_plane: &ControlPlane, kubeconfig: &Path, more: &[&str]) -> Result<Manager> {
+    Manager::start(control_plane, options(kubeconfig, more))
+}
+
+fn options(kubeconfig: &Path, more: &[&str]) -> ManagerOptions {
     let only_discovery = ["--enable-external-workload=false", "--enable-linkerd-config=false"];
-    let options = ManagerOptions {
+    ManagerOptions {
         args: only_discovery.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
         kubeconfig: Some(kubeconfig.to_owned()),
         ..ManagerOptions::default()
-    };
-    Manager::start(control_plane, options)
+    }
 }
 
 /// A Service that has the endpoints of another one in a cluster.

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Action, Rule, eventually, kubeconfig,
+    Action, Manager, ManagerOptions, Rule, eventually, kubeconfig,
     link::{link, link_name},
     mesh::SOON,
     shared_manager,
 };
+use futures::{StreamExt, TryStreamExt, stream};
 use hyper::StatusCode;
 
 use super::{Rig, federated, remote_discovery, start_manager};
@@ -119,6 +120,47 @@ async fn a_manager_with_twenty_clusters_of_which_two_are_dead_is_ready_and_serve
         rig.secrets().delete(&link_name(&name(number)), &kube::api::DeleteParams::default()).await?;
     }
     Ok(())
+}
+
+/// The memory limit is that of a small container. In `enormous`, a namespace has more endpoints than fit into it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enormous_namespace_of_another_cluster_takes_no_memory_from_clients_and_other_clusters() -> Result<()> {
+    const LIMIT: u64 = 64 * 1024 * 1024;
+    let rig = Rig::start("enormous").await?;
+    let (east, north) = (rig.linked("east").await?, rig.linked("north").await?);
+    north.put_backends("bb", &["10.2.0.1"]).await?;
+    rig.put(federated("web", &[format!("bb@{}", north.name), format!("aa@{}", east.name)], "bb")).await?;
+    rig.put(service("bb")).await?;
+    rig.put(slice("bb", "bb", &[address("10.0.0.1")])).await?;
+    let endpoints: Vec<_> =
+        (0..1_000).map(|number| address(&format!("10.1.{}.{}", number / 250, number % 250))).collect();
+    let slices = (0..400).map(|number| east.put(slice(&format!("other-{number}"), "other", &endpoints)));
+    stream::iter(slices).buffer_unordered(8).try_collect::<()>().await?;
+    let (control_plane, _) = shared_manager().await?;
+    let options = ManagerOptions {
+        memory_limit: Some(LIMIT),
+        ..super::options(control_plane.kubeconfig(), &["--enable-multicluster"])
+    };
+    let mut manager = Manager::start(control_plane, options)?;
+    manager.ready(SOON).await?;
+    let discovery = manager.discovery().await?;
+    let known = ["10.0.0.1:8080", "10.2.0.1:8080"];
+    let mut open = discovery.get(&rig.path("web"), "").await?;
+    open.shows(&known).await?;
+    let class = [("cluster", east.name.as_str()), ("class", "no_memory")];
+    eventually(SOON, "/ready to name the cluster", async || {
+        let (status, body) = manager.get("/ready").await?;
+        let named = format!("cluster {}: namespace {}: cannot list or watch ", east.name, rig.namespace.name());
+        ensure!(status == StatusCode::OK && body.contains(&named), "{status} {body}");
+        ensure!(manager.metric(FAILURES, &class).await > Some(0.0), "no failure was counted");
+        Ok(())
+    })
+    .await?;
+    let mut new = discovery.get(&rig.path("web"), "").await?;
+    new.shows(&known).await?;
+    rig.put(slice("more", "bb", &[address("10.0.0.2")])).await?;
+    north.set_addresses("bb", &["10.2.0.2"]).await?;
+    open.shows(&["10.0.0.1:8080", "10.0.0.2:8080", "10.2.0.2:8080"]).await
 }
 
 /// The port of the API server in a kubeconfig.
