@@ -44,5 +44,6 @@ pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod values;
 pub mod version;
 pub mod write;

@@ -14,11 +14,11 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{
-    trust_anchors::bundles::TrustBundles,
+use super::trust_anchors::bundles::TrustBundles;
+use crate::{
+    text::{hex, truncate},
     values::{Document, InjectionHashes, InvalidDocument, Reading},
 };
-use crate::text::{hex, truncate};
 
 /// The label that names the ConfigMap of a revision.
 const TARGET_LABEL: &str = "config.linkerd.io/base-of";

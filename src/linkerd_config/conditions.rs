@@ -15,12 +15,12 @@ use super::{
     injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
     installers::remedy,
     plan::PlanVerdict,
-    values::{Path, Problem},
 };
 use crate::{
     api::{NamespacedName, linkerd_config::LinkerdConfigStatus},
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::{and_more, truncated},
+    values::{Path, Problem},
 };
 
 pub(super) const ACCEPTED: &str = "Accepted";

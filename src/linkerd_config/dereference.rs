@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{
     LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
     injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes,
-    trust_anchors::bundles::TrustBundles, values::Reading, writer::REVISION_ANNOTATION,
+    trust_anchors::bundles::TrustBundles, writer::REVISION_ANNOTATION,
 };
 use crate::{
     api::linkerd_config::LinkerdConfigStatus,
@@ -15,6 +15,7 @@ use crate::{
         Kind,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
+    values::Reading,
     write::WriteError,
 };
 

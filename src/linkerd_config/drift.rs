@@ -6,7 +6,6 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use super::{
     base::Base,
     installers::{is_installation, replaces_base},
-    values::{Document, Path},
 };
 use crate::{
     api::{
@@ -15,6 +14,7 @@ use crate::{
     },
     cluster::kinds::config_map::ConfigMap,
     text::{truncate, truncated},
+    values::{Document, Path},
 };
 
 /// The hash of the document that was declared at our last write.

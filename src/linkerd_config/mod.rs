@@ -35,7 +35,6 @@ pub mod revert;
 pub mod rollout;
 pub mod status;
 pub mod trust_anchors;
-pub mod values;
 mod writer;
 
 use std::{sync::Arc, time::Duration};

@@ -7,11 +7,11 @@
 use serde_json::{Map, Value, json};
 use strum::IntoStaticStr;
 
-use super::{
-    trust_anchors::{self, TrustAnchors},
+use super::trust_anchors::{self, TrustAnchors};
+use crate::{
+    api::linkerd_config::{EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpec, ResourceAmounts},
     values::{CONFIG_HASH_ENV, Document, Path, Problem, patch_problems},
 };
-use crate::api::linkerd_config::{EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpec, ResourceAmounts};
 
 /// The maximum length of `spec.values` as JSON.
 const MAX_PATCH_BYTES: usize = 128 * 1024;

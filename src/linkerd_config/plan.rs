@@ -15,11 +15,11 @@ use super::{
     revert::predecessor::Predecessor,
     rollout,
     trust_anchors::bundles::TrustBundles,
-    values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 use crate::{
     api::linkerd_config::{DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode},
     cluster::kinds::config_map::ConfigMap,
+    values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 
 #[derive(Clone, Copy)]

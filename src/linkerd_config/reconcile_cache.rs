@@ -8,13 +8,12 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{
-    base::Base,
-    installers::revert_history::RevertHistory,
-    trust_anchors::bundles::TrustBundles,
+use super::{base::Base, installers::revert_history::RevertHistory, trust_anchors::bundles::TrustBundles};
+use crate::{
+    api::LinkerdConfigStatus,
+    cluster::kinds::linkerd_config::LinkerdConfig,
     values::{Document, Reading},
 };
-use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig};
 
 /// The maximum wait for the watch to show our own write. After that the reconcile runs anyway: the precondition of the
 /// next write makes a stale read harmless.

@@ -12,7 +12,6 @@ use super::{
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
     trust_anchors::bundles::TrustBundles,
-    values::{Document, InjectionHashes, Path, Problem},
 };
 use crate::{
     api::{
@@ -20,6 +19,7 @@ use crate::{
         linkerd_config::{DriftAction, DriftScope, DriftSpec},
     },
     cluster::kinds::config_map::ConfigMap,
+    values::{Document, InjectionHashes, Path, Problem},
 };
 
 /// The inputs of the resolution.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::mesh::merge;
 
 /// Linkerd's document, as its chart renders it.
-pub const INSTALLED: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
+pub const INSTALLED: &str = include_str!("../../../src/values/testdata/installed.yaml");
 
 /// A review: a document, and an object.
 pub struct Review {

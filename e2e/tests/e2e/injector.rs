@@ -26,7 +26,7 @@ use tokio::{
 };
 
 /// The values that Helm installs.
-const HELM: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
+const HELM: &str = include_str!("../../../src/values/testdata/installed.yaml");
 const ROOTS: &str = "one\n";
 /// `printf 'one\n' | sha256sum`
 const ROOTS_SHA256: &str = "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806";

@@ -7,8 +7,8 @@ use e2e::binaries::Binaries;
 use serde_json::Value;
 
 /// A document as the operator writes it, and its values. A unit test checks that the operator still writes this text.
-const WRITTEN: &str = include_str!("../../../src/linkerd_config/values/testdata/written.yaml");
-const EXPECTED: &str = include_str!("../../../src/linkerd_config/values/testdata/written.json");
+const WRITTEN: &str = include_str!("../../../src/values/testdata/written.yaml");
+const EXPECTED: &str = include_str!("../../../src/values/testdata/written.json");
 
 /// Returns the values that kubectl parses from a YAML document.
 fn read(document: &str) -> Result<Value> {

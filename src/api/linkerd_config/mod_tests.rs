@@ -4,7 +4,7 @@ use kube::CustomResourceExt;
 use serde_json::json;
 
 use super::*;
-use crate::linkerd_config::values::manifest;
+use crate::values::manifest;
 
 const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
 const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];

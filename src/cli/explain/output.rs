@@ -19,8 +19,8 @@ use crate::{
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
-        values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
     },
+    values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
 };
 
 /// The reason if something would be written. All other reasons are those of conditions.

@@ -26,9 +26,8 @@ use crate::{
             linkerd_config::LinkerdConfig,
         },
     },
-    linkerd_config::{
-        active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles, values::manifest,
-    },
+    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles},
+    values::manifest,
 };
 
 /// The objects that `explain` works on.

@@ -11,11 +11,12 @@ use crate::{
         Problems, Projected,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
-    linkerd_config::{base::Base, values::Document},
+    linkerd_config::base::Base,
+    values::Document,
 };
 
 /// The values that the chart renders and that Linkerd requires.
-pub(super) const INSTALLED: &str = include_str!("../../linkerd_config/values/testdata/installed.yaml");
+pub(super) const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
 
 pub(super) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
     let object: api::LinkerdConfig = serde_json::from_value(json!({

@@ -36,8 +36,8 @@ use crate::{
             target::{RolloutContext, RolloutTarget},
         },
         sha256,
-        values::Reading,
     },
+    values::Reading,
 };
 
 /// The part of the output that `--workloads` adds.

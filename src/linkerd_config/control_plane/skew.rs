@@ -7,8 +7,8 @@
 use serde_json::Value;
 
 use super::version::{EdgeRelease, LinkerdVersion};
-use crate::linkerd_config::{
-    overlay::proxy_version,
+use crate::{
+    linkerd_config::overlay::proxy_version,
     values::{Document, Path, Problem},
 };
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use strum::{IntoStaticStr, VariantNames};
 
-use crate::{linkerd_config::values::CONFIG_HASH_ENV, text::truncated};
+use crate::{text::truncated, values::CONFIG_HASH_ENV};
 
 /// The maximum length of a text of the injector.
 const MAX_TEXT_BYTES: usize = 1024;

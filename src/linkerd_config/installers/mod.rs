@@ -7,8 +7,10 @@
 
 pub(super) mod revert_history;
 
-use super::values::Document;
-use crate::api::{CONFIG_HASH_ENV, linkerd_config::DriftSpec};
+use crate::{
+    api::{CONFIG_HASH_ENV, linkerd_config::DriftSpec},
+    values::Document,
+};
 
 /// The field managers of `kubectl apply`, without and with `--server-side`. Both `linkerd upgrade | kubectl apply` and
 /// a person who applies an edited copy use them.

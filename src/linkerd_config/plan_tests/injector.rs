@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{ACCESS_LOG, Cluster, INSTALLED, LOG_LEVEL, debug, *};
-use crate::{api::FIELD_MANAGER, linkerd_config::values::CONFIG_HASH_ENV};
+use crate::{api::FIELD_MANAGER, values::CONFIG_HASH_ENV};
 
 const ENVIRONMENT: [&str; 2] = ["proxy", "additionalEnv"];
 

@@ -27,7 +27,7 @@ struct Cluster {
 }
 
 /// The document that Linkerd's chart renders.
-const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
+const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
 
 impl Cluster {
     fn new(spec: &Value) -> Self {
@@ -444,7 +444,7 @@ fn versions_that_break_pods_are_refused_and_others_are_flagged() {
 #[test]
 fn the_sample_of_2020_is_refused_until_its_versions_are_removed() {
     let sample = include_str!("../../../config/samples/linkerdconfig-2020.yaml");
-    let spec = crate::linkerd_config::values::manifest(sample).unwrap().remove("spec").unwrap();
+    let spec = crate::values::manifest(sample).unwrap().remove("spec").unwrap();
     let pem = spec["global"]["identityContext"]["trustAnchorsPEM"].clone();
     let mut cluster = Cluster::new(&spec);
     assert!(matches!(cluster.reconcile().verdict, PlanVerdict::Invalid(problems) if problems.len() == 2));

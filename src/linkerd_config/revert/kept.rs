@@ -11,8 +11,8 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-use crate::linkerd_config::{
-    base::label_value,
+use crate::{
+    linkerd_config::base::label_value,
     values::{Document, LONGEST},
 };
 

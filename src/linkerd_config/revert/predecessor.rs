@@ -14,9 +14,8 @@ use crate::{
         overlay::anchors_path,
         plan::{ConfigPlan, PlanVerdict},
         resolve_base::copy_paths,
-        values::Document,
-        values::InjectionHashes,
     },
+    values::{Document, InjectionHashes},
 };
 
 /// The revision that stands for the installer's document in the status.

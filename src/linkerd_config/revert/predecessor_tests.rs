@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::linkerd_config::values::Path;
+use crate::values::Path;
 
 const OLD: &str = "linkerdVersion: v1\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25'}";
 const NEW: &str = "linkerdVersion: v2\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25,26'}";
@@ -55,7 +55,7 @@ fn a_list_over_another_base_is_not_restored_because_it_has_values_of_that_base()
 
 #[test]
 fn a_document_that_failed_is_not_restored() {
-    let installed = include_str!("../values/testdata/installed.yaml");
+    let installed = include_str!("../../values/testdata/installed.yaml");
     let base = document(installed);
     let hash = base.injection_hash().to_string();
     assert!(Predecessor::Installer.fallback(&base, &base, &[], &InjectionHashes::default()).is_some());

@@ -6,11 +6,8 @@
 
 use crate::{
     cluster::kinds::config_map::ConfigMap,
-    linkerd_config::{
-        base::Base,
-        drift::HASH_ANNOTATION,
-        values::{Document, without_injection_hash_lines},
-    },
+    linkerd_config::{base::Base, drift::HASH_ANNOTATION},
+    values::{Document, without_injection_hash_lines},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]

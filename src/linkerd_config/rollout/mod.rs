@@ -49,7 +49,6 @@ use self::{
     target::RolloutTarget,
     window::MaintenanceWindows,
 };
-use super::values::{Path, Problem};
 use crate::{
     api::{LinkerdConfigSpec, LinkerdConfigStatus},
     cluster::{
@@ -61,6 +60,7 @@ use crate::{
     lease::Fence,
     queue::WorkQueue,
     tasks::Tasks,
+    values::{Path, Problem},
 };
 
 /// The controller's handle to the engine.

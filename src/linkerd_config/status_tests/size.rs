@@ -8,10 +8,8 @@ use super::*;
 use crate::{
     api::linkerd_config::{DriftWindow, RolloutFailure, RolloutWorkload},
     cluster::{Problems, Projected},
-    linkerd_config::{
-        drift::{Drift, with_drift_window},
-        values::{Path, Problem},
-    },
+    linkerd_config::drift::{Drift, with_drift_window},
+    values::{Path, Problem},
 };
 
 /// A text that JSON makes six times as long.

@@ -6,15 +6,12 @@ use std::collections::BTreeSet;
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
-use super::{
-    overlay::ValueSource,
-    sha256,
-    values::{Path, Problem},
-};
+use super::{overlay::ValueSource, sha256};
 use crate::api::{
     TRUST_ROOTS,
     linkerd_config::{LinkerdConfigSpec, LinkerdConfigStatus, TrustAnchorsPolicy, TrustAnchorsStatus},
 };
+use crate::values::{Path, Problem};
 
 /// The certificates that the mesh trusts.
 #[derive(Clone, Debug, PartialEq)]

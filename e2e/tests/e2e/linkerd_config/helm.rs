@@ -38,7 +38,7 @@ impl Helm {
     /// Runs `helm VERB linkerd-control-plane …`, with the chart and its values if the verb needs them.
     async fn run(&self, verb: &str, args: &[&str]) -> Result<String> {
         let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("helm/chart");
-        let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/linkerd_config/values/testdata/installed.yaml");
+        let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/values/testdata/installed.yaml");
         let mut command = tokio::process::Command::new(&self.binary);
         command.args([verb, RELEASE, "--namespace", &self.installation.namespace]);
         if ["install", "upgrade", "template"].contains(&verb) {

@@ -58,7 +58,7 @@ use document::{difference, put_over, unmarked};
 use lent::Lent;
 
 /// The document that Helm writes.
-const HELM: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
+const HELM: &str = include_str!("../../../../src/values/testdata/installed.yaml");
 const CREATED_BY: &str = "linkerd/helm edge-26.8.3";
 const CONFIG_MAP: &str = "linkerd-config";
 const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";

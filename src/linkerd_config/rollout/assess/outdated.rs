@@ -15,10 +15,8 @@ use crate::{
         inject::Inject,
         pod::{Pod, PodPhase},
     },
-    linkerd_config::{
-        rollout::{target::RolloutTarget, trust::PodTrust},
-        values::Hash,
-    },
+    linkerd_config::rollout::{target::RolloutTarget, trust::PodTrust},
+    values::Hash,
 };
 
 /// How a Pod compares with the target.

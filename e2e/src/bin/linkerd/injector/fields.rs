@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::reviews::{Seen, TRUST_ROOTS, seen};
 
 /// Answers of the injector at the commit that the file names.
-const RECORDED: &str = include_str!("../../../../../src/linkerd_config/values/testdata/injector-answers.json");
+const RECORDED: &str = include_str!("../../../../../src/values/testdata/injector-answers.json");
 /// Stands for the value in a document.
 const PLACE: &str = "the value";
 

@@ -104,7 +104,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::linkerd_config::values::go_types::GoField;
+    use crate::values::go_types::GoField;
 
     /// Such a table changes the hash of a document. So proxies keep the hash that they were given for it.
     #[test]
