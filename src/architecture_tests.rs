@@ -11,7 +11,7 @@ use std::{
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 3] = ["destination", "external_workload", "linkerd_config"];
+const JOBS: [&str; 4] = ["destination", "external_workload", "linkerd_config", "proxy_injector"];
 
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -57,6 +57,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "write",
         ],
     ),
+    ("webhook", &[]),
+    ("proxy_injector", &["api", "cluster", "tasks", "text", "values", "webhook"]),
     ("cli", &["api", "client", "cluster", "linkerd_config", "proto", "text", "values"]),
     ("args", &["cli", "cluster", "destination", "resources", "text", "version"]),
     (
@@ -74,6 +76,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "linkerd_config",
             "listen",
             "metrics",
+            "proxy_injector",
             "resources",
             "tasks",
             "version",

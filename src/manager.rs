@@ -21,6 +21,7 @@ use crate::{
     linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
     listen::listen,
     metrics,
+    proxy_injector::{self, InjectorObserver},
     resources::Resources,
     tasks::Tasks,
     version,
@@ -55,6 +56,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
         false => None,
     };
+    let webhook_listener = match args.enable_proxy_injector {
+        true => Some(listen(args.webhook_addr, "admission reviews", "--webhook-addr")?),
+        false => None,
+    };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);
     info!(version = version::VERSION, commit = version::COMMIT, identity, admin = %args.admin_addr, "starting");
     for notice in &args.notices {
@@ -84,6 +89,11 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let enable_multicluster = args.enable_destination && args.enable_multicluster.unwrap_or(false);
     let links = enable_multicluster.then(|| LinksObserver::new(&args.controller_namespace));
     observers.extend(links.clone().map(|observer| observer as Arc<dyn Observer>));
+    let injector_observer = args.enable_proxy_injector.then(|| {
+        let config_maps = args.replaced_injector.is_none().then_some(args.controller_namespace.as_str());
+        InjectorObserver::new(config_maps)
+    });
+    observers.extend(injector_observer.clone().map(|observer| observer as Arc<dyn Observer>));
     let cluster = match observers.is_empty() {
         true => None,
         false => Some(Cluster::spawn(&client, &observers, &registry, &mut readers)?),
@@ -93,6 +103,16 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let deps = destination::DestinationDeps { cluster, observer, registry: &registry, listener, links };
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         multicluster = destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
+    }
+    let mut injector = None;
+    if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, injector_observer, webhook_listener) {
+        let deps = proxy_injector::InjectorDeps { client: &client, cluster, observer, registry: &registry, listener };
+        let settings = proxy_injector::InjectorSettings {
+            controller_namespace: args.controller_namespace.clone(),
+            version: args.replaced_injector.clone().unwrap_or_else(|| version::whole().to_owned()),
+            folder: args.webhook_folder.clone(),
+        };
+        injector = Some(proxy_injector::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?);
     }
     // This task ends when the last sender of Events is dropped, which is after the controllers have stopped.
     let controls = args.enable_external_workload || args.enable_linkerd_config;
@@ -156,8 +176,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let leadership = leaderships.iter().filter_map(lease::Leadership::problem);
         let remotes = multicluster.as_ref().map(|it| it.problems()).unwrap_or_default();
         let unsupported = cluster.as_ref().filter(|_| refuses_unsupported).and_then(destination::unsupported_services);
-        let waits = unsupported.is_some() || problems.iter().any(|problem| problem.blocks_readiness);
-        let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported);
+        let injector_waits = injector.as_ref().is_some_and(|injector| !injector.is_ready());
+        let configuration = injector.as_ref().and_then(proxy_injector::InjectorStatus::problem);
+        let waits = unsupported.is_some() || injector_waits || problems.iter().any(|problem| problem.blocks_readiness);
+        let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration);
         Readiness {
             ready: !stopping.is_cancelled() && !waits,
             waiting_for: texts.chain(leadership).chain(remotes).collect(),

@@ -1,10 +1,11 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, ffi::OsString};
 
 use clap::{Args as _, FromArgMatches};
 
 use super::*;
 use crate::args::{
     Task,
+    go_flags::with_double_dashes,
     testing::{manager, run},
 };
 

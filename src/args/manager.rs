@@ -61,6 +61,18 @@ pub struct ManagerArgs {
     #[command(flatten)]
     pub destination: DestinationArgs,
 
+    /// Serve the admission webhook that injects proxies into Pods, with the configuration in Linkerd's ConfigMaps
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR", default_value_t = false)]
+    pub enable_proxy_injector: bool,
+
+    /// Address of the admission webhook
+    #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_ADDR", value_name = "IP:PORT", default_value = "[::]:9443")]
+    pub webhook_addr: SocketAddr,
+
+    /// Folder with the certificate of the admission webhook: tls/tls.crt and tls/tls.key
+    #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_FOLDER", value_name = "FOLDER", default_value = "/var/run/linkerd")]
+    pub webhook_folder: PathBuf,
+
     /// Interval of the full resync, which compares every Service with its EndpointSlices
     #[arg(
         long,
@@ -113,6 +125,10 @@ pub struct ManagerArgs {
     /// Log format
     #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
     pub log_format: LogFormat,
+
+    /// The version of the container that the injector replaces. Then the configuration comes from its files.
+    #[arg(skip)]
+    pub replaced_injector: Option<String>,
 
     /// Messages that are logged once at startup.
     #[arg(skip)]

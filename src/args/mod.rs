@@ -2,7 +2,9 @@
 //! reads the environment, except kube, which looks for a kubeconfig or a ServiceAccount.
 
 mod destination;
+mod go_flags;
 mod linkerd_destination;
+mod linkerd_proxy_injector;
 mod manager;
 #[cfg(test)]
 mod testing;
@@ -12,11 +14,11 @@ use std::{any::TypeId, env, ffi::OsString, str::FromStr, time::Duration};
 use clap::{Arg, ArgAction, Parser, Subcommand};
 use k8s_openapi::jiff::SignedDuration;
 
-use self::linkerd_destination::LinkerdDestinationArgs;
 pub use self::{
     destination::DestinationArgs,
     manager::{LogFormat, ManagerArgs},
 };
+use self::{linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs};
 use crate::{
     cli::{CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
     version,
@@ -60,6 +62,9 @@ enum Command {
     /// Replaces Linkerd's container destination and accepts its flags
     #[command(args_override_self = true)]
     Destination(Box<LinkerdDestinationArgs>),
+    /// Replaces Linkerd's container proxy-injector and accepts its flags
+    #[command(args_override_self = true)]
+    ProxyInjector(Box<LinkerdProxyInjectorArgs>),
     /// Prints the endpoints that a proxy receives
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
@@ -106,6 +111,10 @@ impl Args {
                 let args = args.manager(self.manager, |name| env::var(name).ok())?;
                 Ok(Task::Manager(Box::new(args.checked()?)))
             }
+            Some(Command::ProxyInjector(args)) => {
+                let args = args.manager(self.manager, |name| env::var(name).ok())?;
+                Ok(Task::Manager(Box::new(args.checked()?)))
+            }
             Some(Command::Endpoints(args)) => Ok(Task::Endpoints(args)),
             Some(Command::Profile(args)) => Ok(Task::Profile(args)),
             Some(Command::Compare(args)) => Ok(Task::Compare(args)),
@@ -114,9 +123,9 @@ impl Args {
     }
 }
 
-/// Rewrites the flags of `destination`, and prints help if there is no argument, as kubectl does.
+/// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
 fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments = linkerd_destination::with_double_dashes(arguments);
+    let mut arguments = go_flags::with_double_dashes(arguments);
     if arguments.len() < 2 {
         arguments.push("--help".into());
     }

@@ -13,7 +13,8 @@
 //!   replica. Only the Pod's own annotation `linkerd.io/inject` enables injection, not that of its namespace.
 //! * Always: each replica has separate files and reads them for every request. A restarted replica has a new Pod, port
 //!   and directory. Everything ends on drop, except the objects in the API server: see [`unregister`].
-//! * The same replicas can run [Linkerd's own injector](Injector::start_linkerd), which only answers rightly.
+//! * The same replicas can run [Linkerd's own injector](Injector::start_linkerd) or the
+//!   [operator's](Injector::start_operator), which only answer rightly.
 //! * For a replica number that does not exist, changes fail, and request counts are 0.
 
 mod admission;
@@ -110,6 +111,18 @@ impl Injector {
         let certificates = Certificates::make(namespace, certificate)?;
         let program = Program::linkerd(controller, control_plane);
         Self::start_program(program, certificates, control_plane, namespace, others, replicas).await
+    }
+
+    /// As [`Injector::start`], but the replicas run the operator in place of Linkerd's container.
+    pub async fn start_operator(
+        control_plane: &ControlPlane,
+        namespace: &str,
+        others: &[&str],
+        replicas: usize,
+    ) -> Result<Self> {
+        let certificates = Certificates::make(namespace, CertificateKind::SignedByAuthority)?;
+        Self::start_program(Program::operator(control_plane)?, certificates, control_plane, namespace, others, replicas)
+            .await
     }
 
     async fn start_program(

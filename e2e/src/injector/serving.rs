@@ -1,4 +1,4 @@
-//! The program of a replica: the stand-in's server, or Linkerd's own injector.
+//! The program of a replica: the stand-in's server, Linkerd's own injector, or the operator's.
 //!
 //! * In: the replica's directory, which its kubelet fills, and its certificate. Out: a webhook server.
 //! * Always: Linkerd's injector has fixed paths. It therefore runs in a mount namespace of its own, in which
@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     control_plane::ControlPlane,
+    executable::operator_binary,
     linkerd_controller::{LinkerdProgram, loopback},
     process::Spawn,
 };
@@ -39,6 +40,12 @@ static STARTED: AtomicUsize = AtomicUsize::new(0);
 #[derive(Clone)]
 pub(super) enum Program {
     StandIn,
+    /// The path of the operator, the kubeconfig, and the directory of the log.
+    Operator {
+        binary: PathBuf,
+        kubeconfig: PathBuf,
+        logs: PathBuf,
+    },
     /// The path of Linkerd's controller, the kubeconfig, and the directory of the log.
     Linkerd {
         controller: PathBuf,
@@ -49,11 +56,11 @@ pub(super) enum Program {
 
 pub(super) enum Serving {
     StandIn(Server),
-    Linkerd(Linkerd),
+    Process(InjectorProcess),
 }
 
-/// A process of Linkerd's injector.
-pub(super) struct Linkerd {
+/// A process of Linkerd's injector, or of the operator in its place.
+pub(super) struct InjectorProcess {
     /// `None` after it was stopped.
     controller: Mutex<Option<LinkerdProgram>>,
     address: SocketAddr,
@@ -65,6 +72,15 @@ pub(super) struct Linkerd {
 // === impl Program ===
 
 impl Program {
+    /// The operator with the flags of Linkerd's injector.
+    pub(super) fn operator(control_plane: &ControlPlane) -> Result<Self> {
+        Ok(Self::Operator {
+            binary: operator_binary()?,
+            kubeconfig: control_plane.kubeconfig().to_owned(),
+            logs: control_plane.directory().to_owned(),
+        })
+    }
+
     /// Linkerd's injector.
     pub(super) fn linkerd(controller: &Path, control_plane: &ControlPlane) -> Self {
         Self::Linkerd {
@@ -83,29 +99,42 @@ impl Program {
         directory: &Path,
         namespace: &str,
     ) -> Result<Serving> {
-        let Self::Linkerd { controller, kubeconfig, logs } = self else {
-            return Ok(Serving::StandIn(Server::start(address, certificates, kubelet, namespace).await?));
+        let (binary, kubeconfig, logs) = match self {
+            Self::StandIn => {
+                return Ok(Serving::StandIn(Server::start(address, certificates, kubelet, namespace).await?));
+            }
+            Self::Operator { binary, kubeconfig, logs } => (binary, kubeconfig, logs),
+            Self::Linkerd { controller, kubeconfig, logs } => (controller, kubeconfig, logs),
         };
         let tls = directory.join("tls");
         fs::create_dir(&tls).context("creating the directory of the certificate")?;
         fs::write(tls.join("tls.crt"), certificates.certificate_pem())?;
         fs::write(tls.join("tls.key"), certificates.key_pem())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let log = logs.join(format!("linkerd-injector-{number}.log"));
-        let mut spawn = Spawn::new(format!("Linkerd's injector {number}"), "unshare", log.clone());
-        if !geteuid().is_root() {
-            spawn = spawn.args(["--map-root-user"]);
-        }
+        let log = logs.join(format!("proxy-injector-{number}.log"));
+        let name = format!("proxy injector {number}");
+        let mut spawn = match self {
+            Self::Linkerd { .. } => {
+                let mut spawn = Spawn::new(name, "unshare", log.clone());
+                if !geteuid().is_root() {
+                    spawn = spawn.args(["--map-root-user"]);
+                }
+                let spawn = spawn.args(["--mount", "--", "sh", "-c", MOUNT, "sh"]);
+                spawn.args([directory, binary]).args(["proxy-injector"])
+            }
+            // It logs each request.
+            _ => Spawn::new(name, binary, log.clone())
+                .args(["proxy-injector".to_owned(), format!("-folder={}", directory.display())])
+                .args(["-log-level=debug"]),
+        };
         spawn = spawn
-            .args(["--mount", "--", "sh", "-c", MOUNT, "sh"])
-            .args([directory, controller])
-            .args(["proxy-injector".to_owned(), format!("-kubeconfig={}", kubeconfig.display())])
+            .args([format!("-kubeconfig={}", kubeconfig.display())])
             .args([format!("-addr={address}"), format!("-linkerd-namespace={namespace}")]);
         let admin = loopback()?;
         spawn = spawn.args([format!("-metrics-addr={admin}")]);
         spawn.env = vec![("LINKERD_CONTAINER_VERSION_OVERRIDE".to_owned(), VERSION.to_owned())];
         let controller = Mutex::new(Some(LinkerdProgram::start(spawn, admin).await?));
-        Ok(Serving::Linkerd(Linkerd { controller, address, log, forgotten: AtomicUsize::new(0) }))
+        Ok(Serving::Process(InjectorProcess { controller, address, log, forgotten: AtomicUsize::new(0) }))
     }
 }
 
@@ -117,15 +146,15 @@ impl Serving {
     pub(super) async fn set_behaviour(&self, behaviour: Behaviour) -> Result<()> {
         match self {
             Self::StandIn(server) => server.set_behaviour(behaviour).await,
-            Self::Linkerd(_) if behaviour == Behaviour::Right => Ok(()),
-            Self::Linkerd(_) => bail!("the behavior of Linkerd's injector cannot be set to {behaviour:?}"),
+            Self::Process(_) if behaviour == Behaviour::Right => Ok(()),
+            Self::Process(_) => bail!("the behavior of an injector's process cannot be set to {behaviour:?}"),
         }
     }
 
     pub(super) fn behaviour(&self) -> Behaviour {
         match self {
             Self::StandIn(server) => server.behaviour(),
-            Self::Linkerd(_) => Behaviour::Right,
+            Self::Process(_) => Behaviour::Right,
         }
     }
 
@@ -133,8 +162,8 @@ impl Serving {
     pub(super) async fn stop(&self) -> Result<()> {
         match self {
             Self::StandIn(server) => server.stop().await,
-            Self::Linkerd(linkerd) => {
-                if let Some(mut controller) = linkerd.controller.lock().await.take() {
+            Self::Process(process) => {
+                if let Some(mut controller) = process.controller.lock().await.take() {
                     controller.kill().await?;
                 }
             }
@@ -145,23 +174,23 @@ impl Serving {
     pub(super) fn address(&self) -> SocketAddr {
         match self {
             Self::StandIn(server) => server.address(),
-            Self::Linkerd(linkerd) => linkerd.address,
+            Self::Process(process) => process.address,
         }
     }
 
-    /// The number of requests; with Linkerd's injector only of those with a valid document.
+    /// The number of requests; of a process only of those with a valid document.
     pub(super) fn requests(&self) -> usize {
         match self {
             Self::StandIn(server) => server.requests(),
-            Self::Linkerd(linkerd) => linkerd.received() - linkerd.forgotten.load(Ordering::SeqCst),
+            Self::Process(process) => process.received() - process.forgotten.load(Ordering::SeqCst),
         }
     }
 
-    /// The last request; unknown of Linkerd's injector.
+    /// The last request; unknown of a process.
     pub(super) fn last_review(&self) -> Option<Value> {
         match self {
             Self::StandIn(server) => server.last_review(),
-            Self::Linkerd(_) => None,
+            Self::Process(_) => None,
         }
     }
 
@@ -169,16 +198,19 @@ impl Serving {
     pub(super) fn forget(&self) {
         match self {
             Self::StandIn(server) => server.forget(),
-            Self::Linkerd(linkerd) => linkerd.forgotten.store(linkerd.received(), Ordering::SeqCst),
+            Self::Process(process) => process.forgotten.store(process.received(), Ordering::SeqCst),
         }
     }
 }
 
-// === impl Linkerd ===
+// === impl InjectorProcess ===
 
-impl Linkerd {
-    /// The number of requests in its log, which the operating system keeps after its end.
+impl InjectorProcess {
+    /// The number of requests in its log, which the operating system keeps after its end. Linkerd's injector and the
+    /// operator log them in different words.
     fn received(&self) -> usize {
-        fs::read_to_string(&self.log).unwrap_or_default().matches("received ").count()
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let count = |text: &str| log.matches(text).count();
+        count("received ") + count("reviewed an object") + count("denied a Pod")
     }
 }

@@ -26,7 +26,7 @@ use tokio::{
 };
 
 /// The values that Helm installs.
-const HELM: &str = include_str!("../../../src/values/testdata/installed.yaml");
+pub(crate) const HELM: &str = include_str!("../../../src/values/testdata/installed.yaml");
 const ROOTS: &str = "one\n";
 /// `printf 'one\n' | sha256sum`
 const ROOTS_SHA256: &str = "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806";
@@ -36,17 +36,26 @@ const MOMENT: Duration = Duration::from_millis(400);
 /// Serializes the tests, because a cluster has one injector.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-struct Setup {
-    injector: Injector,
-    namespace: TestNamespace,
+pub(crate) struct Setup {
+    pub(crate) injector: Injector,
+    pub(crate) namespace: TestNamespace,
     maps: Api<ConfigMap>,
-    client: Client,
+    pub(crate) client: Client,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Setup {
     /// Starts an injector with the document [`HELM`], marked `a`, and the trust roots [`ROOTS`].
     async fn new(replicas: usize) -> Result<Self> {
+        Self::start(replicas, false, &[]).await
+    }
+
+    /// The same with the operator in place of the stand-in. It is also called for the namespaces `others`.
+    pub(crate) async fn with_operator(replicas: usize, others: &[&str]) -> Result<Self> {
+        Self::start(replicas, true, others).await
+    }
+
+    async fn start(replicas: usize, is_operator: bool, others: &[&str]) -> Result<Self> {
         let turn =
             timeout(PERMIT_DEADLINE, TURN.lock()).await.context("other tests held the injectors for too long")?;
         let control_plane = e2e::shared().await?;
@@ -60,18 +69,21 @@ impl Setup {
             let map = serde_json::from_value(json!({"metadata": {"name": name}, "data": {key: text}}))?;
             maps.create(&PostParams::default(), &map).await?;
         }
-        let injector = Injector::start(control_plane, namespace.name(), &[], replicas).await?;
+        let injector = match is_operator {
+            true => Injector::start_operator(control_plane, namespace.name(), others, replicas).await?,
+            false => Injector::start(control_plane, namespace.name(), others, replicas).await?,
+        };
         Ok(Self { injector, namespace, maps, client, _turn: turn })
     }
 
-    async fn write(&self, values: &str) -> Result<()> {
+    pub(crate) async fn write(&self, values: &str) -> Result<()> {
         let patch = Patch::Merge(json!({"data": {"values": values}}));
         self.maps.patch("linkerd-config", &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
     /// Creates a Pod through the API server, as a dry run, and returns the result.
-    async fn create(&self, pod: &Value) -> kube::Result<Pod> {
+    pub(crate) async fn create(&self, pod: &Value) -> kube::Result<Pod> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let pod = serde_json::from_value(pod.clone()).map_err(kube::Error::SerdeError)?;
         self.namespace.api::<Pod>().create(&params, &pod).await

@@ -28,4 +28,5 @@ mod multicluster;
 mod other_version;
 mod process;
 mod profile;
+mod proxy_injector;
 mod values_yaml;

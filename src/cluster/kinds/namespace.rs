@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use super::inject::Inject;
 use crate::{
-    api::{ADMISSION_WEBHOOKS_LABEL, EXTENSION_LABEL, MetadataOf, NamespacedName},
+    api::{ADMISSION_WEBHOOKS_LABEL, EXTENSION_LABEL, INJECT_ANNOTATION, MetadataOf, NamespacedName},
     cluster::{
         Problems, Projected,
         index::{selector::Labels, store::Stored},
@@ -61,7 +61,8 @@ impl Stored for Namespace {
 }
 
 fn inherited(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<Box<str>, Box<str>> {
-    let is_inherited = |key: &str| INHERITED.into_iter().any(|prefix| key.starts_with(prefix));
+    let is_inherited =
+        |key: &str| key == INJECT_ANNOTATION || INHERITED.into_iter().any(|prefix| key.starts_with(prefix));
     let inherited = annotations.into_iter().flatten().filter(|(key, _)| is_inherited(key));
     inherited.map(|(key, value)| (key.into(), value.into())).collect()
 }

@@ -1,0 +1,166 @@
+//! The operator as the proxy injector, in place of Linkerd's container: through the API server, which accepts what it
+//! injects.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually,
+    injector::FailurePolicy,
+    mesh::SOON,
+    workload::{self, Kind},
+};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::injector::{HELM, Setup};
+
+const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
+
+/// The Pod of an author who asks for a proxy.
+fn meshed(annotations: Value) -> Value {
+    let mut pod = json!({
+        "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"containers": [{"name": "web", "image": "web", "ports": [{"containerPort": 3306}]}]},
+    });
+    e2e::mesh::merge(&mut pod, json!({"metadata": {"annotations": annotations}}));
+    pod
+}
+
+/// The names of the init containers, then those of the containers.
+fn containers(pod: &Pod) -> Vec<&str> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+        .map(|it| it.name.as_str())
+        .collect()
+}
+
+/// A variable of the proxy.
+fn variable(pod: &Pod, name: &str) -> Option<String> {
+    let containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let mut env = containers.filter(|it| it.name == "linkerd-proxy").flat_map(|it| it.env.iter().flatten());
+    env.find(|it| it.name == name)?.value.clone()
+}
+
+#[tokio::test]
+async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    let pod = setup.create(&meshed(json!({"config.linkerd.io/proxy-log-level": "debug,\"quoted\"=off"}))).await?;
+    assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"]);
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()?.first()?.image.clone());
+    assert_eq!(init.as_deref(), Some(INIT_IMAGE));
+    let log = variable(&pod, "LINKERD2_PROXY_LOG").context("no log level")?;
+    assert_eq!(log, "debug,\"quoted\"=off,[{headers}]=off,[{request}]=off");
+    // The Pod's port is one of the default opaque ports.
+    assert_eq!(variable(&pod, "LINKERD2_PROXY_INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION").as_deref(), Some("3306"));
+    let annotations = pod.annotations();
+    assert_eq!(annotations.get("config.linkerd.io/opaque-ports").map(String::as_str), Some("3306"));
+    assert_eq!(pod.labels().get("linkerd.io/workload-ns").map(String::as_str), Some(setup.namespace.name()));
+    let denied = setup.create(&meshed(json!({"config.linkerd.io/close-wait-timeout": "30s"}))).await;
+    let error = denied.err().context("it was created")?.to_string();
+    ensure!(error.contains("config.linkerd.io/close-wait-timeout") && error.contains("runAsRoot"), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_without_the_annotation_and_a_service_get_only_their_opaque_ports() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    let pod = setup.create(&json!({"metadata": {"name": "web"}, "spec": meshed(json!({}))["spec"]})).await?;
+    assert_eq!(containers(&pod), ["web"]);
+    assert_eq!(pod.annotations().get("config.linkerd.io/opaque-ports").map(String::as_str), Some("3306"));
+    let service: Service = serde_json::from_value(
+        json!({"metadata": {"name": "db"}, "spec": {"ports": [{"port": 9090, "targetPort": 3306}]}}),
+    )?;
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let service = setup.namespace.api::<Service>().create(&params, &service).await?;
+    assert_eq!(service.annotations().get("config.linkerd.io/opaque-ports").map(String::as_str), Some("9090"));
+    Ok(())
+}
+
+/// The namespace may not be in the cache yet when its first Pod is created.
+#[tokio::test]
+async fn a_pod_of_a_namespace_that_was_just_created_is_injected_as_the_namespace_says() -> Result<()> {
+    let name = format!("fresh-{:08x}", rand::random::<u32>());
+    let names: Vec<String> = (0..20).map(|number| format!("{name}-{number}")).collect();
+    let others: Vec<&str> = names.iter().map(String::as_str).collect();
+    let setup = Setup::with_operator(1, &others).await?;
+    let namespaces: Api<Namespace> = Api::all(setup.client.clone());
+    for name in &names {
+        let annotations = json!({"linkerd.io/inject": "enabled",
+            "config.linkerd.io/proxy-additional-env": "[{\"name\": \"OF_NAMESPACE\", \"value\": \"a \\\"b\\\"\"}]"});
+        let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
+        namespaces.create(&PostParams::default(), &serde_json::from_value(namespace)?).await?;
+        let pods: Api<Pod> = Api::namespaced(setup.client.clone(), name);
+        let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "web", "image": "web"}]}});
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        // The ServiceAccount of a new namespace is created by a controller.
+        let pod = eventually(SOON, "the Pod to be created", async || {
+            Ok(pods.create(&params, &serde_json::from_value(pod.clone())?).await?)
+        })
+        .await?;
+        assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"], "{name}");
+        assert_eq!(variable(&pod, "OF_NAMESPACE").as_deref(), Some("a \"b\""));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_one_replaces_it() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    let version = |number: u32| HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: v{number}"));
+    assert_ne!(version(1), HELM);
+    let shows = async |expected: &str| {
+        eventually(SOON, format_args!("Pods of {expected}"), async || {
+            let pod = setup.create(&meshed(json!({}))).await?;
+            let seen = pod.annotations().get("linkerd.io/proxy-version").cloned().unwrap_or_default();
+            ensure!(seen == expected, "the version is {seen}");
+            Ok(())
+        })
+        .await
+    };
+    setup.write(&version(1)).await?;
+    shows("v1").await?;
+    for bad in ["proxy: {", "proxy: null", &version(9).replace("iptablesMode: nft", "iptablesMode: other")] {
+        setup.write(bad).await?;
+        let log = setup.injector.directory(0)?.join("config/values");
+        eventually(SOON, "the file of the document", async || Ok(ensure!(std::fs::read_to_string(&log)? == bad)))
+            .await?;
+        // Longer than the interval at which files are read.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        shows("v1").await?;
+    }
+    setup.write(&version(2)).await?;
+    shows("v2").await
+}
+
+/// With the failure policy `Fail`, a Pod that no replica reviews is not created, and its ReplicaSet creates it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_replicas_are_killed_in_turn_no_pod_is_lost_and_none_is_without_a_proxy() -> Result<()> {
+    let setup = Setup::with_operator(2, &[]).await?;
+    setup.injector.set_failure_policy(FailurePolicy::Fail).await?;
+    let namespace = setup.namespace.name();
+    let over = json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}}});
+    workload::put(&setup.client, namespace, Kind::Deployment, "web", 0, over).await?;
+    let deployments: Api<k8s_openapi::api::apps::v1::Deployment> = setup.namespace.api();
+    for (round, replicas) in [10, 20, 30, 40].into_iter().enumerate() {
+        let scale = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        deployments.patch("web", &PatchParams::default(), &scale).await?;
+        setup.injector.restart_replica(round % 2).await?;
+    }
+    let pods: Api<Pod> = setup.namespace.api();
+    eventually(Duration::from_secs(90), "all Pods to exist", async || {
+        let created = pods.list(&ListParams::default().labels("app=web")).await?.items;
+        ensure!(created.len() == 40, "{} Pods", created.len());
+        let bare = created.iter().filter(|pod| !containers(pod).contains(&"linkerd-proxy")).count();
+        assert_eq!(bare, 0, "Pods without a proxy");
+        let owner =
+            created.iter().all(|pod| pod.labels().get("linkerd.io/proxy-deployment").is_some_and(|it| it == "web"));
+        assert!(owner, "a Pod does not name its Deployment");
+        Ok(())
+    })
+    .await
+}

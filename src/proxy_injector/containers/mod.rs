@@ -1,0 +1,130 @@
+//! The containers and volumes of a proxy.
+//!
+//! In: the values of one Pod. Out: their JSON, as the API server takes it. Always holds: what cannot work is an error
+//! here, and not a Pod that the API server rejects.
+
+mod debug;
+mod init;
+mod proxy;
+mod proxy_env;
+mod validator;
+
+use serde_json::{Map, Value, json};
+
+use super::values::{CapabilitiesValues, ImageValues, MountValues, ProxyValues, ResourcesValues};
+use crate::text::truncate;
+
+pub(super) use debug::debug;
+pub(super) use init::init;
+pub(super) use proxy::{ProxyContext, proxy};
+pub(super) use validator::validator;
+
+/// The longest text of a value in an error.
+const LONGEST_VALUE: usize = 100;
+
+pub(super) const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
+pub(super) const TOKEN_VOLUME: &str = "linkerd-identity-token";
+pub(super) const PODINFO_VOLUME: &str = "linkerd-podinfo";
+pub(super) const XTABLES_VOLUME: &str = "linkerd-proxy-init-xtables-lock";
+
+/// Why a Pod that is to be injected cannot be: the configuration or an annotation is unusable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotRenderable(String);
+
+/// Returns the volumes of the proxy.
+pub(super) fn volumes(values: &ProxyValues) -> Vec<Value> {
+    let mut volumes = Vec::new();
+    if !values.cni_enabled {
+        volumes.push(json!({"name": XTABLES_VOLUME, "emptyDir": {}}));
+    }
+    volumes.push(json!({"name": END_ENTITY_VOLUME, "emptyDir": {"medium": "Memory"}}));
+    if values.proxy.optional.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
+        let labels = json!({"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}});
+        volumes.push(json!({"name": PODINFO_VOLUME, "downwardAPI": {"items": [labels]}}));
+    }
+    if values.identity.service_account_token_projection {
+        let token = json!({"path": TOKEN_VOLUME, "expirationSeconds": 86400, "audience": "identity.l5d.io"});
+        volumes.push(json!({"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}));
+    }
+    volumes
+}
+
+// === impl NotRenderable ===
+
+impl NotRenderable {
+    fn new(field: &str, value: &str, wanted: &str) -> Self {
+        Self(format!("{field} is {:?}: it must be {wanted}", truncate(value, LONGEST_VALUE)))
+    }
+
+    pub(super) fn missing(field: &str) -> Self {
+        Self(format!("{field} is missing: the injector requires it"))
+    }
+}
+
+/// The image of the proxy, of its init container and of the validator.
+fn image(values: &ProxyValues, image: &ImageValues, field: &str) -> Result<String, NotRenderable> {
+    let version = values.version_of(image);
+    if image.name.is_empty() {
+        return Err(NotRenderable::missing(&format!("{field}.name")));
+    }
+    if version.is_empty() {
+        return Err(NotRenderable::missing("linkerdVersion"));
+    }
+    Ok(format!("{}:{version}", image.name))
+}
+
+/// Adds the pull policy, unless the cluster's default applies.
+fn set_pull_policy(container: &mut Map<String, Value>, policy: &str) {
+    if !policy.is_empty() {
+        container.insert("imagePullPolicy".to_owned(), policy.into());
+    }
+}
+
+fn resources(resources: &ResourcesValues) -> Option<Value> {
+    let kinds =
+        [("cpu", &resources.cpu), ("memory", &resources.memory), ("ephemeral-storage", &resources.ephemeral_storage)];
+    let mut all = Map::new();
+    for (field, limits) in [("limits", true), ("requests", false)] {
+        let quantity = |constraints: &super::values::ConstraintsValues| match limits {
+            true => constraints.limit.clone(),
+            false => constraints.request.clone(),
+        };
+        let quantities = kinds.map(|(kind, constraints)| (kind.to_owned(), quantity(constraints)));
+        let set: Map<String, Value> = quantities
+            .into_iter()
+            .filter(|(_, text)| !text.is_empty())
+            .map(|(kind, text)| (kind, text.into()))
+            .collect();
+        if !set.is_empty() {
+            all.insert(field.to_owned(), set.into());
+        }
+    }
+    (!all.is_empty()).then(|| all.into())
+}
+
+/// The capabilities of the Pod's first container, for the proxy.
+fn capabilities(capabilities: &CapabilitiesValues) -> Option<Value> {
+    let mut map = Map::new();
+    for (name, list) in [("add", &capabilities.add), ("drop", &capabilities.drop)] {
+        if !list.is_empty() {
+            map.insert(name.to_owned(), json!(list));
+        }
+    }
+    (!map.is_empty()).then(|| map.into())
+}
+
+fn token_mount(mount: &MountValues) -> Value {
+    json!({"mountPath": mount.mount_path, "name": mount.name, "readOnly": mount.read_only})
+}
+
+/// The networks of a comma-separated list, whose outer commas do not count, must be CIDRs.
+fn check_networks(networks: &str) -> Result<(), NotRenderable> {
+    let networks = networks.trim_matches(',');
+    if networks.is_empty() {
+        return Ok(());
+    }
+    let wanted = "a network such as 10.0.0.0/8";
+    let wrong = networks.split(',').find(|item| item.parse::<ipnet::IpNet>().is_err());
+    wrong.map_or(Ok(()), |item| Err(NotRenderable::new("an item of clusterNetworks", item, wanted)))
+}

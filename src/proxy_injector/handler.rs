@@ -1,0 +1,94 @@
+//! Answers admission reviews.
+//!
+//! In: the body of a request. Out: an answer. Always holds: only a Pod that is to have a proxy and cannot have one is
+//! denied; every other object is allowed, whatever fails here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use json_patch::Patch;
+use tracing::{debug, warn};
+
+use super::{
+    annotations::AnnotationMap,
+    inject::{AdmissionOutcome, Injector, ObjectKind, Target},
+    lookup::Lookup,
+    metrics::{InjectorMetrics, RequestLabels},
+    owner::Workload,
+    review::ReviewRequest,
+    source::CurrentConfiguration,
+};
+use crate::webhook::Handler;
+
+pub(super) struct InjectionHandler {
+    pub(super) lookup: Lookup,
+    pub(super) current: Arc<CurrentConfiguration>,
+    pub(super) controller_namespace: String,
+    pub(super) version: String,
+    pub(super) metrics: InjectorMetrics,
+}
+
+// === impl InjectionHandler ===
+
+impl InjectionHandler {
+    async fn review(&self, request: ReviewRequest) -> Vec<u8> {
+        let Some(kind) = request.kind else { return request.allowed(&Patch::default(), Vec::new()) };
+        let pod = &request.object.metadata;
+        let workload = match kind {
+            ObjectKind::Pod => Some(self.lookup.workload(&request.namespace, &pod.name, &pod.owner_references).await),
+            ObjectKind::Service => None,
+        };
+        let (namespace, unknown) = match self.lookup.namespace(&request.namespace).await {
+            Ok(annotations) => (annotations, None),
+            Err(error) => (AnnotationMap::new(), Some(format!("{error:#}"))),
+        };
+        let owner_kind = workload.as_ref().map(Workload::metrics_kind).unwrap_or_default();
+        let mut labels = RequestLabels { owner_kind: &owner_kind, namespace: &request.namespace, annotation_at: "" };
+        // Without the annotations of the namespace, it is not known whether a Pod is to have a proxy.
+        if let Some(unknown) = unknown.filter(|_| kind == ObjectKind::Pod) {
+            self.metrics.denied(&labels);
+            warn!(namespace = request.namespace, error = unknown, "denied a Pod");
+            return request.denied(&unknown);
+        }
+        let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
+        let target = Target { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
+        match injector.decide(self.current.get().as_deref(), kind, target, &request.object) {
+            Ok(AdmissionOutcome { decision, patch, warnings }) => {
+                labels.annotation_at = decision.annotation_at;
+                self.metrics.allowed(&labels, &decision, !patch.is_empty());
+                debug!(namespace = request.namespace, pod = pod.name, skipped = ?decision.skipped, "reviewed an object");
+                request.allowed(&Patch(patch), warnings)
+            }
+            Err(reason) => {
+                self.metrics.denied(&labels);
+                warn!(namespace = request.namespace, pod = pod.name, %reason, "denied a Pod");
+                request.denied(&format!("linkerd-operator cannot inject a proxy: {reason}"))
+            }
+        }
+    }
+}
+
+impl Handler for InjectionHandler {
+    fn answer(self: Arc<Self>, _: String, body: Bytes) -> BoxFuture<'static, Response<Full<Bytes>>> {
+        async move {
+            match ReviewRequest::read(&body) {
+                Ok(request) => {
+                    // The object was parsed, so its text is not needed any more.
+                    drop(body);
+                    json(StatusCode::OK, self.review(request).await)
+                }
+                Err(reason) => json(StatusCode::BAD_REQUEST, reason.into_bytes()),
+            }
+        }
+        .boxed()
+    }
+}
+
+fn json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+}

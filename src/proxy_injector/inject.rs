@@ -1,0 +1,267 @@
+//! What is changed in an object that the API server is about to create.
+//!
+//! In: the configuration, the namespace, the workload and the object. Out: the decision, a JSON patch (RFC 6902), and
+//! warnings for the author. Always holds: the same input gives the same patch; values are JSON, and never text that is
+//! pasted into a template.
+
+use json_patch::{AddOperation, PatchOperation, jsonptr::PointerBuf};
+use serde_json::{Value, json};
+
+use super::{
+    annotations::{AnnotationMap, Annotations, PREFIX},
+    configuration::Configuration,
+    containers::{self, NotRenderable, ProxyContext},
+    decision::InjectionDecision,
+    opaque_ports,
+    overrides::{go_bool, overridden},
+    owner::Workload,
+    reviewed::ReviewedObject,
+    values::ProxyValues,
+};
+use crate::api::{
+    CONTROL_PLANE_NAMESPACE_LABEL, CREATED_BY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, PROXY_VERSION_ANNOTATION,
+    TRUST_ROOT_ANNOTATION,
+};
+
+/// The label of a meshed Pod with its namespace.
+const WORKLOAD_NAMESPACE_LABEL: &str = "linkerd.io/workload-ns";
+
+/// The settings of the injector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Injector<'a> {
+    /// The namespace of the control plane.
+    pub(super) controller_namespace: &'a str,
+    /// The version that injected Pods name.
+    pub(super) version: &'a str,
+}
+
+/// Where an object is created.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    /// The annotations of the namespace.
+    pub(super) namespace: &'a AnnotationMap,
+    pub(super) namespace_name: &'a str,
+    /// The workload of a Pod.
+    pub(super) workload: Option<&'a Workload>,
+}
+
+/// The kinds of objects that are changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ObjectKind {
+    Pod,
+    Service,
+}
+
+/// What becomes of an object.
+#[derive(Debug, Default)]
+pub(super) struct AdmissionOutcome {
+    pub(super) decision: InjectionDecision,
+    pub(super) patch: Vec<PatchOperation>,
+    pub(super) warnings: Vec<String>,
+}
+
+// === impl Injector ===
+
+impl Injector<'_> {
+    /// Decides about an object. Without a configuration, only a Pod that is to be injected is denied.
+    ///
+    /// # Errors
+    /// When a Pod is to be injected, and that is impossible.
+    pub(super) fn decide(
+        self,
+        configuration: Option<&Configuration>,
+        kind: ObjectKind,
+        target: Target<'_>,
+        object: &ReviewedObject,
+    ) -> Result<AdmissionOutcome, NotRenderable> {
+        match (configuration, kind) {
+            (Some(configuration), ObjectKind::Pod) => self.pod(configuration, target, object),
+            (Some(configuration), ObjectKind::Service) => Ok(Self::service(configuration, target, object)),
+            (None, ObjectKind::Service) => {
+                Ok(AdmissionOutcome { decision: InjectionDecision::unsupported(), ..AdmissionOutcome::default() })
+            }
+            (None, ObjectKind::Pod) => {
+                let annotations = &object.metadata.annotations;
+                let decision = InjectionDecision::about_pod(target.namespace, annotations, &object.spec, true);
+                match decision.injects() {
+                    true => Err(NotRenderable::missing("a usable configuration of Linkerd")),
+                    false => Ok(AdmissionOutcome { decision, ..AdmissionOutcome::default() }),
+                }
+            }
+        }
+    }
+
+    fn pod(
+        self,
+        configuration: &Configuration,
+        target: Target<'_>,
+        pod: &ReviewedObject,
+    ) -> Result<AdmissionOutcome, NotRenderable> {
+        let has_projected_token = configuration.values.identity.service_account_token_projection;
+        let decision =
+            InjectionDecision::about_pod(target.namespace, &pod.metadata.annotations, &pod.spec, has_projected_token);
+        if decision.injects() {
+            let (patch, warnings) = self.pod_patch(configuration, target, pod)?;
+            return Ok(AdmissionOutcome { decision, patch, warnings });
+        }
+        let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
+        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.optional.opaque_ports);
+        let warnings = match decision.was_requested() {
+            true => {
+                decision.skipped.iter().map(|reason| format!("no proxy is injected: {}", reason.sentence())).collect()
+            }
+            false => Vec::new(),
+        };
+        Ok(AdmissionOutcome { decision, patch: only_opaque_ports(&pod.metadata.annotations, opaque), warnings })
+    }
+
+    fn service(configuration: &Configuration, target: Target<'_>, service: &ReviewedObject) -> AdmissionOutcome {
+        let annotations = Annotations { pod: &service.metadata.annotations, namespace: target.namespace };
+        let defaults = &configuration.values.proxy.optional.opaque_ports;
+        let opaque = opaque_ports::of_service(annotations, &service.spec.ports, defaults);
+        AdmissionOutcome {
+            decision: InjectionDecision::unsupported(),
+            patch: only_opaque_ports(&service.metadata.annotations, opaque),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Returns the patch that injects a proxy, and warnings.
+    pub(super) fn pod_patch(
+        self,
+        configuration: &Configuration,
+        target: Target<'_>,
+        pod: &ReviewedObject,
+    ) -> Result<(Vec<PatchOperation>, Vec<String>), NotRenderable> {
+        let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
+        let (mut values, mut warnings) = overridden(&configuration.values, annotations, pod);
+        // The default ports that the Pod has become its annotation, and so replace the whole default list.
+        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.optional.opaque_ports)
+            .filter(|_| annotations.get("opaque-ports").is_none());
+        if let Some(opaque) = &opaque {
+            values.proxy.optional.opaque_ports.clone_from(opaque);
+        }
+        warnings.extend(shared_with_node(&values, pod));
+        let mut patch = Vec::new();
+        let added = self.annotations(configuration, &values, annotations, opaque);
+        add_entries(&mut patch, "annotations", pod.metadata.annotations.is_empty(), added);
+        add_entries(&mut patch, "labels", pod.metadata.labels.is_empty(), self.labels(target));
+        let volumes = containers::volumes(&values);
+        add_list(&mut patch, "volumes", pod.spec.volumes.is_empty(), volumes);
+        self.add_containers(&mut patch, configuration, &values, annotations, pod)?;
+        Ok((patch, warnings))
+    }
+
+    fn annotations(
+        self,
+        configuration: &Configuration,
+        values: &ProxyValues,
+        annotations: Annotations<'_>,
+        opaque: Option<String>,
+    ) -> AnnotationMap {
+        let inherited = annotations.inherited().map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let mut added: AnnotationMap = inherited.collect();
+        added.extend(opaque.map(|ports| (OPAQUE_PORTS_ANNOTATION.to_owned(), ports)));
+        let created_by = format!("linkerd/proxy-injector {}", self.version);
+        added.insert(CREATED_BY_ANNOTATION.to_owned(), created_by);
+        let version = values.version_of(&values.proxy.image).to_owned();
+        added.insert(PROXY_VERSION_ANNOTATION.to_owned(), version);
+        added.insert(TRUST_ROOT_ANNOTATION.to_owned(), configuration.trust_anchors_hash.clone());
+        added
+    }
+
+    fn labels(self, target: Target<'_>) -> AnnotationMap {
+        let mut added = AnnotationMap::from([
+            (CONTROL_PLANE_NAMESPACE_LABEL.to_owned(), self.controller_namespace.to_owned()),
+            (WORKLOAD_NAMESPACE_LABEL.to_owned(), target.namespace_name.to_owned()),
+        ]);
+        added.extend(target.workload.and_then(Workload::label));
+        added
+    }
+
+    /// A native sidecar starts before all other containers, so its init container is first. Otherwise the init container
+    /// is last, so that init containers of the Pod reach the network without the proxy.
+    fn add_containers(
+        self,
+        patch: &mut Vec<PatchOperation>,
+        configuration: &Configuration,
+        values: &ProxyValues,
+        annotations: Annotations<'_>,
+        pod: &ReviewedObject,
+    ) -> Result<(), NotRenderable> {
+        let inbound_ports = pod.spec.inbound_ports();
+        let context = ProxyContext {
+            controller_namespace: self.controller_namespace,
+            trust_anchors: &configuration.trust_anchors,
+            inbound_ports: &inbound_ports,
+        };
+        let init = if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?;
+        let proxy = containers::proxy(values, context)?;
+        let optional = &values.proxy.optional;
+        if pod.spec.init_containers.is_empty() {
+            add(patch, "/spec/initContainers", json!([]));
+        }
+        match optional.native_sidecar {
+            true => {
+                add(patch, "/spec/initContainers/0", init);
+                add(patch, "/spec/initContainers/1", proxy.clone());
+            }
+            false => add(patch, "/spec/initContainers/-", init),
+        }
+        if annotations.get("enable-debug-sidecar").and_then(go_bool).unwrap_or_default() {
+            add(patch, "/spec/containers/-", containers::debug(values)?);
+        }
+        match (optional.native_sidecar, optional.r#await) {
+            (true, _) => {}
+            // The next container starts only when its hook has ended.
+            (false, true) => add(patch, "/spec/containers/0", proxy),
+            (false, false) => add(patch, "/spec/containers/-", proxy),
+        }
+        Ok(())
+    }
+}
+
+/// Returns a warning about ports that a Pod shares with its node and that the proxy needs itself.
+fn shared_with_node(values: &ProxyValues, pod: &ReviewedObject) -> Option<String> {
+    let ports = &values.proxy.ports;
+    let of_proxy = [ports.admin, ports.control, ports.inbound, ports.outbound].map(i64::from);
+    let shared = pod.spec.host_ports().find(|port| of_proxy.contains(port))?;
+    Some(format!("the port {shared} of a container with a hostPort is a port of the proxy"))
+}
+
+fn only_opaque_ports(annotations: &AnnotationMap, opaque: Option<String>) -> Vec<PatchOperation> {
+    let mut patch = Vec::new();
+    if let Some(opaque) = opaque {
+        let added = AnnotationMap::from([(format!("{PREFIX}opaque-ports"), opaque)]);
+        add_entries(&mut patch, "annotations", annotations.is_empty(), added);
+    }
+    patch
+}
+
+/// Adds entries of a map below `metadata`. The API server has dropped an empty map.
+fn add_entries(patch: &mut Vec<PatchOperation>, map: &str, is_absent: bool, entries: AnnotationMap) {
+    if is_absent {
+        add(patch, &format!("/metadata/{map}"), json!(entries));
+        return;
+    }
+    for (key, value) in entries {
+        let path = PointerBuf::from_tokens(["metadata", map, key.as_str()]);
+        patch.push(PatchOperation::Add(AddOperation { path, value: value.into() }));
+    }
+}
+
+/// Adds items to a list below `spec`.
+fn add_list(patch: &mut Vec<PatchOperation>, list: &str, is_absent: bool, items: Vec<Value>) {
+    if is_absent {
+        add(patch, &format!("/spec/{list}"), items.into());
+        return;
+    }
+    for item in items {
+        add(patch, &format!("/spec/{list}/-"), item);
+    }
+}
+
+fn add(patch: &mut Vec<PatchOperation>, path: &str, value: Value) {
+    let path = PointerBuf::from_tokens(path.split('/').skip(1));
+    patch.push(PatchOperation::Add(AddOperation { path, value }));
+}

@@ -1,0 +1,87 @@
+//! The namespace and the workload of an object.
+//!
+//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations of a namespace, the owner of an owner. Always
+//! holds: an object is never judged by a cache that has not seen its namespace: on a miss, the API server is asked once.
+
+use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+
+use anyhow::Context as _;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{apps::v1::ReplicaSet, batch::v1::Job, core::v1::Namespace},
+};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::{annotations::AnnotationMap, owner, reviewed::ReviewedOwner};
+use crate::{
+    api::NamespacedName,
+    cluster::{Cluster, kinds::owner::Owner},
+};
+
+/// The deadline of a request to the API server. It is shorter than the timeout of the webhook.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+pub(super) struct Lookup {
+    pub(super) cluster: Cluster,
+    pub(super) client: Client,
+}
+
+// === impl Lookup ===
+
+impl Lookup {
+    /// Returns the annotations of a namespace that concern injection.
+    ///
+    /// # Errors
+    /// When the namespace does not exist, or cannot be read.
+    pub(super) async fn namespace(&self, name: &str) -> anyhow::Result<AnnotationMap> {
+        let known = |annotations: &BTreeMap<Box<str>, Box<str>>| {
+            annotations.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+        };
+        if let Some(namespace) = self.cluster.read().namespaces.get(&NamespacedName::cluster_scoped(&name.into())) {
+            return Ok(known(&namespace.inherited_annotations));
+        }
+        // A namespace that was just created.
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let found = timeout(DEADLINE, api.get_metadata(name)).await;
+        let found = found.context("the API server did not answer in time").and_then(|found| Ok(found?));
+        let found = found.with_context(|| format!("could not read the namespace {name}"))?;
+        Ok(found.metadata.annotations.unwrap_or_default())
+    }
+
+    /// Returns the workload of a Pod. An owner that cannot be read is itself the workload.
+    pub(super) async fn workload(&self, namespace: &str, pod: &str, owners: &[ReviewedOwner]) -> owner::Workload {
+        let above = match owner::intermediate(owners) {
+            None => None,
+            Some(owner) => self.owner_of(namespace, owner).await,
+        };
+        owner::workload(pod, owners, above.as_ref())
+    }
+
+    async fn owner_of(&self, namespace: &str, owner: &ReviewedOwner) -> Option<ReviewedOwner> {
+        let key = NamespacedName::new(namespace, owner.name.as_str());
+        let known = {
+            let state = self.cluster.read();
+            match owner.kind.as_str() {
+                "ReplicaSet" => state.replica_sets.get(&key).map(|found| found.owner.clone()),
+                _ => state.jobs.get(&key).map(|found| found.owner.clone()),
+            }
+        };
+        let found = match (known, owner.kind.as_str()) {
+            (Some(known), _) => known,
+            (None, "ReplicaSet") => self.live_owner::<ReplicaSet>(&key).await,
+            (None, _) => self.live_owner::<Job>(&key).await,
+        };
+        found.map(|owner| ReviewedOwner { kind: owner.kind.to_string(), name: owner.name.to_string() })
+    }
+
+    async fn live_owner<K>(&self, key: &NamespacedName) -> Option<Owner>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let found = timeout(DEADLINE, api.get_metadata(&key.name)).await;
+        Owner::only(&found.ok()?.ok()?.metadata)
+    }
+}

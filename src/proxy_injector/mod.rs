@@ -1,0 +1,123 @@
+//! The proxy injector: an admission webhook that adds a proxy to Pods.
+//!
+//! ```text
+//!   files or ConfigMaps ──source──▶ Configuration ─┐
+//!   API server ──review──▶ handler: lookup ────────┴─▶ decision ─▶ overrides ─▶ containers ─▶ JSON patch, warnings
+//! ```
+//!
+//! In: admission reviews of Pods and Services. Out: the same decision, patch and denial as those of Linkerd's injector,
+//! except where `docs/src/reference/differences.md` says otherwise. Always holds: a configuration with which Pods cannot
+//! be injected is never in use; what an author writes into annotations cannot break out of its value.
+
+mod annotations;
+mod configuration;
+mod containers;
+mod decision;
+mod handler;
+mod inject;
+mod lookup;
+mod metrics;
+mod observer;
+mod opaque_ports;
+mod overrides;
+mod owner;
+#[cfg(test)]
+mod recorded_tests;
+mod review;
+mod reviewed;
+mod source;
+mod values;
+
+use std::{path::PathBuf, sync::Arc};
+
+use kube::Client;
+use prometheus::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::Cluster,
+    tasks::Tasks,
+    webhook::{ServingCertificate, WebhookServer},
+};
+use handler::InjectionHandler;
+use lookup::Lookup;
+use metrics::InjectorMetrics;
+pub use observer::InjectorObserver;
+use source::CurrentConfiguration;
+
+/// The certificate and its key, below the folder of Linkerd's containers.
+const TLS_FOLDER: &str = "tls";
+
+/// What the injector needs from the rest of the process.
+pub struct InjectorDeps<'a> {
+    pub client: &'a Client,
+    pub cluster: &'a Cluster,
+    pub observer: Arc<InjectorObserver>,
+    pub registry: &'a Registry,
+    pub listener: TcpListener,
+}
+
+#[derive(Clone, Debug)]
+pub struct InjectorSettings {
+    /// The namespace of the control plane.
+    pub controller_namespace: String,
+    /// The version that injected Pods name.
+    pub version: String,
+    /// The folder with the files of Linkerd's container.
+    pub folder: PathBuf,
+}
+
+/// Tells whether the injector uses the latest configuration.
+#[derive(Clone)]
+pub struct InjectorStatus(Arc<CurrentConfiguration>);
+
+/// Starts the webhook and the tasks that follow its configuration and certificate.
+///
+/// # Errors
+/// When there is no usable certificate, or when the metrics are registered already.
+pub fn spawn(
+    deps: InjectorDeps<'_>,
+    settings: InjectorSettings,
+    stop: CancellationToken,
+    servers: &mut Tasks,
+    readers: &mut Tasks,
+) -> anyhow::Result<InjectorStatus> {
+    let InjectorDeps { client, cluster, observer, registry, listener } = deps;
+    let current = Arc::<CurrentConfiguration>::default();
+    let tls = settings.folder.join(TLS_FOLDER);
+    let certificate = ServingCertificate::from_folder(&tls)?;
+    readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
+    match observer.config_maps() {
+        None => readers.spawn("injector-files", source::follow_files(settings.folder, Arc::clone(&current))),
+        Some(namespace) => {
+            let (changed, followed) = (Arc::clone(&observer.changed), Arc::clone(&current));
+            let follow = source::follow_config_maps(Arc::clone(namespace), cluster.clone(), changed, followed);
+            readers.spawn("injector-config-maps", follow);
+        }
+    }
+    let handler = InjectionHandler {
+        lookup: Lookup { cluster: cluster.clone(), client: client.clone() },
+        current: Arc::clone(&current),
+        controller_namespace: settings.controller_namespace,
+        version: settings.version,
+        metrics: InjectorMetrics::register(registry)?,
+    };
+    let server = WebhookServer { listener, certificate, handler: Arc::new(handler) };
+    servers.spawn("proxy-injector", server.serve(stop));
+    Ok(InjectorStatus(current))
+}
+
+// === impl InjectorStatus ===
+
+impl InjectorStatus {
+    /// Returns why the latest configuration is not in use, for `/ready`.
+    pub fn problem(&self) -> Option<String> {
+        self.0.problem()
+    }
+
+    /// Returns whether the injector has a configuration.
+    pub fn is_ready(&self) -> bool {
+        self.0.get().is_some()
+    }
+}

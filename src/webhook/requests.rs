@@ -1,0 +1,293 @@
+//! Reads the body of a request, and calls the handler.
+//!
+//! In: a request. Out: an answer, always. Always holds: all bodies together take at most the memory of
+//! [`Limits::bodies`]; reading a body and the handler have deadlines; the handler is called with a complete body that is
+//! not empty; a panic of the handler is an answer.
+
+use std::{error::Error, panic::AssertUnwindSafe, sync::Arc};
+
+use futures::FutureExt;
+use http::{Request, Response, StatusCode, Version, header};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error};
+
+use super::server::{Handler, Limits};
+
+/// The unit of the memory of bodies.
+const KIB: usize = 1024;
+
+/// Answers the requests of all connections.
+pub(super) struct Requests {
+    handler: Arc<dyn Handler>,
+    /// One permit for each KiB.
+    bodies: Arc<Semaphore>,
+    limits: Limits,
+}
+
+/// The reason why a request has no usable body.
+enum BodyError {
+    TooLong,
+    Late,
+    /// Other bodies took all memory.
+    NoMemory,
+    Broken(Box<dyn Error + Send + Sync>),
+}
+
+// === impl Requests ===
+
+impl Requests {
+    pub(super) fn new(handler: Arc<dyn Handler>, limits: Limits) -> Self {
+        Self { handler, bodies: Arc::new(Semaphore::new(limits.bodies.div_ceil(KIB))), limits }
+    }
+
+    /// Answers one request. Cancels `close` if the connection must end.
+    pub(super) async fn answer<B>(&self, request: Request<B>, close: &CancellationToken) -> Response<Full<Bytes>>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let path = request.uri().path().to_owned();
+        let is_http1 = request.version() < Version::HTTP_2;
+        // The headers are dropped here, because the body can take a long time.
+        match self.read(request.into_body()).await {
+            Ok((body, _)) if body.is_empty() => {
+                debug!(path, "a webhook request has no body");
+                Response::default()
+            }
+            // The body keeps its memory until the handler has answered.
+            Ok((body, _memory)) => self.handle(path, body).await,
+            Err(BodyError::TooLong) => {
+                let limit = format!("limit reached while reading: {}", self.limits.body);
+                text(StatusCode::INTERNAL_SERVER_ERROR, limit)
+            }
+            Err(BodyError::Late) => {
+                debug!(path, "the body of a webhook request did not arrive in time");
+                close.cancel();
+                let mut response = text(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+                if is_http1 {
+                    response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+                }
+                response
+            }
+            Err(BodyError::NoMemory) => {
+                debug!(path, "a webhook request was rejected, because other bodies take all memory");
+                text(StatusCode::SERVICE_UNAVAILABLE, "too many requests are being read, retry later")
+            }
+            Err(BodyError::Broken(error)) => {
+                debug!(path, error, "the body of a webhook request is incomplete");
+                text(StatusCode::BAD_REQUEST, "the body is incomplete")
+            }
+        }
+    }
+
+    async fn handle(&self, path: String, body: Bytes) -> Response<Full<Bytes>> {
+        let handler = Arc::clone(&self.handler);
+        let log_path = path.clone();
+        let answer = AssertUnwindSafe(async move { handler.answer(path, body).await }).catch_unwind();
+        match timeout(self.limits.handler, answer).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(_)) => {
+                error!(path = log_path, "the webhook handler panicked; please report this with the panic message");
+                text(StatusCode::INTERNAL_SERVER_ERROR, "the handler panicked")
+            }
+            Err(_) => {
+                error!(path = log_path, "the webhook handler did not answer in time");
+                text(StatusCode::SERVICE_UNAVAILABLE, "the handler did not answer in time")
+            }
+        }
+    }
+
+    /// Returns the whole body and its share of the memory of bodies.
+    async fn read<B>(&self, mut body: B) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let declared = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+        if body.is_end_stream() || declared == Some(0) {
+            return Ok((Bytes::new(), None));
+        }
+        let expected = declared.unwrap_or(self.limits.body);
+        if expected > self.limits.body {
+            self.discard(&mut body).await;
+            return Err(BodyError::TooLong);
+        }
+        let permits = u32::try_from(expected.div_ceil(KIB)).unwrap_or(u32::MAX);
+        let memory = timeout(self.limits.body_time, Arc::clone(&self.bodies).acquire_many_owned(permits));
+        let Ok(Ok(mut memory)) = memory.await else {
+            return Err(BodyError::NoMemory);
+        };
+        let read = timeout(self.limits.body_time, collect(&mut body, expected, self.limits.body)).await;
+        match read.unwrap_or(Err(BodyError::Late)) {
+            Ok(bytes) => {
+                let unused = memory.num_permits().saturating_sub(bytes.len().div_ceil(KIB));
+                drop(memory.split(unused));
+                Ok((bytes, Some(memory)))
+            }
+            Err(BodyError::TooLong) => {
+                drop(memory);
+                self.discard(&mut body).await;
+                Err(BodyError::TooLong)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads more of a body that is too long. Many HTTP/1 clients read the answer only after they have sent the body,
+    /// and do not receive it if the connection is closed before.
+    async fn discard<B: Body<Data = Bytes> + Unpin>(&self, body: &mut B) {
+        let read = async {
+            let mut length = 0;
+            while length <= self.limits.body
+                && let Some(Ok(frame)) = body.frame().await
+            {
+                length += frame.data_ref().map_or(0, Bytes::len);
+            }
+        };
+        // The answer is the same when the time has passed.
+        let _ = timeout(self.limits.body_time, read).await;
+    }
+}
+
+/// Copies the body into one buffer. Frames are not kept, because a frame of one byte takes much more memory than that.
+async fn collect<B>(body: &mut B, expected: usize, limit: usize) -> Result<Bytes, BodyError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| BodyError::Broken(error.into()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let length = bytes.len() + data.len();
+        if length > limit {
+            return Err(BodyError::TooLong);
+        }
+        if length > bytes.capacity() {
+            // The buffer grows with what was received, not with what was announced.
+            let capacity = (2 * bytes.capacity()).min(expected).max(length);
+            bytes.reserve_exact(capacity - bytes.len());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    bytes.shrink_to_fit();
+    Ok(bytes.into())
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, time::Duration};
+
+    use futures::stream;
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::webhook::testing::Script;
+
+    const LIMITS: Limits = Limits { body: 4 * KIB, bodies: 8 * KIB, ..Limits::DEFAULT };
+
+    fn requests() -> (Arc<Requests>, Arc<Script>) {
+        let script = Arc::new(Script::default());
+        (Arc::new(Requests::new(Arc::clone(&script) as Arc<dyn Handler>, LIMITS)), script)
+    }
+
+    async fn answer<B>(requests: &Requests, path: &str, body: B) -> (StatusCode, String)
+    where
+        B: Body<Data = Bytes, Error = Infallible> + Unpin,
+    {
+        let request = Request::builder().uri(path).body(body).unwrap();
+        let response = requests.answer(request, &CancellationToken::new()).await;
+        let (head, body) = response.into_parts();
+        (head.status, String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap())
+    }
+
+    fn full(length: usize) -> Full<Bytes> {
+        Full::new(vec![b'x'; length].into())
+    }
+
+    /// A body of unknown length.
+    fn chunked(chunks: usize, length: usize) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
+        let chunk = Bytes::from(vec![b'x'; length]);
+        StreamBody::new(stream::iter((0..chunks).map(move |_| Ok(Frame::data(chunk.clone())))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_of_the_limit_is_accepted_and_one_more_byte_is_not() {
+        let (requests, script) = requests();
+        let too_long = (StatusCode::INTERNAL_SERVER_ERROR, "limit reached while reading: 4096".to_owned());
+        assert_eq!(answer(&requests, "/a", full(4096)).await, (StatusCode::OK, "/a 4096".to_owned()));
+        assert_eq!(answer(&requests, "/a", chunked(64, 64)).await, (StatusCode::OK, "/a 4096".to_owned()));
+        assert_eq!(answer(&requests, "/a", full(4097)).await, too_long);
+        assert_eq!(answer(&requests, "/a", chunked(4097, 1)).await, too_long);
+        assert_eq!(script.calls(), 2);
+        assert_eq!(requests.bodies.available_permits(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_body_has_an_empty_answer_without_the_handler() {
+        let (requests, script) = requests();
+        assert_eq!(answer(&requests, "/a", full(0)).await, (StatusCode::OK, String::new()));
+        assert_eq!(answer(&requests, "/a", chunked(0, 0)).await, (StatusCode::OK, String::new()));
+        assert_eq!(script.calls(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_waits_for_memory_until_a_deadline() {
+        let (requests, _) = requests();
+        let (begun, others) = (Instant::now(), requests.bodies.acquire_many(8).await.unwrap());
+        assert_eq!(answer(&requests, "/a", full(1)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        let released = async { drop(others) };
+        assert_eq!(tokio::join!(answer(&requests, "/a", full(1)), released).0.0, StatusCode::OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_without_end_returns_its_memory_and_ends_the_connection() {
+        let ((requests, _), close) = (requests(), CancellationToken::new());
+        let endless: StreamBody<_> = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        let response = requests.answer(Request::new(endless), &close).await;
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(response.headers()["connection"], "close");
+        assert!(close.is_cancelled() && requests.bodies.available_permits() == 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_in_the_handler_keeps_only_the_memory_that_it_needs() {
+        let (requests, script) = requests();
+        let waiting = tokio::spawn({
+            let requests = Arc::clone(&requests);
+            async move { answer(&requests, "/wait", chunked(1, 1025)).await }
+        });
+        script.begun().await;
+        assert_eq!(requests.bodies.available_permits(), 6);
+        script.release();
+        assert_eq!(waiting.await.unwrap().1, "/wait 1025");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handler_that_is_too_slow_or_panics_is_an_error() {
+        let (requests, _) = requests();
+        let begun = Instant::now();
+        assert_eq!(answer(&requests, "/wait", full(1)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        assert_eq!(answer(&requests, "/panic", full(1)).await.0, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(answer(&requests, "/a", full(1)).await.0, StatusCode::OK);
+    }
+}
