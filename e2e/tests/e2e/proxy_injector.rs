@@ -25,7 +25,11 @@ const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
 fn meshed(annotations: Value) -> Value {
     let mut pod = json!({
         "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
-        "spec": {"containers": [{"name": "web", "image": "web", "ports": [{"containerPort": 3306}]}]},
+        "spec": {
+            // The harness's API server does not set it.
+            "serviceAccountName": "default",
+            "containers": [{"name": "web", "image": "web", "ports": [{"containerPort": 3306}]}],
+        },
     });
     e2e::mesh::merge(&mut pod, json!({"metadata": {"annotations": annotations}}));
     pod
@@ -95,13 +99,9 @@ async fn a_pod_of_a_namespace_that_was_just_created_is_injected_as_the_namespace
         let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
         namespaces.create(&PostParams::default(), &serde_json::from_value(namespace)?).await?;
         let pods: Api<Pod> = Api::namespaced(setup.client.clone(), name);
-        let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "web", "image": "web"}]}});
+        let pod = json!({"metadata": {"name": "web"}, "spec": meshed(json!({}))["spec"]});
         let params = PostParams { dry_run: true, ..PostParams::default() };
-        // The ServiceAccount of a new namespace is created by a controller.
-        let pod = eventually(SOON, "the Pod to be created", async || {
-            Ok(pods.create(&params, &serde_json::from_value(pod.clone())?).await?)
-        })
-        .await?;
+        let pod = pods.create(&params, &serde_json::from_value(pod)?).await?;
         assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"], "{name}");
         assert_eq!(variable(&pod, "OF_NAMESPACE").as_deref(), Some("a \"b\""));
     }
@@ -143,7 +143,10 @@ async fn while_replicas_are_killed_in_turn_no_pod_is_lost_and_none_is_without_a_
     let setup = Setup::with_operator(2, &[]).await?;
     setup.injector.set_failure_policy(FailurePolicy::Fail).await?;
     let namespace = setup.namespace.name();
-    let over = json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}}});
+    let over = json!({"spec": {"template": {
+        "metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"serviceAccountName": "default"},
+    }}});
     workload::put(&setup.client, namespace, Kind::Deployment, "web", 0, over).await?;
     let deployments: Api<k8s_openapi::api::apps::v1::Deployment> = setup.namespace.api();
     for (round, replicas) in [10, 20, 30, 40].into_iter().enumerate() {
