@@ -169,7 +169,7 @@ fn normal(value: Value) -> Value {
         Value::Object(map) => map
             .into_iter()
             .map(|(key, value)| (key, normal(value)))
-            .filter(|(key, value)| !value.is_null() && !(key == "value" && *value == ""))
+            .filter(|(key, value)| !(value.is_null() || key == "value" && *value == ""))
             .collect::<Map<_, _>>()
             .into(),
         Value::Array(items) => items.into_iter().map(normal).collect::<Vec<_>>().into(),

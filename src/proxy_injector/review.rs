@@ -97,7 +97,7 @@ impl ReviewRequest {
         let has_patch = !patch.0.is_empty();
         warnings.truncate(MAX_WARNINGS);
         let warnings = warnings.into_iter().map(|warning| truncated(warning, MAX_WARNING_BYTES)).collect();
-        self.answer(ResponseObject {
+        self.answer(&ResponseObject {
             uid: &self.uid,
             allowed: true,
             patch: has_patch.then(|| ByteString(json!(patch).to_string().into_bytes())),
@@ -109,7 +109,7 @@ impl ReviewRequest {
 
     /// Returns the answer that denies the object.
     pub(super) fn denied(&self, message: &str) -> Vec<u8> {
-        self.answer(ResponseObject {
+        self.answer(&ResponseObject {
             uid: &self.uid,
             allowed: false,
             patch: None,
@@ -119,7 +119,7 @@ impl ReviewRequest {
         })
     }
 
-    fn answer(&self, response: ResponseObject<'_>) -> Vec<u8> {
+    fn answer(&self, response: &ResponseObject<'_>) -> Vec<u8> {
         let review = json!({"apiVersion": self.api_version, "kind": "AdmissionReview", "response": response});
         review.to_string().into_bytes()
     }

@@ -22,7 +22,7 @@ use crate::injector::{HELM, Setup};
 const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
 
 /// The Pod of an author who asks for a proxy.
-fn meshed(annotations: Value) -> Value {
+fn meshed(annotations: &Value) -> Value {
     let mut pod = json!({
         "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
         "spec": {
@@ -53,7 +53,7 @@ fn variable(pod: &Pod, name: &str) -> Option<String> {
 #[tokio::test]
 async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes() -> Result<()> {
     let setup = Setup::with_operator(1, &[]).await?;
-    let pod = setup.create(&meshed(json!({"config.linkerd.io/proxy-log-level": "debug,\"quoted\"=off"}))).await?;
+    let pod = setup.create(&meshed(&json!({"config.linkerd.io/proxy-log-level": "debug,\"quoted\"=off"}))).await?;
     assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"]);
     let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()?.first()?.image.clone());
     assert_eq!(init.as_deref(), Some(INIT_IMAGE));
@@ -64,7 +64,7 @@ async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes()
     let annotations = pod.annotations();
     assert_eq!(annotations.get("config.linkerd.io/opaque-ports").map(String::as_str), Some("3306"));
     assert_eq!(pod.labels().get("linkerd.io/workload-ns").map(String::as_str), Some(setup.namespace.name()));
-    let denied = setup.create(&meshed(json!({"config.linkerd.io/close-wait-timeout": "30s"}))).await;
+    let denied = setup.create(&meshed(&json!({"config.linkerd.io/close-wait-timeout": "30s"}))).await;
     let error = denied.err().context("it was created")?.to_string();
     ensure!(error.contains("config.linkerd.io/close-wait-timeout") && error.contains("runAsRoot"), "{error}");
     Ok(())
@@ -73,7 +73,7 @@ async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes()
 #[tokio::test]
 async fn a_pod_without_the_annotation_and_a_service_get_only_their_opaque_ports() -> Result<()> {
     let setup = Setup::with_operator(1, &[]).await?;
-    let pod = setup.create(&json!({"metadata": {"name": "web"}, "spec": meshed(json!({}))["spec"]})).await?;
+    let pod = setup.create(&json!({"metadata": {"name": "web"}, "spec": meshed(&json!({}))["spec"]})).await?;
     assert_eq!(containers(&pod), ["web"]);
     assert_eq!(pod.annotations().get("config.linkerd.io/opaque-ports").map(String::as_str), Some("3306"));
     let service: Service = serde_json::from_value(
@@ -99,7 +99,7 @@ async fn a_pod_of_a_namespace_that_was_just_created_is_injected_as_the_namespace
         let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
         namespaces.create(&PostParams::default(), &serde_json::from_value(namespace)?).await?;
         let pods: Api<Pod> = Api::namespaced(setup.client.clone(), name);
-        let pod = json!({"metadata": {"name": "web"}, "spec": meshed(json!({}))["spec"]});
+        let pod = json!({"metadata": {"name": "web"}, "spec": meshed(&json!({}))["spec"]});
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let pod = pods.create(&params, &serde_json::from_value(pod)?).await?;
         assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"], "{name}");
@@ -115,7 +115,7 @@ async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_on
     assert_ne!(version(1), HELM);
     let shows = async |expected: &str| {
         eventually(SOON, format_args!("Pods of {expected}"), async || {
-            let pod = setup.create(&meshed(json!({}))).await?;
+            let pod = setup.create(&meshed(&json!({}))).await?;
             let seen = pod.annotations().get("linkerd.io/proxy-version").cloned().unwrap_or_default();
             ensure!(seen == expected, "the version is {seen}");
             Ok(())
@@ -126,9 +126,12 @@ async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_on
     shows("v1").await?;
     for bad in ["proxy: {", "proxy: null", &version(9).replace("iptablesMode: nft", "iptablesMode: other")] {
         setup.write(bad).await?;
-        let log = setup.injector.directory(0)?.join("config/values");
-        eventually(SOON, "the file of the document", async || Ok(ensure!(std::fs::read_to_string(&log)? == bad)))
-            .await?;
+        let file = setup.injector.directory(0)?.join("config/values");
+        eventually(SOON, "the file of the document", async || {
+            ensure!(std::fs::read_to_string(&file)? == bad, "it is the last one");
+            Ok(())
+        })
+        .await?;
         // Longer than the interval at which files are read.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         shows("v1").await?;

@@ -282,7 +282,7 @@ fn env_name(key: &str) -> String {
             }
             (Some(before), it) if it.is_ascii_digit() => {
                 let after = characters.iter().skip(index).find(|it| !it.is_ascii_digit());
-                !before.is_ascii_digit() && after.is_some_and(|after| after.is_ascii_lowercase())
+                !before.is_ascii_digit() && after.is_some_and(char::is_ascii_lowercase)
             }
             _ => false,
         };

@@ -79,13 +79,26 @@ pub(crate) fn steps(steps: &Steps) -> String {
     text
 }
 
-pub(crate) fn reviews(Reviews { compared, fields }: &Reviews) -> String {
+pub(crate) fn reviews(Reviews { compared, operator, fields }: &Reviews) -> String {
     let mut text = "## Reviews\n\n".to_owned();
     let different: Vec<_> = compared.iter().filter(|it| it.stand_in != it.linkerd).collect();
     let _ =
         writeln!(text, "{} reviews; the stand-in answered {} of them differently.\n", compared.len(), different.len());
     for it in different {
         let _ = writeln!(text, "- {}: the stand-in {:?}, Linkerd {:?}", it.name, it.stand_in, it.linkerd);
+    }
+    let equal = operator.iter().filter(|it| it.is_equal()).count();
+    let refused: Vec<_> = operator.iter().filter(|it| it.is_of_refused_document()).map(|it| it.name).collect();
+    let _ = writeln!(
+        text,
+        "\nThe operator in place of the injector: {} reviews, {equal} with the same object or denial. Linkerd denies {} \
+         that the operator allows with its last configuration: {}.\n",
+        operator.len(),
+        refused.len(),
+        refused.join(", ")
+    );
+    for it in operator.iter().filter(|it| !it.is_equal() && !it.is_of_refused_document()) {
+        let _ = writeln!(text, "- {}: {}", it.name, it.difference());
     }
     let _ = writeln!(
         text,

@@ -11,7 +11,6 @@ use e2e::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use hyper::StatusCode;
-use serde_json::json;
 
 use super::{Rig, federated, remote_discovery, start_manager};
 use crate::discovery::{
@@ -162,15 +161,6 @@ async fn an_enormous_namespace_of_another_cluster_takes_no_memory_from_clients_a
     rig.put(slice("more", "bb", &[address("10.0.0.2")])).await?;
     north.set_addresses("bb", &["10.2.0.2"]).await?;
     open.shows(&["10.0.0.1:8080", "10.0.0.2:8080", "10.2.0.2:8080"]).await
-}
-
-/// Endpoints with long hostnames of their own, so that no two share memory.
-fn thousand_endpoints(slice: usize) -> Vec<serde_json::Value> {
-    let endpoint = |number: usize| {
-        let hostname = format!("{}-{slice}-{number}", "h".repeat(50));
-        json!({"addresses": [format!("10.1.{}.{}", number / 250, number % 250)], "hostname": hostname})
-    };
-    (0..1_000).map(endpoint).collect()
 }
 
 /// The port of the API server in a kubeconfig.

@@ -7,6 +7,7 @@
 
 mod documents;
 mod fields;
+mod operator;
 mod reviews;
 mod scene;
 
@@ -26,6 +27,7 @@ use serde_json::{Value, json};
 
 use documents::InstallerDocument;
 pub(crate) use fields::Fields;
+use operator::OperatorCompared;
 pub(crate) use reviews::Compared;
 use scene::{APP, LINKERD, REPLICAS, Scene, message};
 
@@ -43,6 +45,7 @@ pub(crate) struct Steps {
 /// The answers to the same reviews, and those about every field.
 pub(crate) struct Reviews {
     pub(crate) compared: Vec<Compared>,
+    pub(crate) operator: Vec<OperatorCompared>,
     pub(crate) fields: Fields,
 }
 
@@ -62,7 +65,7 @@ pub(crate) async fn run(controller: &Path, charts: Option<&Path>, cli: Option<&P
     Ok(steps)
 }
 
-/// Sends reviews to Linkerd's injector and to the stand-in.
+/// Sends reviews to Linkerd's injector, to the stand-in, and to the operator in place of Linkerd's injector.
 pub(crate) async fn compare(controller: &Path) -> Result<Reviews> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     for namespace in [LINKERD, APP] {
@@ -79,7 +82,10 @@ pub(crate) async fn compare(controller: &Path) -> Result<Reviews> {
     let injector = Injector::start_linkerd(controller, signed, &control_plane, LINKERD, &[APP], REPLICAS).await?;
     let compared = reviews::compare(&injector).await?;
     eprintln!("the injector: {} reviews", compared.len());
-    Ok(Reviews { compared, fields: fields::compare(&injector).await? })
+    let operator = Injector::start_operator(&control_plane, LINKERD, &[APP], 1).await?;
+    let of_operator = operator::compare(&injector, &operator).await?;
+    eprintln!("the operator's injector: {} reviews", of_operator.len());
+    Ok(Reviews { compared, operator: of_operator, fields: fields::compare(&injector).await? })
 }
 
 /// The documents to install, in this order.
@@ -241,8 +247,10 @@ impl Steps {
 // === impl Reviews ===
 
 impl Reviews {
-    /// Returns whether both injectors answered equally, and as recorded.
+    /// Returns whether all injectors answered equally, and as recorded.
     pub(crate) fn is_equal(&self) -> bool {
-        self.compared.iter().all(|it| it.stand_in == it.linkerd) && self.fields.changed.is_empty()
+        self.compared.iter().all(|it| it.stand_in == it.linkerd)
+            && self.operator.iter().all(|it| it.is_equal() || it.is_of_refused_document())
+            && self.fields.changed.is_empty()
     }
 }
