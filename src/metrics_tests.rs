@@ -10,7 +10,8 @@ const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
 const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
 
 /// The beginnings, ends and whole names by which metrics are found among the words of the sources.
-const BEGINNINGS: [&str; 5] = ["linkerd_operator_", "grpc_server_", "http_client_", "process_", "workqueue_"];
+const BEGINNINGS: [&str; 6] =
+    ["linkerd_operator_", "grpc_server_", "http_client_", "process_", "proxy_inject_", "workqueue_"];
 const ENDS: [&str; 5] = ["_cache_size", "_informer_lag_seconds", "_queue_overflow", "_subscribers", "_updates"];
 const OTHERS: [&str; 3] = ["cluster_store_size", "endpoints_exists", "endpoints_pods"];
 

@@ -78,6 +78,10 @@ impl LinkerdProgram {
         self.process.wait(timeout).await.map(drop)
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Sends SIGKILL, as when the node dies.
     pub(crate) async fn kill(&mut self) -> Result<()> {
         self.process.signal(Signal::KILL)?;

@@ -1,7 +1,7 @@
 //! Answers admission reviews.
 //!
-//! In: the body of a request. Out: an answer. Always holds: only a Pod that is to have a proxy and cannot have one is
-//! denied; every other object is allowed, whatever fails here.
+//! In: the body of a request. Out: an answer. Always holds: a Pod is denied only if it is to have a proxy and cannot have
+//! one, or if its namespace cannot be read, so that nothing says whether it is; every other object is allowed.
 
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@
 //! * For a replica number that does not exist, changes fail, and request counts are 0.
 
 mod admission;
+mod caller;
 mod injection;
 mod kubelet;
 mod overrides;
@@ -51,6 +52,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
+pub use caller::Caller;
 pub use registration::{FailurePolicy, WEBHOOK, unregister};
 pub use server::{Behaviour, CertificateKind, NOT_A_PATCH, NOT_BASE64};
 
@@ -113,16 +115,25 @@ impl Injector {
         Self::start_program(program, certificates, control_plane, namespace, others, replicas).await
     }
 
-    /// As [`Injector::start`], but the replicas run the operator in place of Linkerd's container.
+    /// As [`Injector::start`], but the replicas run the operator: in place of Linkerd's container, or as a manager that
+    /// watches the ConfigMaps itself.
     pub async fn start_operator(
+        watches: bool,
         control_plane: &ControlPlane,
         namespace: &str,
         others: &[&str],
         replicas: usize,
     ) -> Result<Self> {
         let certificates = Certificates::make(namespace, CertificateKind::SignedByAuthority)?;
-        Self::start_program(Program::operator(control_plane)?, certificates, control_plane, namespace, others, replicas)
-            .await
+        Self::start_program(
+            Program::operator(control_plane, watches)?,
+            certificates,
+            control_plane,
+            namespace,
+            others,
+            replicas,
+        )
+        .await
     }
 
     async fn start_program(
@@ -262,6 +273,16 @@ impl Injector {
     /// Posts a body to the replica directly. Returns the status and body of the answer.
     pub async fn post(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
         server::post(self.address(replica)?, &self.certificates, body.into()).await
+    }
+
+    /// Opens a connection to the replica, which is kept.
+    pub async fn connect(&self, replica: usize) -> Result<Caller> {
+        Caller::connect(self.address(replica)?, &self.certificates).await
+    }
+
+    /// The process of the replica; `None` for the stand-in, and after its end.
+    pub async fn pid(&self, replica: usize) -> Result<Option<u32>> {
+        Ok(self.replicas.get(replica)?.server.pid().await)
     }
 
     async fn new_replica(&self, lag: Duration, behaviour: Behaviour) -> Result<Arc<Replica>> {

@@ -43,6 +43,8 @@ pub(super) enum Program {
     /// The path of the operator, the kubeconfig, and the directory of the log.
     Operator {
         binary: PathBuf,
+        /// Whether it reads the ConfigMaps itself, as a job of the manager, and not the files of the kubelet.
+        watches: bool,
         kubeconfig: PathBuf,
         logs: PathBuf,
     },
@@ -72,10 +74,11 @@ pub(super) struct InjectorProcess {
 // === impl Program ===
 
 impl Program {
-    /// The operator with the flags of Linkerd's injector.
-    pub(super) fn operator(control_plane: &ControlPlane) -> Result<Self> {
+    /// The operator: with the flags of Linkerd's injector, or as a job of the manager that watches the ConfigMaps.
+    pub(super) fn operator(control_plane: &ControlPlane, watches: bool) -> Result<Self> {
         Ok(Self::Operator {
             binary: operator_binary()?,
+            watches,
             kubeconfig: control_plane.kubeconfig().to_owned(),
             logs: control_plane.directory().to_owned(),
         })
@@ -103,7 +106,7 @@ impl Program {
             Self::StandIn => {
                 return Ok(Serving::StandIn(Server::start(address, certificates, kubelet, namespace).await?));
             }
-            Self::Operator { binary, kubeconfig, logs } => (binary, kubeconfig, logs),
+            Self::Operator { binary, kubeconfig, logs, .. } => (binary, kubeconfig, logs),
             Self::Linkerd { controller, kubeconfig, logs } => (controller, kubeconfig, logs),
         };
         let tls = directory.join("tls");
@@ -122,16 +125,24 @@ impl Program {
                 let spawn = spawn.args(["--mount", "--", "sh", "-c", MOUNT, "sh"]);
                 spawn.args([directory, binary]).args(["proxy-injector"])
             }
+            Self::Operator { watches: true, .. } => Spawn::new(name, binary, log.clone())
+                .args(["manager", "--enable-proxy-injector", "--log-level=debug", "--enable-destination=false"])
+                .args(["--enable-external-workload=false", "--enable-linkerd-config=false"])
+                .args([format!("--webhook-folder={}", directory.display())]),
             // It logs each request.
             _ => Spawn::new(name, binary, log.clone())
                 .args(["proxy-injector".to_owned(), format!("-folder={}", directory.display())])
                 .args(["-log-level=debug"]),
         };
-        spawn = spawn
-            .args([format!("-kubeconfig={}", kubeconfig.display())])
-            .args([format!("-addr={address}"), format!("-linkerd-namespace={namespace}")]);
         let admin = loopback()?;
-        spawn = spawn.args([format!("-metrics-addr={admin}")]);
+        let flags = match self {
+            Self::Operator { watches: true, .. } => {
+                ["--kubeconfig", "--webhook-addr", "--controller-namespace", "--admin-addr"]
+            }
+            _ => ["-kubeconfig", "-addr", "-linkerd-namespace", "-metrics-addr"],
+        };
+        let values = [kubeconfig.display().to_string(), address.to_string(), namespace.to_owned(), admin.to_string()];
+        spawn = spawn.args(flags.iter().zip(values).map(|(flag, value)| format!("{flag}={value}")));
         spawn.env = vec![("LINKERD_CONTAINER_VERSION_OVERRIDE".to_owned(), VERSION.to_owned())];
         let controller = Mutex::new(Some(LinkerdProgram::start(spawn, admin).await?));
         Ok(Serving::Process(InjectorProcess { controller, address, log, forgotten: AtomicUsize::new(0) }))
@@ -175,6 +186,14 @@ impl Serving {
         match self {
             Self::StandIn(server) => server.address(),
             Self::Process(process) => process.address,
+        }
+    }
+
+    /// The process id.
+    pub(super) async fn pid(&self) -> Option<u32> {
+        match self {
+            Self::StandIn(_) => None,
+            Self::Process(process) => process.controller.lock().await.as_ref().map(LinkerdProgram::pid),
         }
     }
 

@@ -47,15 +47,21 @@ pub(crate) struct Setup {
 impl Setup {
     /// Starts an injector with the document [`HELM`], marked `a`, and the trust roots [`ROOTS`].
     async fn new(replicas: usize) -> Result<Self> {
-        Self::start(replicas, false, &[]).await
+        Self::start(replicas, None, &[]).await
     }
 
-    /// The same with the operator in place of the stand-in. It is also called for the namespaces `others`.
+    /// The same with the operator in place of Linkerd's container. It is also called for the namespaces `others`.
     pub(crate) async fn with_operator(replicas: usize, others: &[&str]) -> Result<Self> {
-        Self::start(replicas, true, others).await
+        Self::start(replicas, Some(false), others).await
     }
 
-    async fn start(replicas: usize, is_operator: bool, others: &[&str]) -> Result<Self> {
+    /// The same with a manager that watches the ConfigMaps.
+    pub(crate) async fn with_manager() -> Result<Self> {
+        Self::start(1, Some(true), &[]).await
+    }
+
+    /// With the operator, it is given whether that watches the ConfigMaps.
+    async fn start(replicas: usize, operator: Option<bool>, others: &[&str]) -> Result<Self> {
         let turn =
             timeout(PERMIT_DEADLINE, TURN.lock()).await.context("other tests held the injectors for too long")?;
         let control_plane = e2e::shared().await?;
@@ -69,9 +75,10 @@ impl Setup {
             let map = serde_json::from_value(json!({"metadata": {"name": name}, "data": {key: text}}))?;
             maps.create(&PostParams::default(), &map).await?;
         }
-        let injector = match is_operator {
-            true => Injector::start_operator(control_plane, namespace.name(), others, replicas).await?,
-            false => Injector::start(control_plane, namespace.name(), others, replicas).await?,
+        let name = namespace.name();
+        let injector = match operator {
+            Some(watches) => Injector::start_operator(watches, control_plane, name, others, replicas).await?,
+            None => Injector::start(control_plane, name, others, replicas).await?,
         };
         Ok(Self { injector, namespace, maps, client, _turn: turn })
     }

@@ -108,22 +108,39 @@ async fn a_pod_of_a_namespace_that_was_just_created_is_injected_as_the_namespace
     Ok(())
 }
 
+/// [`HELM`] of another version.
+fn version(number: u32) -> String {
+    HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: v{number}"))
+}
+
+/// Waits until the proxies of new Pods have this version.
+async fn shows(setup: &Setup, expected: &str) -> Result<()> {
+    eventually(SOON, format_args!("Pods of {expected}"), async || {
+        let pod = setup.create(&meshed(&json!({}))).await?;
+        let seen = pod.annotations().get("linkerd.io/proxy-version").cloned().unwrap_or_default();
+        ensure!(seen == expected, "the version is {seen}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_manager_uses_a_changed_config_map_without_files_and_keeps_the_last_one_that_is_usable() -> Result<()> {
+    let setup = Setup::with_manager().await?;
+    setup.write(&version(1)).await?;
+    shows(&setup, "v1").await?;
+    setup.write("proxy: null").await?;
+    setup.write(&version(2).replace("iptablesMode: nft", "iptablesMode: other")).await?;
+    shows(&setup, "v1").await?;
+    setup.write(&version(3)).await?;
+    shows(&setup, "v3").await
+}
+
 #[tokio::test]
 async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_one_replaces_it() -> Result<()> {
     let setup = Setup::with_operator(1, &[]).await?;
-    let version = |number: u32| HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: v{number}"));
-    assert_ne!(version(1), HELM);
-    let shows = async |expected: &str| {
-        eventually(SOON, format_args!("Pods of {expected}"), async || {
-            let pod = setup.create(&meshed(&json!({}))).await?;
-            let seen = pod.annotations().get("linkerd.io/proxy-version").cloned().unwrap_or_default();
-            ensure!(seen == expected, "the version is {seen}");
-            Ok(())
-        })
-        .await
-    };
     setup.write(&version(1)).await?;
-    shows("v1").await?;
+    shows(&setup, "v1").await?;
     for bad in ["proxy: {", "proxy: null", &version(9).replace("iptablesMode: nft", "iptablesMode: other")] {
         setup.write(bad).await?;
         let file = setup.injector.directory(0)?.join("config/values");
@@ -134,10 +151,10 @@ async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_on
         .await?;
         // Longer than the interval at which files are read.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
-        shows("v1").await?;
+        shows(&setup, "v1").await?;
     }
     setup.write(&version(2)).await?;
-    shows("v2").await
+    shows(&setup, "v2").await
 }
 
 /// With the failure policy `Fail`, a Pod that no replica reviews is not created, and its ReplicaSet creates it again.

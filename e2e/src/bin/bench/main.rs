@@ -8,7 +8,7 @@
 //! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
 //!   `converge`, `rest`, `flip`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
 //!   `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
-//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `clusters`, `attacks`.
+//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `clusters`, `attacks`. Proxy injector: `injector`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
 //!   measured, too.
@@ -19,6 +19,7 @@
 mod controller;
 mod discovery;
 mod linkerd_config;
+mod proxy_injector;
 mod report;
 mod rollout;
 mod spent;
@@ -65,8 +66,8 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
                 pid = Some(number.parse().with_context(|| format!("--pid {number} is not a number"))?);
             }
             name => {
-                let known: Vec<&str> =
-                    [&OF_THE_CONTROLLER[..], &linkerd_config::FIGURES, &rollout::FIGURES, &discovery::FIGURES].concat();
+                let of_jobs = [&linkerd_config::FIGURES[..], &rollout::FIGURES, &proxy_injector::FIGURES];
+                let known: Vec<&str> = [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES].concat();
                 ensure!(known.contains(&name), "unknown figure {name}; the figures are {}", known.join(", "));
                 arguments.named.push(name.to_owned());
             }
@@ -94,6 +95,9 @@ async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
         }
         if rollout::FIGURES.iter().any(|name| wanted(name)) {
             rollout::figures(&mut report, wanted).await?;
+        }
+        if wanted("injector") {
+            proxy_injector::figures(&mut report).await?;
         }
     }
     if discovery::FIGURES.iter().any(|name| wanted(name)) {

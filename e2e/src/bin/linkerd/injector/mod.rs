@@ -82,7 +82,7 @@ pub(crate) async fn compare(controller: &Path) -> Result<Reviews> {
     let injector = Injector::start_linkerd(controller, signed, &control_plane, LINKERD, &[APP], REPLICAS).await?;
     let compared = reviews::compare(&injector).await?;
     eprintln!("the injector: {} reviews", compared.len());
-    let operator = Injector::start_operator(&control_plane, LINKERD, &[APP], 1).await?;
+    let operator = Injector::start_operator(false, &control_plane, LINKERD, &[APP], 1).await?;
     let of_operator = operator::compare(&injector, &operator).await?;
     eprintln!("the operator's injector: {} reviews", of_operator.len());
     Ok(Reviews { compared, operator: of_operator, fields: fields::compare(&injector).await? })
