@@ -177,7 +177,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let remotes = multicluster.as_ref().map(|it| it.problems()).unwrap_or_default();
         let unsupported = cluster.as_ref().filter(|_| refuses_unsupported).and_then(destination::unsupported_services);
         let injector_waits = injector.as_ref().is_some_and(|injector| !injector.is_ready());
-        let configuration = injector.as_ref().and_then(proxy_injector::InjectorStatus::problem);
+        let configuration = injector.as_ref().and_then(proxy_injector::ConfigurationStatus::problem);
         let waits = unsupported.is_some() || injector_waits || problems.iter().any(|problem| problem.blocks_readiness);
         let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration);
         Readiness {

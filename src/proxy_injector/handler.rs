@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use super::{
     annotations::AnnotationMap,
     inject::{AdmissionOutcome, Injector, ObjectKind, Target},
-    lookup::Lookup,
+    lookup::ObjectLookup,
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
     review::ReviewRequest,
@@ -24,7 +24,7 @@ use super::{
 use crate::webhook::Handler;
 
 pub(super) struct InjectionHandler {
-    pub(super) lookup: Lookup,
+    pub(super) lookup: ObjectLookup,
     pub(super) current: Arc<CurrentConfiguration>,
     pub(super) controller_namespace: String,
     pub(super) version: String,

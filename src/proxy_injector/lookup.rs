@@ -23,14 +23,14 @@ use crate::{
 /// The deadline of a request to the API server. It is shorter than the timeout of the webhook.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-pub(super) struct Lookup {
+pub(super) struct ObjectLookup {
     pub(super) cluster: Cluster,
     pub(super) client: Client,
 }
 
-// === impl Lookup ===
+// === impl ObjectLookup ===
 
-impl Lookup {
+impl ObjectLookup {
     /// Returns the annotations of a namespace that concern injection.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ use crate::{
     webhook::{ServingCertificate, WebhookServer},
 };
 use handler::InjectionHandler;
-use lookup::Lookup;
+use lookup::ObjectLookup;
 use metrics::InjectorMetrics;
 pub use observer::InjectorObserver;
 use source::CurrentConfiguration;
@@ -68,9 +68,9 @@ pub struct InjectorSettings {
     pub folder: PathBuf,
 }
 
-/// Tells whether the injector uses the latest configuration.
+/// Whether the injector uses the latest configuration.
 #[derive(Clone)]
-pub struct InjectorStatus(Arc<CurrentConfiguration>);
+pub struct ConfigurationStatus(Arc<CurrentConfiguration>);
 
 /// Starts the webhook and the tasks that follow its configuration and certificate.
 ///
@@ -82,7 +82,7 @@ pub fn spawn(
     stop: CancellationToken,
     servers: &mut Tasks,
     readers: &mut Tasks,
-) -> anyhow::Result<InjectorStatus> {
+) -> anyhow::Result<ConfigurationStatus> {
     let InjectorDeps { client, cluster, observer, registry, listener } = deps;
     let current = Arc::<CurrentConfiguration>::default();
     let tls = settings.folder.join(TLS_FOLDER);
@@ -97,7 +97,7 @@ pub fn spawn(
         }
     }
     let handler = InjectionHandler {
-        lookup: Lookup { cluster: cluster.clone(), client: client.clone() },
+        lookup: ObjectLookup { cluster: cluster.clone(), client: client.clone() },
         current: Arc::clone(&current),
         controller_namespace: settings.controller_namespace,
         version: settings.version,
@@ -105,12 +105,12 @@ pub fn spawn(
     };
     let server = WebhookServer { listener, certificate, handler: Arc::new(handler) };
     servers.spawn("proxy-injector", server.serve(stop));
-    Ok(InjectorStatus(current))
+    Ok(ConfigurationStatus(current))
 }
 
-// === impl InjectorStatus ===
+// === impl ConfigurationStatus ===
 
-impl InjectorStatus {
+impl ConfigurationStatus {
     /// Returns why the latest configuration is not in use, for `/ready`.
     pub fn problem(&self) -> Option<String> {
         self.0.problem()

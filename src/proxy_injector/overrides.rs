@@ -261,8 +261,12 @@ fn port_or_range(item: &str) -> Option<String> {
 }
 
 /// Returns the variables of the document, then those of the namespace, then those of the Pod. A variable replaces the
-/// one with the same name. The namespace's apply also if the Pod has some.
+/// one with the same name. The namespace's apply also if the Pod has some. Without either, the list of the document stays
+/// as it is.
 fn additional_env(of_document: &[ProxyEnvVar], read: &mut Reader<'_>) -> Vec<ProxyEnvVar> {
+    if read.annotations.get("proxy-additional-env").is_none() {
+        return of_document.to_vec();
+    }
     let mut merged = Vec::new();
     merge(&mut merged, of_document.to_vec());
     for annotations in [read.annotations.namespace, read.annotations.pod] {
@@ -296,4 +300,45 @@ fn variables(text: &str) -> Option<Vec<ProxyEnvVar>> {
         serde_json::from_value(Value::Object(fields.collect())).ok()
     };
     listed.unwrap_or_default().into_iter().map(canonical).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::proxy_injector::annotations::AnnotationMap;
+
+    const KEY: &str = "config.linkerd.io/proxy-additional-env";
+
+    fn variable(name: &str, value: &str) -> ProxyEnvVar {
+        serde_json::from_value(json!({"name": name, "value": value})).unwrap()
+    }
+
+    /// Returns the names and values of the variables, and the number of warnings.
+    fn merged(of_document: &[ProxyEnvVar], namespace: Option<&str>, pod: Option<&str>) -> (String, usize) {
+        let map = |text: Option<&str>| -> AnnotationMap {
+            text.into_iter().map(|text| (KEY.to_owned(), text.to_owned())).collect()
+        };
+        let (namespace, pod) = (map(namespace), map(pod));
+        let annotations = Annotations { pod: &pod, namespace: &namespace };
+        let mut read = Reader { annotations, warnings: Vec::new() };
+        let variables = additional_env(of_document, &mut read);
+        let text = variables.iter().map(|it| format!("{}={}", it.name, it.value)).collect::<Vec<_>>().join(" ");
+        (text, read.warnings.len())
+    }
+
+    #[test]
+    fn variables_of_the_namespace_replace_those_of_the_document_and_variables_of_the_pod_replace_both() {
+        let document = [variable("A", "1"), variable("B", "1")];
+        let namespace = r#"[{"name": "B", "value": "2"}, {"name": "C", "value": "2"}]"#;
+        let pod = r#"[{"NAME": "C", "Value": "3", "more": 1}]"#;
+        assert_eq!(merged(&document, Some(namespace), Some(pod)), ("A=1 B=2 C=3".to_owned(), 0));
+        assert_eq!(merged(&document, Some(namespace), Some("")), ("A=1 B=2 C=2".to_owned(), 0));
+        assert_eq!(merged(&document, Some(namespace), Some("{}")), ("A=1 B=2 C=2".to_owned(), 1));
+        // Linkerd's injector changes the list of the document only if there is an annotation.
+        let twice = [variable("A", "1"), variable("A", "2")];
+        assert_eq!(merged(&twice, None, None), ("A=1 A=2".to_owned(), 0));
+        assert_eq!(merged(&twice, None, Some("[]")), ("A=2".to_owned(), 0));
+    }
 }

@@ -50,7 +50,7 @@ const BETTER: &[(&str, &str)] = &[
 ];
 const REFUSED: &str =
     "a document that some Pods cannot be injected with, or that is read in several ways, is refused as a whole";
-const NEVER_BREAKS: &str = "the connection does not break, which would let Pods start without a proxy";
+const NEVER_BREAKS: &str = "every request is answered";
 const ONLY_INJECTED: &str = "without a configuration, Services and Pods that need no proxy are not denied";
 
 struct Recording {

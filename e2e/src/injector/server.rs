@@ -84,7 +84,7 @@ pub enum CertificateKind {
 
 /// The certificate of all replicas, and an untrusted one.
 pub(super) struct Certificates {
-    name: String,
+    pub(super) name: String,
     right: ServingCertificate,
     wrong: ServingCertificate,
 }
