@@ -17,6 +17,8 @@ use e2e::{
     load::Cost,
     memory::Memory,
 };
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
 
 use crate::report::Report;
@@ -25,6 +27,7 @@ pub(crate) const FIGURES: [&str; 1] = ["injector"];
 
 const LINKERD: &str = "linkerd";
 const APP: &str = "app";
+const REPLICA_SET: &str = "web-5f8d";
 const WARM_UP: usize = 200;
 const REVIEWS: usize = 5_000;
 /// Reviews by several connections at the same time, each.
@@ -44,22 +47,22 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
         let content = format!("--from-literal={content}");
         control_plane.kubectl(&["-n", LINKERD, "create", "configmap", name, &content]).await?;
     }
-    let deployment = ["-n", APP, "create", "deployment", "web", "--image=web", "--replicas=0"];
-    control_plane.kubectl(&deployment).await?;
+    let sets: Api<ReplicaSet> = Api::namespaced(control_plane.client().await?, APP);
+    sets.create(&PostParams::default(), &serde_json::from_value(replica_set())?).await?;
     let operator = Injector::start_operator(false, &control_plane, LINKERD, &[APP], 1).await?;
-    measure(report, "operator", &control_plane, &operator).await?;
+    measure(report, "operator", &operator).await?;
     drop(operator);
     if let Some(controller) = std::env::var_os("LINKERD_CONTROLLER").map(PathBuf::from) {
         let signed = CertificateKind::SignedByAuthority;
         let linkerd = Injector::start_linkerd(&controller, signed, &control_plane, LINKERD, &[APP], 1).await?;
-        measure(report, "Linkerd's injector", &control_plane, &linkerd).await?;
+        measure(report, "Linkerd's injector", &linkerd).await?;
     }
     Ok(())
 }
 
-async fn measure(report: &mut Report, name: &str, control_plane: &ControlPlane, injector: &Injector) -> Result<()> {
+async fn measure(report: &mut Report, name: &str, injector: &Injector) -> Result<()> {
     let pid = injector.pid(0).await?.context("the injector has no process")?;
-    let review = Bytes::from(request("Pod", &pod(&replica_set(control_plane).await?)).to_string());
+    let review = Bytes::from(request("Pod", &pod()).to_string());
     report.memory(&format!("{name}: before the first review"), &[Memory::of_process(pid)?], "at most 20 MiB more");
     let mut caller = injector.connect(0).await?;
     for _ in 0..WARM_UP {
@@ -104,22 +107,30 @@ async fn measure(report: &mut Report, name: &str, control_plane: &ControlPlane, 
     Ok(())
 }
 
-/// The name of the Deployment's ReplicaSet.
-async fn replica_set(control_plane: &ControlPlane) -> Result<String> {
-    let path = "jsonpath={.items[0].metadata.name}";
-    let name = control_plane.kubectl(&["-n", APP, "get", "replicasets", "-o", path]).await?;
-    ensure!(!name.is_empty(), "the Deployment has no ReplicaSet");
-    Ok(name)
+/// The ReplicaSet of a Deployment. No controller reads it.
+fn replica_set() -> Value {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "1", "controller": true});
+    json!({
+        "metadata": {"name": REPLICA_SET, "ownerReferences": [owner]},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [{"name": "web", "image": "web"}]},
+            },
+        },
+    })
 }
 
 /// A Pod of the ReplicaSet, with environment variables up to its size.
-fn pod(replica_set: &str) -> Value {
+fn pod() -> Value {
     let owner =
-        json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": replica_set, "uid": "1", "controller": true});
+        json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": REPLICA_SET, "uid": "1", "controller": true});
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "generateName": format!("{replica_set}-"),
+            "generateName": format!("{REPLICA_SET}-"),
             "annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-cpu-request": "100m"},
             "labels": {"app": "web", "pod-template-hash": "5f8d"},
             "ownerReferences": [owner],
