@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     annotations::AnnotationMap,
-    inject::{Injector, Target},
+    inject::{Injector, ReviewTarget},
     reviewed::ReviewedObject,
     values::ProxyValues,
 };
@@ -61,7 +61,7 @@ impl Configuration {
     fn try_it(&self) -> Result<(), RefusedConfiguration> {
         let injector = Injector { controller_namespace: "linkerd", version: "" };
         let none = AnnotationMap::new();
-        let target = Target { namespace: &none, namespace_name: "default", workload: None };
+        let target = ReviewTarget { namespace: &none, namespace_name: "default", workload: None };
         let probe = ReviewedObject::default();
         let containers = injector.pod_patch(self, target, &probe);
         containers.map(drop).map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::{
     annotations::AnnotationMap,
-    inject::{AdmissionOutcome, Injector, ObjectKind, Target},
+    inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
     lookup::ObjectLookup,
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
@@ -54,7 +54,8 @@ impl InjectionHandler {
             return request.denied(&unknown);
         }
         let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
-        let target = Target { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
+        let target =
+            ReviewTarget { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
         match injector.decide(self.current.get().as_deref(), kind, target, &request.object) {
             Ok(AdmissionOutcome { decision, patch, warnings }) => {
                 labels.annotation_at = decision.annotation_at;

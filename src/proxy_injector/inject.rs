@@ -37,7 +37,7 @@ pub(super) struct Injector<'a> {
 
 /// Where an object is created.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target<'a> {
+pub(super) struct ReviewTarget<'a> {
     /// The annotations of the namespace.
     pub(super) namespace: &'a AnnotationMap,
     pub(super) namespace_name: &'a str,
@@ -71,7 +71,7 @@ impl Injector<'_> {
         self,
         configuration: Option<&Configuration>,
         kind: ObjectKind,
-        target: Target<'_>,
+        target: ReviewTarget<'_>,
         object: &ReviewedObject,
     ) -> Result<AdmissionOutcome, NotRenderable> {
         match (configuration, kind) {
@@ -94,7 +94,7 @@ impl Injector<'_> {
     fn pod(
         self,
         configuration: &Configuration,
-        target: Target<'_>,
+        target: ReviewTarget<'_>,
         pod: &ReviewedObject,
     ) -> Result<AdmissionOutcome, NotRenderable> {
         let has_projected_token = configuration.values.identity.service_account_token_projection;
@@ -115,7 +115,7 @@ impl Injector<'_> {
         Ok(AdmissionOutcome { decision, patch: only_opaque_ports(&pod.metadata.annotations, opaque), warnings })
     }
 
-    fn service(configuration: &Configuration, target: Target<'_>, service: &ReviewedObject) -> AdmissionOutcome {
+    fn service(configuration: &Configuration, target: ReviewTarget<'_>, service: &ReviewedObject) -> AdmissionOutcome {
         let annotations = Annotations { pod: &service.metadata.annotations, namespace: target.namespace };
         let defaults = &configuration.values.proxy.optional.opaque_ports;
         let opaque = opaque_ports::of_service(annotations, &service.spec.ports, defaults);
@@ -130,7 +130,7 @@ impl Injector<'_> {
     pub(super) fn pod_patch(
         self,
         configuration: &Configuration,
-        target: Target<'_>,
+        target: ReviewTarget<'_>,
         pod: &ReviewedObject,
     ) -> Result<(Vec<PatchOperation>, Vec<String>), NotRenderable> {
         let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
@@ -170,7 +170,7 @@ impl Injector<'_> {
         added
     }
 
-    fn labels(self, target: Target<'_>) -> AnnotationMap {
+    fn labels(self, target: ReviewTarget<'_>) -> AnnotationMap {
         let mut added = AnnotationMap::from([
             (CONTROL_PLANE_NAMESPACE_LABEL.to_owned(), self.controller_namespace.to_owned()),
             (WORKLOAD_NAMESPACE_LABEL.to_owned(), target.namespace_name.to_owned()),
