@@ -60,7 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("webhook", &[]),
     ("proxy_injector", &["api", "cluster", "tasks", "text", "values", "webhook"]),
     ("cli", &["api", "client", "cluster", "linkerd_config", "proto", "text", "values"]),
-    ("args", &["cli", "cluster", "destination", "resources", "text", "version"]),
+    ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (
         "manager",
         &[

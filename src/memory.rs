@@ -23,7 +23,7 @@ const STREAMS_OF_A_CLIENT: usize = 8;
 /// The part of the memory limit in percent up to which clients may add memory. The rest is for what the allocator
 /// does not count: its own fragmentation, stacks, code, and the buffers of sockets in the kernel.
 const ROOM_PERCENT: u64 = 60;
-/// The part of [`ROOM_PERCENT`] that is left to clients when the objects of other clusters take all they may.
+/// Objects of other clusters may take all but the third part of [`ROOM_PERCENT`], which stays for clients.
 const CLIENTS_PART: usize = 3;
 /// The part of the memory limit in percent above which clients that hold memory lose their streams. It is higher than
 /// [`ROOM_PERCENT`], because existing streams have priority over new ones.

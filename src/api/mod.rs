@@ -5,6 +5,7 @@
 
 pub mod endpoint_slice;
 mod external_workload;
+pub mod go_bool;
 pub mod go_duration;
 mod label_selector;
 pub mod linkerd_config;

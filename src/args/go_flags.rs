@@ -8,18 +8,60 @@ use std::{
     net::{Ipv6Addr, SocketAddr, ToSocketAddrs},
 };
 
-use clap::{Arg, ArgAction, Args as ClapArgs};
+use clap::{Arg, ArgAction, Args as ClapArgs, ValueEnum};
 
 use super::{
+    Exit, LogFormat, ManagerArgs,
     linkerd_destination::{self, LinkerdDestinationArgs},
     linkerd_proxy_injector::{self, LinkerdProxyInjectorArgs},
     switch,
 };
+use crate::{api::go_bool, version};
 
+/// The variable of the environment with the version of the container.
+const VERSION_VARIABLE: &str = "LINKERD_CONTAINER_VERSION_OVERRIDE";
 /// The flag with which an unknown one is passed to clap, which would exit.
 pub(super) const UNKNOWN_FLAG: &str = "unknown-flag";
 
-/// Returns the flags of a container; `None` if the subcommand is none of Linkerd's.
+/// The flags that several of Linkerd's containers have, and the operator's own flags for them. Values for which a
+/// container exits with 1 are strings here, because clap exits with 2.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args = go_switch)]
+pub(super) struct SharedFlags {
+    /// The kubeconfig; if empty, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod
+    #[arg(long, value_name = "FILE", default_value = "")]
+    kubeconfig: String,
+
+    /// No effect
+    #[arg(long, default_value_t = false)]
+    enable_pprof: bool,
+
+    /// Log level: panic, fatal, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+
+    /// Log format: plain or json
+    #[arg(long, value_name = "FORMAT", default_value = "plain")]
+    log_format: String,
+
+    /// Exit with 2 if a flag is unknown, as Linkerd's container does; otherwise it is named in the log and ignored
+    #[arg(long, default_value_t = false)]
+    strict_flags: bool,
+
+    /// Print the version and exit
+    #[arg(long, default_value_t = false)]
+    version: bool,
+
+    /// The names of unknown flags.
+    #[arg(long = UNKNOWN_FLAG, hide = true)]
+    unknown: Vec<String>,
+
+    /// Ignored: in Go, the first argument that is not a flag ends the flags.
+    #[arg(hide = true, trailing_var_arg = true)]
+    ignored: Vec<String>,
+}
+
+/// Returns the flags of a container; `None` for a subcommand that does not replace one.
 fn container(subcommand: &str) -> Option<clap::Command> {
     match subcommand {
         linkerd_destination::COMMAND => {
@@ -30,6 +72,11 @@ fn container(subcommand: &str) -> Option<clap::Command> {
         }
         _ => None,
     }
+}
+
+/// The error of a flag whose value is invalid.
+pub(super) fn invalid(flag: &str, value: &str, reason: &str) -> Exit {
+    Exit::failure(1, format!("error: invalid value {value:?} for flag -{flag}: {reason}\n"))
 }
 
 /// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand of a container: clap
@@ -79,16 +126,10 @@ pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) 
 /// Makes a boolean flag accept the values of Go's `strconv.ParseBool`.
 pub(super) fn go_switch(arg: Arg) -> Arg {
     match arg.get_action() {
-        ArgAction::SetTrue => switch(arg).value_parser(go_bool),
+        ArgAction::SetTrue => {
+            switch(arg).value_parser(|text: &str| go_bool::parse(text).ok_or("it must be true or false"))
+        }
         _ => arg,
-    }
-}
-
-fn go_bool(text: &str) -> Result<bool, &'static str> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("it must be true or false"),
     }
 }
 
@@ -113,7 +154,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// Returns the operator's log level for a level of logrus.
-pub(super) fn level(text: &str) -> Result<&'static str, &'static str> {
+fn level(text: &str) -> Result<&'static str, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "panic" | "fatal" | "error" => Ok("error"),
         "warn" | "warning" => Ok("warn"),
@@ -121,5 +162,41 @@ pub(super) fn level(text: &str) -> Result<&'static str, &'static str> {
         "debug" => Ok("debug"),
         "trace" => Ok("trace"),
         _ => Err("it must be panic, fatal, error, warn, info, debug or trace"),
+    }
+}
+
+// === impl SharedFlags ===
+
+impl SharedFlags {
+    /// Applies the flags to the settings of the manager. Returns the version of the container.
+    ///
+    /// # Errors
+    /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
+    pub(super) fn apply(
+        self,
+        command: &'static str,
+        manager: &mut ManagerArgs,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<String, Exit> {
+        if let Some(flag) = self.unknown.first().filter(|_| self.strict_flags) {
+            let usage = container(command).map(|mut command| command.render_usage().to_string()).unwrap_or_default();
+            return Err(Exit::failure(2, format!("error: unexpected argument '-{flag}' found\n\n{usage}\n")));
+        }
+        let version = environment(VERSION_VARIABLE).filter(|text| !text.is_empty());
+        let version = version.unwrap_or_else(|| version::whole().to_owned());
+        if self.version {
+            return Err(Exit::success(version + "\n"));
+        }
+        let unknown = self.unknown.iter().map(|flag| format!("-{flag} is unknown to linkerd-operator and is ignored"));
+        manager.notices = unknown.collect();
+        if self.enable_pprof {
+            manager.notices.push("-enable-pprof has no effect in linkerd-operator and is ignored".to_owned());
+        }
+        manager.log_level =
+            level(&self.log_level).map_err(|reason| invalid("log-level", &self.log_level, reason))?.to_owned();
+        manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
+            .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
+        manager.kubeconfig = (!self.kubeconfig.is_empty()).then(|| self.kubeconfig.into());
+        Ok(version)
     }
 }

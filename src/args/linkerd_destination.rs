@@ -9,16 +9,15 @@
 
 use std::str::FromStr;
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 
 use super::{
-    Exit, LogFormat, ManagerArgs,
-    go_flags::{UNKNOWN_FLAG, address, go_switch, level},
+    Exit, ManagerArgs,
+    go_flags::{SharedFlags, address, go_switch, invalid},
 };
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::settings::{Http2Params, TransportMode},
-    version,
 };
 
 /// The subcommand.
@@ -38,10 +37,6 @@ pub(super) struct LinkerdDestinationArgs {
     /// Address of /metrics, /ping and /ready
     #[arg(long, value_name = "ADDR", default_value = ":9996")]
     metrics_addr: String,
-
-    /// The kubeconfig; if empty, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod
-    #[arg(long, value_name = "FILE", default_value = "")]
-    kubeconfig: String,
 
     /// Namespace of Linkerd's control plane
     #[arg(long, value_name = "NAME", default_value = "linkerd")]
@@ -83,10 +78,6 @@ pub(super) struct LinkerdDestinationArgs {
     #[arg(long, value_name = "JSON", default_value = "")]
     meshed_http2_client_params: String,
 
-    /// No effect
-    #[arg(long, default_value_t = false)]
-    enable_pprof: bool,
-
     /// No effect: the metrics are always exported
     #[arg(long, default_value_t = true)]
     export_queue_metrics: bool,
@@ -99,29 +90,8 @@ pub(super) struct LinkerdDestinationArgs {
     #[arg(long, value_name = "ADDR", default_value = "")]
     trace_collector: String,
 
-    /// Log level: panic, fatal, error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-
-    /// Log format: plain or json
-    #[arg(long, value_name = "FORMAT", default_value = "plain")]
-    log_format: String,
-
-    /// Exit with 2 if a flag is unknown, as Linkerd's container does; otherwise it is named in the log and ignored
-    #[arg(long, default_value_t = false)]
-    strict_flags: bool,
-
-    /// Print the version and exit
-    #[arg(long, default_value_t = false)]
-    version: bool,
-
-    /// The names of unknown flags.
-    #[arg(long = UNKNOWN_FLAG, hide = true)]
-    unknown: Vec<String>,
-
-    /// Ignored: in Go, the first argument that is not a flag ends the flags.
-    #[arg(hide = true, trailing_var_arg = true)]
-    ignored: Vec<String>,
+    #[command(flatten)]
+    shared: SharedFlags,
 }
 
 // === impl LinkerdDestinationArgs ===
@@ -137,17 +107,7 @@ impl LinkerdDestinationArgs {
         mut manager: ManagerArgs,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<ManagerArgs, Exit> {
-        if let Some(flag) = self.unknown.first().filter(|_| self.strict_flags) {
-            let usage = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).render_usage();
-            return Err(Exit::failure(2, format!("error: unexpected argument '-{flag}' found\n\n{usage}\n")));
-        }
-        if self.version {
-            let version = environment("LINKERD_CONTAINER_VERSION_OVERRIDE").filter(|text| !text.is_empty());
-            return Err(Exit::success(version.unwrap_or_else(|| version::whole().to_owned()) + "\n"));
-        }
-        let invalid = |flag: &str, value: &str, reason: &str| {
-            Exit::failure(1, format!("error: invalid value {value:?} for flag -{flag}: {reason}\n"))
-        };
+        self.shared.apply(COMMAND, &mut manager, environment)?;
         if !self.enable_endpoint_slices {
             let reason = "discovery without EndpointSlices is not supported: remove the flag";
             return Err(invalid("enable-endpoint-slices", "false", reason));
@@ -157,10 +117,8 @@ impl LinkerdDestinationArgs {
             return Err(invalid("stream-queue-capacity", &value, "it must be greater than 0"));
         }
 
-        let unknown = self.unknown.iter().map(|flag| format!("-{flag} is unknown to linkerd-operator and is ignored"));
-        let mut notices: Vec<String> = unknown.collect();
+        let notices = &mut manager.notices;
         for (flag, is_given) in [
-            ("enable-pprof", self.enable_pprof),
             ("export-queue-metrics", !self.export_queue_metrics),
             ("stream-queue-capacity", self.stream_queue_capacity != STREAM_QUEUE_CAPACITY),
             ("trace-collector", !self.trace_collector.is_empty()),
@@ -202,12 +160,7 @@ impl LinkerdDestinationArgs {
 
         manager.admin_addr =
             address(&self.metrics_addr).map_err(|reason| invalid("metrics-addr", &self.metrics_addr, reason))?;
-        manager.kubeconfig = (!self.kubeconfig.is_empty()).then(|| self.kubeconfig.into());
         manager.controller_namespace = self.controller_namespace;
-        manager.log_level =
-            level(&self.log_level).map_err(|reason| invalid("log-level", &self.log_level, reason))?.to_owned();
-        manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
-            .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
         manager.enable_destination = true;
         // Linkerd's container serves the Services of other clusters. If that is disabled here, a rollout stops at the first
         // replica that refuses requests for such Services.
@@ -217,7 +170,6 @@ impl LinkerdDestinationArgs {
         // Linkerd's ServiceAccount has no permission to write the configuration; the operator's own Deployment does
         // that.
         manager.enable_linkerd_config = false;
-        manager.notices = notices;
         Ok(manager)
     }
 }

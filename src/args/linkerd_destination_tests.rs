@@ -3,10 +3,13 @@ use std::{collections::HashMap, ffi::OsString};
 use clap::{Args as _, FromArgMatches};
 
 use super::*;
-use crate::args::{
-    Task,
-    go_flags::with_double_dashes,
-    testing::{manager, run},
+use crate::{
+    args::{
+        Task,
+        go_flags::with_double_dashes,
+        testing::{manager, run},
+    },
+    version,
 };
 
 /// The arguments of Linkerd's chart with its default values (edge-26.8). The chart passes more with tracing or with

@@ -1,7 +1,7 @@
 //! The annotations that override values for one Pod.
 //!
-//! In: the annotations of a Pod and of its namespace. Out: those that apply to the Pod, and those that the Pod inherits.
-//! Always holds: an annotation of the Pod hides the one of its namespace, even if it is empty or invalid.
+//! In: the annotations of a Pod and of its namespace. Out: the annotations that apply to the Pod, and those that it
+//! inherits. Always holds: an annotation of the Pod hides that of its namespace, even if it is empty or invalid.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::api::INJECT_ANNOTATION;
 
 /// The prefix of the annotations below.
 pub(super) const PREFIX: &str = "config.linkerd.io/";
-/// The annotations that a Pod inherits from its namespace, without [`PREFIX`]. They are the labels of the metrics, too.
+/// The annotations that a Pod inherits from its namespace, without [`PREFIX`].
 pub(super) const INHERITED: [&str; 40] = [
     "access-log",
     "admin-port",
@@ -52,7 +52,7 @@ pub(super) const INHERITED: [&str; 40] = [
     "skip-outbound-ports",
     "skip-subnets",
 ];
-/// The remaining annotations that a Pod inherits, whole.
+/// The annotations with other prefixes that a Pod inherits.
 const INHERITED_OTHERS: [&str; 3] = [NATIVE_SIDECAR_ALPHA, WAIT_BEFORE_EXIT, INJECT_ANNOTATION];
 /// The annotations without [`PREFIX`] that only a Pod may have.
 const OF_PODS: [&str; 6] = [
@@ -102,7 +102,7 @@ impl<'a> Annotations<'a> {
         self.namespace.iter().filter(inherited).map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Returns the keys of the Pod with Linkerd's prefix that have no meaning.
+    /// Returns the unknown keys of the Pod with Linkerd's prefix.
     pub(super) fn unknown(self) -> impl Iterator<Item = &'a str> {
         let is_known = |name: &str| INHERITED.contains(&name) || OF_PODS.contains(&name) || OF_OTHERS.contains(&name);
         let unknown = move |key: &&String| key.strip_prefix(PREFIX).is_some_and(|name| !is_known(name));

@@ -1,7 +1,7 @@
 //! Whether a proxy is injected.
 //!
-//! In: the annotation `linkerd.io/inject` of the namespace and of the Pod, and the Pod. Out: a [`InjectionDecision`]. Always
-//! holds: all reasons against an injection are named, in a fixed order.
+//! In: the annotation `linkerd.io/inject` of the namespace and of the Pod, and the Pod. Out: an [`InjectionDecision`].
+//! Always holds: all reasons against an injection are named, in a fixed order.
 
 use super::{annotations::AnnotationMap, reviewed::ReviewedSpec};
 use crate::api::INJECT_ANNOTATION;
@@ -45,7 +45,7 @@ impl NotInjected {
         }
     }
 
-    /// The reason in an Event.
+    /// The reason in a warning.
     pub(super) fn sentence(self) -> &'static str {
         match self {
             Self::HostNetwork => "hostNetwork is enabled",
@@ -98,7 +98,7 @@ impl InjectionDecision {
         self.skipped.is_empty()
     }
 
-    /// Returns whether the author of the Pod asked for a proxy.
+    /// Returns whether an annotation requests a proxy.
     pub(super) fn was_requested(&self) -> bool {
         !self.annotation_at.is_empty() && !self.skipped.contains(&NotInjected::Disabled)
     }

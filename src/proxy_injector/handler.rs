@@ -1,7 +1,7 @@
 //! Answers admission reviews.
 //!
-//! In: the body of a request. Out: an answer. Always holds: a Pod is denied only if it is to have a proxy and cannot have
-//! one, or if its namespace cannot be read, so that nothing says whether it is; every other object is allowed.
+//! In: the body of a request. Out: an answer. Always holds: a Pod is denied only if it requests a proxy that cannot be
+//! injected, or if its namespace cannot be read; every other object is allowed.
 
 use std::sync::Arc;
 
@@ -37,17 +37,19 @@ impl InjectionHandler {
     async fn review(&self, request: ReviewRequest) -> Vec<u8> {
         let Some(kind) = request.kind else { return request.allowed(&Patch::default(), Vec::new()) };
         let pod = &request.object.metadata;
-        let workload = match kind {
-            ObjectKind::Pod => Some(self.lookup.workload(&request.namespace, &pod.name, &pod.owner_references).await),
-            ObjectKind::Service => None,
+        let workload = async {
+            let lookup = self.lookup.workload(&request.namespace, &pod.name, &pod.owner_references);
+            if kind == ObjectKind::Pod { Some(lookup.await) } else { None }
         };
-        let (namespace, unknown) = match self.lookup.namespace(&request.namespace).await {
+        // Both may wait for the API server.
+        let (workload, namespace) = tokio::join!(workload, self.lookup.namespace(&request.namespace));
+        let (namespace, unknown) = match namespace {
             Ok(annotations) => (annotations, None),
             Err(error) => (AnnotationMap::new(), Some(format!("{error:#}"))),
         };
         let owner_kind = workload.as_ref().map(Workload::metrics_kind).unwrap_or_default();
         let mut labels = RequestLabels { owner_kind: &owner_kind, namespace: &request.namespace, annotation_at: "" };
-        // Without the annotations of the namespace, it is not known whether a Pod is to have a proxy.
+        // The annotations of the namespace may request a proxy for the Pod.
         if let Some(unknown) = unknown.filter(|_| kind == ObjectKind::Pod) {
             self.metrics.denied(&labels);
             warn!(namespace = request.namespace, error = unknown, "denied a Pod");
@@ -77,7 +79,7 @@ impl Handler for InjectionHandler {
         async move {
             match ReviewRequest::read(&body) {
                 Ok(request) => {
-                    // The object was parsed, so its text is not needed any more.
+                    // The parsed object does not refer to the body.
                     drop(body);
                     json(StatusCode::OK, self.review(request).await)
                 }

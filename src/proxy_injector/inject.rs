@@ -1,4 +1,4 @@
-//! What is changed in an object that the API server is about to create.
+//! The patch of an object that the API server is about to create.
 //!
 //! In: the configuration, the namespace, the workload and the object. Out: the decision, a JSON patch (RFC 6902), and
 //! warnings for the author. Always holds: the same input gives the same patch; values are JSON, and never text that is
@@ -8,19 +8,19 @@ use json_patch::{AddOperation, PatchOperation, jsonptr::PointerBuf};
 use serde_json::{Value, json};
 
 use super::{
-    annotations::{AnnotationMap, Annotations, PREFIX},
+    annotations::{AnnotationMap, Annotations},
     configuration::Configuration,
     containers::{self, NotRenderable, ProxyContext},
     decision::InjectionDecision,
     opaque_ports,
-    overrides::{go_bool, overridden},
+    overrides::overridden,
     owner::Workload,
     reviewed::ReviewedObject,
     values::ProxyValues,
 };
 use crate::api::{
     CONTROL_PLANE_NAMESPACE_LABEL, CREATED_BY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, PROXY_VERSION_ANNOTATION,
-    TRUST_ROOT_ANNOTATION,
+    TRUST_ROOT_ANNOTATION, go_bool,
 };
 
 /// The label of a meshed Pod with its namespace.
@@ -52,7 +52,7 @@ pub(super) enum ObjectKind {
     Service,
 }
 
-/// What becomes of an object.
+/// The result of a review.
 #[derive(Debug, Default)]
 pub(super) struct AdmissionOutcome {
     pub(super) decision: InjectionDecision,
@@ -63,10 +63,10 @@ pub(super) struct AdmissionOutcome {
 // === impl Injector ===
 
 impl Injector<'_> {
-    /// Decides about an object. Without a configuration, only a Pod that is to be injected is denied.
+    /// Decides about an object. Without a configuration, only a Pod that requests a proxy is denied.
     ///
     /// # Errors
-    /// When a Pod is to be injected, and that is impossible.
+    /// When a Pod requests a proxy that cannot be injected.
     pub(super) fn decide(
         self,
         configuration: Option<&Configuration>,
@@ -135,7 +135,7 @@ impl Injector<'_> {
     ) -> Result<(Vec<PatchOperation>, Vec<String>), NotRenderable> {
         let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
         let (mut values, mut warnings) = overridden(&configuration.values, annotations, pod);
-        // The default ports that the Pod has become its annotation, and so replace the whole default list.
+        // The default ports that the Pod has are written to its annotation, and an annotation overrides the default list.
         let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.optional.opaque_ports)
             .filter(|_| annotations.get("opaque-ports").is_none());
         if let Some(opaque) = &opaque {
@@ -201,19 +201,13 @@ impl Injector<'_> {
         if pod.spec.init_containers.is_empty() {
             add(patch, "/spec/initContainers", json!([]));
         }
-        match optional.native_sidecar {
-            true => {
-                add(patch, "/spec/initContainers/0", init);
-                add(patch, "/spec/initContainers/1", proxy.clone());
-            }
-            false => add(patch, "/spec/initContainers/-", init),
-        }
-        if annotations.get("enable-debug-sidecar").and_then(go_bool).unwrap_or_default() {
+        add(patch, if optional.native_sidecar { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
+        if annotations.get("enable-debug-sidecar").and_then(go_bool::parse).unwrap_or_default() {
             add(patch, "/spec/containers/-", containers::debug(values)?);
         }
         match (optional.native_sidecar, optional.r#await) {
-            (true, _) => {}
-            // The next container starts only when its hook has ended.
+            (true, _) => add(patch, "/spec/initContainers/1", proxy),
+            // The kubelet starts the next container only after the hook has ended.
             (false, true) => add(patch, "/spec/containers/0", proxy),
             (false, false) => add(patch, "/spec/containers/-", proxy),
         }
@@ -232,7 +226,7 @@ fn shared_with_node(values: &ProxyValues, pod: &ReviewedObject) -> Option<String
 fn only_opaque_ports(annotations: &AnnotationMap, opaque: Option<String>) -> Vec<PatchOperation> {
     let mut patch = Vec::new();
     if let Some(opaque) = opaque {
-        let added = AnnotationMap::from([(format!("{PREFIX}opaque-ports"), opaque)]);
+        let added = AnnotationMap::from([(OPAQUE_PORTS_ANNOTATION.to_owned(), opaque)]);
         add_entries(&mut patch, "annotations", annotations.is_empty(), added);
     }
     patch

@@ -1,7 +1,7 @@
 //! The namespace and the workload of an object.
 //!
-//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations of a namespace, the owner of an owner. Always
-//! holds: an object is never judged by a cache that has not seen its namespace: on a miss, the API server is asked once.
+//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations of a namespace, the workload of a Pod.
+//! Always holds: a namespace that the cache lacks is read from the API server, because it may be new.
 
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
@@ -42,7 +42,6 @@ impl ObjectLookup {
         if let Some(namespace) = self.cluster.read().namespaces.get(&NamespacedName::cluster_scoped(&name.into())) {
             return Ok(known(&namespace.inherited_annotations));
         }
-        // A namespace that was just created.
         let api: Api<Namespace> = Api::all(self.client.clone());
         let found = timeout(DEADLINE, api.get_metadata(name)).await;
         let found = found.context("the API server did not answer in time").and_then(|found| Ok(found?));

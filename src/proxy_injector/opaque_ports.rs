@@ -1,7 +1,7 @@
 //! The annotation `config.linkerd.io/opaque-ports` of objects that have none.
 //!
 //! In: the ports of an object, and the default ports of the values. Out: the value of the annotation. Always holds: an
-//! object that has the annotation keeps it; the namespace's has priority over the defaults.
+//! object that has the annotation keeps it; the annotation of the namespace has priority over the defaults.
 
 use serde_json::Value;
 
@@ -9,8 +9,7 @@ use super::{
     annotations::Annotations,
     reviewed::{ReviewedServicePort, ReviewedSpec},
 };
-
-const NAME: &str = "opaque-ports";
+use crate::api::OPAQUE_PORTS_ANNOTATION;
 
 /// Returns the annotation to add to a Pod.
 pub(super) fn of_pod(annotations: Annotations<'_>, spec: &ReviewedSpec, defaults: &str) -> Option<String> {
@@ -37,18 +36,17 @@ pub(super) fn of_service(
 }
 
 fn to_add(annotations: Annotations<'_>, defaults: impl FnOnce() -> Vec<String>) -> Option<String> {
-    let key = format!("{}{NAME}", super::annotations::PREFIX);
-    if annotations.pod.contains_key(&key) {
+    if annotations.pod.contains_key(OPAQUE_PORTS_ANNOTATION) {
         return None;
     }
-    if let Some(of_namespace) = annotations.namespace.get(&key) {
+    if let Some(of_namespace) = annotations.namespace.get(OPAQUE_PORTS_ANNOTATION) {
         return Some(of_namespace.clone());
     }
     let ports = defaults();
     (!ports.is_empty()).then(|| ports.join(","))
 }
 
-/// Linkerd's injector compares texts, so spaces and ranges of the default list match no port.
+/// Linkerd's injector compares the texts, so items of the list with spaces or ranges match no port.
 fn is_default(defaults: &str, port: &str) -> bool {
     defaults.split(',').any(|it| it == port)
 }

@@ -1,4 +1,4 @@
-//! The values for one Pod: those of the document, with what the annotations override.
+//! The values for one Pod: the values of the document, with the overrides of the annotations.
 //!
 //! In: the values of the document, the annotations, the Pod. Out: the values of this Pod, and warnings for its author.
 //! Always holds: an invalid annotation changes nothing, and the Pod is injected as without it.
@@ -10,12 +10,11 @@ use super::{
     reviewed::ReviewedObject,
     values::{ProxyEnvVar, ProxyValues},
 };
-use crate::api::{go_duration, quantity::Quantity};
+use crate::api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, go_bool, go_duration, quantity::Quantity};
 
 /// The values of an inbound policy.
 const POLICIES: [&str; 6] =
     ["all-unauthenticated", "all-authenticated", "cluster-unauthenticated", "cluster-authenticated", "deny", "audit"];
-const ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
 /// The labels of a Pod that name its service in traces. The first one that it has counts.
 const SERVICE_LABELS: [&str; 2] = ["app.kubernetes.io/instance", "app.kubernetes.io/name"];
 
@@ -71,7 +70,7 @@ impl Reader<'_> {
         }
         self.bool("proxy-metrics-hostname-labels", &mut values.proxy.metrics.hostname_labels);
         let proxy = &mut values.proxy.optional;
-        proxy.is_ingress |= self.annotations.whole(crate::api::INJECT_ANNOTATION) == Some("ingress");
+        proxy.is_ingress |= self.annotations.whole(INJECT_ANNOTATION) == Some("ingress");
         self.switch("proxy-admin-shutdown", &mut proxy.enable_shutdown_endpoint);
         self.text("proxy-log-level", &mut proxy.log_level);
         self.text("proxy-log-format", &mut proxy.log_format);
@@ -108,7 +107,7 @@ impl Reader<'_> {
         let stable = format!("{PREFIX}proxy-enable-native-sidecar");
         let keys = [stable.as_str(), NATIVE_SIDECAR_BETA, NATIVE_SIDECAR_ALPHA];
         if let Some(key) = keys.into_iter().find(|key| self.annotations.whole(key).is_some()) {
-            self.parsed_at(key, "true or false", go_bool, &mut proxy.native_sidecar);
+            self.parsed_at(key, "true or false", go_bool::parse, &mut proxy.native_sidecar);
         }
         if let Some(text) = self.annotations.get("opaque-ports") {
             proxy.opaque_ports = self.opaque_ports(text, pod);
@@ -160,7 +159,7 @@ impl Reader<'_> {
         tracing.labels.extend(attributes.map(|(key, value)| (key.to_owned(), value.clone())));
     }
 
-    /// Returns the ports of a list of ports, ranges and names of ports. Anything else is left out.
+    /// Reads a list of ports, ranges and names of ports. Other items are left out, with a warning.
     fn opaque_ports(&mut self, text: &str, pod: &ReviewedObject) -> String {
         let mut kept = Vec::new();
         for item in text.strip_suffix(',').unwrap_or(text).split(',').map(str::trim) {
@@ -182,7 +181,7 @@ impl Reader<'_> {
     }
 
     fn bool(&mut self, name: &str, target: &mut bool) {
-        self.parsed(name, "true or false", go_bool, target);
+        self.parsed(name, "true or false", go_bool::parse, target);
     }
 
     fn switch(&mut self, name: &str, target: &mut bool) {
@@ -233,15 +232,6 @@ impl Reader<'_> {
 
 const A_DURATION: &str = "a duration such as 100ms or 5s";
 
-/// Go's `strconv.ParseBool`.
-pub(super) fn go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
 /// Returns the cores of a quantity, rounded up. A number that is too large sets no number of workers.
 fn whole_cores(quantity: Quantity) -> i64 {
     let milli = quantity.milli_value();
@@ -260,9 +250,9 @@ fn port_or_range(item: &str) -> Option<String> {
     }
 }
 
-/// Returns the variables of the document, then those of the namespace, then those of the Pod. A variable replaces the
-/// one with the same name. The namespace's apply also if the Pod has some. Without either, the list of the document stays
-/// as it is.
+/// Merges the variables of the document, the namespace and the Pod, in this order. A variable replaces an earlier one with
+/// the same name. Variables of the namespace also apply if the Pod has some. Without an annotation, the list of the
+/// document is not changed.
 fn additional_env(of_document: &[ProxyEnvVar], read: &mut Reader<'_>) -> Vec<ProxyEnvVar> {
     if read.annotations.get("proxy-additional-env").is_none() {
         return of_document.to_vec();
@@ -270,10 +260,10 @@ fn additional_env(of_document: &[ProxyEnvVar], read: &mut Reader<'_>) -> Vec<Pro
     let mut merged = Vec::new();
     merge(&mut merged, of_document.to_vec());
     for annotations in [read.annotations.namespace, read.annotations.pod] {
-        let Some(text) = annotations.get(ADDITIONAL_ENV) else { continue };
+        let Some(text) = annotations.get(ADDITIONAL_ENV_ANNOTATION) else { continue };
         match variables(text) {
             Some(variables) => merge(&mut merged, variables),
-            None => read.warn(ADDITIONAL_ENV, text, "a JSON list of variables"),
+            None => read.warn(ADDITIONAL_ENV_ANNOTATION, text, "a JSON list of variables"),
         }
     }
     merged
@@ -309,8 +299,6 @@ mod tests {
     use super::*;
     use crate::proxy_injector::annotations::AnnotationMap;
 
-    const KEY: &str = "config.linkerd.io/proxy-additional-env";
-
     fn variable(name: &str, value: &str) -> ProxyEnvVar {
         serde_json::from_value(json!({"name": name, "value": value})).unwrap()
     }
@@ -318,7 +306,7 @@ mod tests {
     /// Returns the names and values of the variables, and the number of warnings.
     fn merged(of_document: &[ProxyEnvVar], namespace: Option<&str>, pod: Option<&str>) -> (String, usize) {
         let map = |text: Option<&str>| -> AnnotationMap {
-            text.into_iter().map(|text| (KEY.to_owned(), text.to_owned())).collect()
+            text.into_iter().map(|text| (ADDITIONAL_ENV_ANNOTATION.to_owned(), text.to_owned())).collect()
         };
         let (namespace, pod) = (map(namespace), map(pod));
         let annotations = Annotations { pod: &pod, namespace: &namespace };

@@ -4,6 +4,7 @@
 //! metrics. Always holds: an owner that cannot be looked up is itself the workload, so it never denies a Pod.
 
 use super::reviewed::ReviewedOwner;
+use crate::api::LONGEST_LABEL;
 
 /// The kinds that a ReplicaSet may belong to. Another owner, such as a Rollout, leaves the ReplicaSet as the workload.
 const OWNERS_OF_REPLICA_SETS: [&str; 4] = ["Job", "StatefulSet", "DaemonSet", "Deployment"];
@@ -12,8 +13,6 @@ const LABELLED: [&str; 6] = ["deployment", "replicationcontroller", "replicaset"
 /// The kinds that metrics name. Others are custom resources.
 const KNOWN: [&str; 9] =
     ["deployment", "replicationcontroller", "replicaset", "job", "daemonset", "statefulset", "cronjob", "node", "pod"];
-/// The longest value of a label.
-const LONGEST_LABEL_VALUE: usize = 63;
 
 /// The workload of a Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +44,7 @@ impl Workload {
     /// reject the Pod.
     pub(super) fn label(&self) -> Option<(String, String)> {
         let kind = self.kind.to_lowercase();
-        let is_labelled = LABELLED.contains(&kind.as_str()) && self.name.len() <= LONGEST_LABEL_VALUE;
+        let is_labelled = LABELLED.contains(&kind.as_str()) && self.name.len() <= LONGEST_LABEL;
         is_labelled.then(|| (format!("linkerd.io/proxy-{kind}"), self.name.clone()))
     }
 

@@ -163,7 +163,8 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Returns an object as the API server keeps it, which drops nulls and empty values of variables; in a form in which null and absence, and whole numbers of both types, are equal.
+/// Returns an object as the API server stores it: without nulls and without empty values of variables. A whole number is
+/// always an integer.
 fn normal(value: Value) -> Value {
     match value {
         Value::Object(map) => map

@@ -1,7 +1,7 @@
 //! The admission reviews that the API server sends, and the answers.
 //!
-//! In: the bytes of a request, with content that tenants control. Out: a [`ReviewRequest`], or the reason why it is none;
-//! the bytes of an answer. Always holds: an answer has the version of its request, and its UID.
+//! In: the bytes of a request, with content that tenants control. Out: a [`ReviewRequest`], or an error; the
+//! bytes of an answer. Always holds: an answer has the UID and the API version of its request.
 
 use json_patch::Patch;
 use k8s_openapi::ByteString;

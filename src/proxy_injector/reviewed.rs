@@ -1,7 +1,7 @@
 //! The parts of a Pod, or of another object, that decide what is injected.
 //!
-//! In: the object of an admission request, with content that tenants control. Out: [`ReviewedObject`]. Always holds: a field
-//! that is not read here cannot make an object unreadable.
+//! In: the object of an admission request, with content that tenants control. Out: a [`ReviewedObject`].
+//! Always holds: a field that is not read here cannot make an object unreadable.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! Where the configuration comes from: the files of Linkerd's container, or the watched ConfigMaps.
 //!
 //! In: the text of the values and of the trust anchors, whenever they change. Out: the last configuration with which Pods
-//! can be injected. Always holds: a refused configuration does not replace the one in use; each is refused once, with
-//! its reason.
+//! can be injected. Always holds: a refused configuration does not replace the one in use; each refusal is
+//! logged once, with its reason.
 
 use std::{
     fs,
@@ -31,11 +31,11 @@ pub(super) struct CurrentConfiguration {
     latest: Mutex<Option<Latest>>,
 }
 
-/// What was read last.
+/// The last texts.
 struct Latest {
     /// The error is a sentence about a file or a ConfigMap that cannot be read.
     texts: Result<Texts, String>,
-    /// Why it is not in use.
+    /// The reason why these texts are not in use.
     problem: Option<String>,
 }
 

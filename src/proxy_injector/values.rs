@@ -1,7 +1,7 @@
 //! The fields of Linkerd's values that shape an injected Pod.
 //!
 //! In: a values document, whose strings and numbers have the types of Linkerd's fields. Out: [`ProxyValues`]. Always
-//! holds: a field that the injector cannot do without is present; an absent field is Go's zero, and not the default of
+//! holds: a map that the injector requires is present; an absent field is Go's zero, and not the default of
 //! the chart.
 
 use std::collections::BTreeMap;
@@ -255,8 +255,7 @@ pub(super) struct NetworkValidatorValues {
     pub(super) security_context: Map<String, Value>,
 }
 
-/// A variable of the proxy's environment. Where its value comes from is not interpreted, so that sources of a newer
-/// Kubernetes survive.
+/// A variable of the proxy's environment. `valueFrom` is not interpreted, so that sources of a newer Kubernetes are kept.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ProxyEnvVar {

@@ -79,7 +79,7 @@ impl ServingCertificate {
         Ok(Arc::new(Self(RwLock::new(InUse { pair, hash: files.hash() }))))
     }
 
-    /// Reads the files again and again, without end, and uses each new valid pair.
+    /// Reads the files every 5 s, forever, and uses each new valid pair.
     pub async fn follow(self: Arc<Self>, folder: PathBuf) {
         let mut reported = Reported::default();
         loop {
@@ -268,7 +268,7 @@ mod tests {
         let certificate = ServingCertificate::from_folder(folder.path()).unwrap();
         let mut reported = Reported::default();
         let mut refresh = || certificate.refresh(folder.path(), &mut reported);
-        // The kubelet was in the middle of an update.
+        // As during an update of the kubelet.
         Issued { certificate: new.certificate.clone(), key: old.key.clone() }.write(folder.path());
         assert_eq!(refresh(), None);
         new.write(folder.path());

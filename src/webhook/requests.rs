@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
@@ -35,7 +35,7 @@ pub(super) struct Requests {
 enum BodyError {
     TooLong,
     Late,
-    /// Other bodies took all memory.
+    /// The bodies of other requests take all memory.
     NoMemory,
     Broken(Box<dyn Error + Send + Sync>),
 }
@@ -119,25 +119,60 @@ impl Requests {
             self.discard(&mut body).await;
             return Err(BodyError::TooLong);
         }
-        let permits = u32::try_from(expected.div_ceil(KIB)).unwrap_or(u32::MAX);
-        let memory = timeout(self.limits.body_time, Arc::clone(&self.bodies).acquire_many_owned(permits));
-        let Ok(Ok(mut memory)) = memory.await else {
-            return Err(BodyError::NoMemory);
-        };
-        let read = timeout(self.limits.body_time, collect(&mut body, expected, self.limits.body)).await;
-        match read.unwrap_or(Err(BodyError::Late)) {
-            Ok(bytes) => {
-                let unused = memory.num_permits().saturating_sub(bytes.len().div_ceil(KIB));
-                drop(memory.split(unused));
-                Ok((bytes, Some(memory)))
-            }
-            Err(BodyError::TooLong) => {
-                drop(memory);
-                self.discard(&mut body).await;
-                Err(BodyError::TooLong)
-            }
-            Err(error) => Err(error),
+        let read = self.collect(&mut body, expected).await;
+        if matches!(read, Err(BodyError::TooLong)) {
+            self.discard(&mut body).await;
         }
+        read
+    }
+
+    /// Copies the body into one buffer. Frames are not kept, because a frame of one byte takes much more memory than that.
+    /// The buffer and its share of the memory grow with the bytes that were received, not with the announced length, so
+    /// that silent clients take nothing from others.
+    async fn collect<B>(
+        &self,
+        body: &mut B,
+        expected: usize,
+    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let deadline = Instant::now() + self.limits.body_time;
+        let (mut bytes, mut memory) = (Vec::new(), None);
+        while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(|_| BodyError::Late)? {
+            let frame = frame.map_err(|error| BodyError::Broken(error.into()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let length = bytes.len() + data.len();
+            if length > self.limits.body {
+                return Err(BodyError::TooLong);
+            }
+            if length > bytes.capacity() {
+                let capacity = (2 * bytes.capacity()).min(expected).max(length);
+                let grown = timeout_at(deadline, self.grow(&mut memory, capacity));
+                grown.await.map_err(|_| BodyError::NoMemory)??;
+                bytes.reserve_exact(capacity - bytes.len());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        bytes.shrink_to_fit();
+        if let Some(memory) = &mut memory {
+            let unused = memory.num_permits().saturating_sub(bytes.len().div_ceil(KIB));
+            drop(memory.split(unused));
+        }
+        Ok((bytes.into(), memory))
+    }
+
+    /// Waits for memory for so many bytes in total.
+    async fn grow(&self, memory: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> Result<(), BodyError> {
+        let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = u32::try_from(bytes.div_ceil(KIB).saturating_sub(held)).unwrap_or(u32::MAX);
+        let more = Arc::clone(&self.bodies).acquire_many_owned(more).await.map_err(|_| BodyError::NoMemory)?;
+        match memory {
+            Some(memory) => memory.merge(more),
+            None => *memory = Some(more),
+        }
+        Ok(())
     }
 
     /// Reads more of a body that is too long. Many HTTP/1 clients read the answer only after they have sent the body,
@@ -156,31 +191,6 @@ impl Requests {
     }
 }
 
-/// Copies the body into one buffer. Frames are not kept, because a frame of one byte takes much more memory than that.
-async fn collect<B>(body: &mut B, expected: usize, limit: usize) -> Result<Bytes, BodyError>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| BodyError::Broken(error.into()))?;
-        let Ok(data) = frame.into_data() else { continue };
-        let length = bytes.len() + data.len();
-        if length > limit {
-            return Err(BodyError::TooLong);
-        }
-        if length > bytes.capacity() {
-            // The buffer grows with what was received, not with what was announced.
-            let capacity = (2 * bytes.capacity()).min(expected).max(length);
-            bytes.reserve_exact(capacity - bytes.len());
-        }
-        bytes.extend_from_slice(&data);
-    }
-    bytes.shrink_to_fit();
-    Ok(bytes.into())
-}
-
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
@@ -193,13 +203,11 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
 mod tests {
     use std::{convert::Infallible, time::Duration};
 
+    use super::*;
+    use crate::webhook::testing::Script;
     use futures::stream;
     use http_body::Frame;
     use http_body_util::StreamBody;
-    use tokio::time::Instant;
-
-    use super::*;
-    use crate::webhook::testing::Script;
 
     const LIMITS: Limits = Limits { body: 4 * KIB, bodies: 8 * KIB, ..Limits::DEFAULT };
 
@@ -256,6 +264,22 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::from_secs(10));
         let released = async { drop(others) };
         assert_eq!(tokio::join!(answer(&requests, "/a", full(1)), released).0.0, StatusCode::OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_not_sent_take_no_memory_from_others() {
+        let (requests, _) = requests();
+        for _ in 0..3 {
+            let requests = Arc::clone(&requests);
+            tokio::spawn(async move {
+                let silent: StreamBody<_> = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
+                answer(&requests, "/a", silent).await
+            });
+        }
+        tokio::task::yield_now().await;
+        let begun = Instant::now();
+        assert_eq!(answer(&requests, "/a", full(4096)).await.0, StatusCode::OK);
+        assert!(begun.elapsed().is_zero());
     }
 
     #[tokio::test(start_paused = true)]

@@ -47,7 +47,7 @@ pub(super) struct Limits {
     pub(super) handshake_time: Duration,
     /// The timeout for the headers of a request of HTTP/1, also between requests.
     pub(super) header_time: Duration,
-    /// The timeout for a body, and before that for memory to read it. An API server waits for 10 s by default.
+    /// The timeout for a body, with the wait for memory. An API server waits for 10 s by default.
     pub(super) body_time: Duration,
     /// The timeout for the handler.
     pub(super) handler: Duration,

@@ -346,6 +346,21 @@ impl Replicas {
     }
 }
 
+/// Creates the namespace of a control plane with Linkerd's document and trust roots, and a namespace of workloads.
+pub async fn install(control_plane: &ControlPlane, namespace: &str, workloads: &str) -> Result<()> {
+    for namespace in [namespace, workloads] {
+        control_plane.kubectl(&["create", "namespace", namespace]).await?;
+    }
+    let values = format!("values={}", reviews::INSTALLED);
+    for (name, content) in
+        [("linkerd-config", values.as_str()), ("linkerd-identity-trust-roots", "ca-bundle.crt=roots")]
+    {
+        let content = format!("--from-literal={content}");
+        control_plane.kubectl(&["-n", namespace, "create", "configmap", name, &content]).await?;
+    }
+    Ok(())
+}
+
 /// Answers the body of a request as the stand-in does, with these files, for a control plane in `namespace`. `None` if
 /// it breaks the connection.
 ///

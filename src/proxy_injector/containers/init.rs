@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::{NotRenderable, ProxyValues, XTABLES_VOLUME, image, resources, set_pull_policy, token_mount};
 
-/// The user and the group of a container that may not run as root.
-const NOBODY: i64 = 65534;
-/// What setting up the firewall needs.
+/// The user and the group of a container that does not run as root, if the values name none.
+const UNPRIVILEGED: i64 = 65534;
+/// The capabilities that are required to set up the firewall.
 const NEEDED: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 
 pub(in crate::proxy_injector) fn init(values: &ProxyValues) -> Result<Value, NotRenderable> {
@@ -98,10 +98,10 @@ fn security_context(values: &ProxyValues) -> Value {
     if !dropped.is_empty() {
         capabilities.insert("drop".to_owned(), json!(dropped));
     }
-    let or_nobody = |id: i64| if id == 0 { NOBODY } else { id };
+    let or_default = |id: i64| if id == 0 { UNPRIVILEGED } else { id };
     let (user, group) = match init.run_as_root {
         true => (0, 0),
-        false => (or_nobody(init.run_as_user), or_nobody(init.run_as_group)),
+        false => (or_default(init.run_as_user), or_default(init.run_as_group)),
     };
     json!({
         "allowPrivilegeEscalation": is_privileged,

@@ -1,7 +1,7 @@
 //! The containers and volumes of a proxy.
 //!
-//! In: the values of one Pod. Out: their JSON, as the API server takes it. Always holds: what cannot work is an error
-//! here, and not a Pod that the API server rejects.
+//! In: the values of one Pod. Out: the JSON of the containers and volumes. Always holds: values that cannot work are an
+//! error here, so that the API server does not have to reject the Pod.
 
 mod debug;
 mod init;
@@ -19,7 +19,7 @@ pub(super) use init::init;
 pub(super) use proxy::{ProxyContext, proxy};
 pub(super) use validator::validator;
 
-/// The longest text of a value in an error.
+/// The maximum length of a value in an error, in bytes.
 const LONGEST_VALUE: usize = 100;
 
 pub(super) const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
@@ -27,7 +27,7 @@ pub(super) const TOKEN_VOLUME: &str = "linkerd-identity-token";
 pub(super) const PODINFO_VOLUME: &str = "linkerd-podinfo";
 pub(super) const XTABLES_VOLUME: &str = "linkerd-proxy-init-xtables-lock";
 
-/// Why a Pod that is to be injected cannot be: the configuration or an annotation is unusable.
+/// The reason why no proxy can be injected: a value of the configuration or an annotation is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct NotRenderable(String);
@@ -118,7 +118,7 @@ fn token_mount(mount: &MountValues) -> Value {
     json!({"mountPath": mount.mount_path, "name": mount.name, "readOnly": mount.read_only})
 }
 
-/// The networks of a comma-separated list, whose outer commas do not count, must be CIDRs.
+/// Checks that each item of a comma-separated list is a CIDR. Leading and trailing commas are ignored.
 fn check_networks(networks: &str) -> Result<(), NotRenderable> {
     let networks = networks.trim_matches(',');
     if networks.is_empty() {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::api::PROXY_NAME;
 
-/// What a proxy needs beside the values.
+/// The inputs of the proxy container that are not values.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proxy_injector) struct ProxyContext<'a> {
     /// The namespace of the control plane.
@@ -89,7 +89,7 @@ fn lifecycle(values: &ProxyValues) -> Option<Value> {
 
 fn security_context(values: &ProxyValues) -> Value {
     let proxy = &values.proxy.optional;
-    // A custom one replaces all of it.
+    // A custom security context replaces the default one completely.
     if !proxy.security_context.is_empty() {
         return proxy.security_context.clone().into();
     }

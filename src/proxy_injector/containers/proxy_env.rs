@@ -14,7 +14,7 @@ use crate::{
 };
 
 const PREFIX: &str = "LINKERD2_PROXY_";
-/// Turns the detection of protocols off in practice.
+/// A timeout that never expires in practice.
 const NEVER: &str = "365d";
 /// Keeps headers, which may contain secrets, out of the log.
 const WITHOUT_HEADERS: &str = ",[{headers}]=off,[{request}]=off";
@@ -181,12 +181,12 @@ fn tracing_env(
     Ok(())
 }
 
-/// The parameters without a field of their own.
+/// Adds the parameters that have no variable of their own.
 fn parameters(env: &mut Env, proxy: &OptionalProxyValues) {
     let mut scope = |direction: &str, parameters: &Parameters| {
         for (scope, protocols) in parameters {
             for (protocol, parameters) in protocols {
-                // Sorted by key, as the maps above.
+                // Sorted by key, like the maps of scopes and protocols.
                 for (parameter, value) in parameters.iter().collect::<BTreeMap<_, _>>() {
                     let name = [scope, protocol, parameter].map(|part| env_name(part)).join("_");
                     env.set(&format!("{direction}_{name}"), &parameter_text(value));
@@ -217,7 +217,7 @@ fn identity(env: &mut Env, values: &ProxyValues, context: ProxyContext<'_>) -> R
     env.set("IDENTITY_SVC_ADDR", &format!("linkerd-identity-headless.{namespace}.svc.{domain}.:8080"));
     env.set("IDENTITY_LOCAL_NAME", &identity_name("$(_pod_sa)", "$(_pod_ns)", values, context));
     env.set("IDENTITY_SVC_NAME", &identity_name("linkerd-identity", namespace, values, context));
-    // Both are containers of the destination.
+    // Both servers run in the Pods of the destination.
     for service in ["DESTINATION_SVC_NAME", "POLICY_SVC_NAME"] {
         env.set(service, &identity_name("linkerd-destination", namespace, values, context));
     }

@@ -10,10 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use e2e::{
     ControlPlane, Injector, Options,
-    injector::{
-        CertificateKind,
-        reviews::{INSTALLED, request},
-    },
+    injector::{CertificateKind, install, reviews::request},
     load::Cost,
     memory::Memory,
 };
@@ -37,16 +34,7 @@ const POD_BYTES: usize = 12 * 1024;
 
 pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
-    for namespace in [LINKERD, APP] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
-    let values = format!("values={INSTALLED}");
-    for (name, content) in
-        [("linkerd-config", values.as_str()), ("linkerd-identity-trust-roots", "ca-bundle.crt=roots")]
-    {
-        let content = format!("--from-literal={content}");
-        control_plane.kubectl(&["-n", LINKERD, "create", "configmap", name, &content]).await?;
-    }
+    install(&control_plane, LINKERD, APP).await?;
     let sets: Api<ReplicaSet> = Api::namespaced(control_plane.client().await?, APP);
     sets.create(&PostParams::default(), &serde_json::from_value(replica_set())?).await?;
     let operator = Injector::start_operator(false, &control_plane, LINKERD, &[APP], 1).await?;

@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Injector, Options, eventually,
-    injector::{CertificateKind, reviews::INSTALLED},
+    injector::{CertificateKind, install, reviews::INSTALLED},
     mesh::merge,
     workload::{self, Kind, opted_in},
 };
@@ -68,16 +68,7 @@ pub(crate) async fn run(controller: &Path, charts: Option<&Path>, cli: Option<&P
 /// Sends reviews to Linkerd's injector, to the stand-in, and to the operator in place of Linkerd's injector.
 pub(crate) async fn compare(controller: &Path) -> Result<Reviews> {
     let control_plane = ControlPlane::start(Options::default()).await?;
-    for namespace in [LINKERD, APP] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
-    let values = format!("values={INSTALLED}");
-    for (name, content) in
-        [("linkerd-config", values.as_str()), ("linkerd-identity-trust-roots", "ca-bundle.crt=roots")]
-    {
-        let content = format!("--from-literal={content}");
-        control_plane.kubectl(&["-n", LINKERD, "create", "configmap", name, &content]).await?;
-    }
+    install(&control_plane, LINKERD, APP).await?;
     let signed = CertificateKind::SignedByAuthority;
     let injector = Injector::start_linkerd(controller, signed, &control_plane, LINKERD, &[APP], REPLICAS).await?;
     let compared = reviews::compare(&injector).await?;
