@@ -57,7 +57,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "write",
         ],
     ),
-    ("webhook", &[]),
+    ("webhook", &["text"]),
     ("proxy_injector", &["api", "cluster", "tasks", "text", "values", "webhook"]),
     ("cli", &["api", "client", "cluster", "linkerd_config", "proto", "text", "values"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
@@ -80,6 +80,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "resources",
             "tasks",
             "version",
+            "webhook",
         ],
     ),
 ];

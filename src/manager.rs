@@ -25,6 +25,7 @@ use crate::{
     resources::Resources,
     tasks::Tasks,
     version,
+    webhook::{self, Handler, Routes, ServingCertificate, WebhookServer},
 };
 
 /// The deadline for streams to end.
@@ -104,15 +105,31 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         multicluster = destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
-    let mut injector = None;
-    if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, injector_observer, webhook_listener) {
-        let deps = proxy_injector::InjectorDeps { client: &client, cluster, observer, registry: &registry, listener };
+    let (mut routes, mut webhooks, mut injector) = (Routes::default(), None::<Arc<dyn Handler>>, None);
+    if let (Some(cluster), Some(observer)) = (&cluster, injector_observer) {
+        let deps = proxy_injector::InjectorDeps { client: &client, cluster, observer, registry: &registry };
         let settings = proxy_injector::InjectorSettings {
             controller_namespace: args.controller_namespace.clone(),
             version: args.replaced_injector.clone().unwrap_or_else(|| version::whole().to_owned()),
             folder: args.webhook_folder.clone(),
         };
-        injector = Some(proxy_injector::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?);
+        let (handler, configuration) = proxy_injector::spawn(deps, settings, &mut readers)?;
+        injector = Some(configuration);
+        match args.replaced_injector {
+            // Linkerd's container answers on every path.
+            Some(_) => webhooks = Some(handler),
+            None => routes.add(proxy_injector::PATH, handler),
+        }
+    }
+    if !routes.is_empty() {
+        webhooks = Some(Arc::new(routes));
+    }
+    if let (Some(handler), Some(listener)) = (webhooks, webhook_listener) {
+        let tls = args.webhook_folder.join(webhook::TLS_FOLDER);
+        let certificate = ServingCertificate::from_folder(&tls)?;
+        readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
+        let server = WebhookServer { listener, certificate, handler };
+        servers.spawn("webhook", server.serve(stop.clone()));
     }
     // This task ends when the last sender of Events is dropped, which is after the controllers have stopped.
     let controls = args.enable_external_workload || args.enable_linkerd_config;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use http::{Response, StatusCode};
+use http::Response;
 use http_body_util::Full;
 use json_patch::Patch;
 use tracing::{debug, warn};
@@ -18,10 +18,13 @@ use super::{
     lookup::ObjectLookup,
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
-    review::ReviewRequest,
+    reviewed::ReviewedObject,
     source::CurrentConfiguration,
 };
-use crate::webhook::Handler;
+use crate::webhook::{
+    Handler,
+    review::{self, ReviewRequest},
+};
 
 pub(super) struct InjectionHandler {
     pub(super) lookup: ObjectLookup,
@@ -34,9 +37,13 @@ pub(super) struct InjectionHandler {
 // === impl InjectionHandler ===
 
 impl InjectionHandler {
-    async fn review(&self, request: ReviewRequest) -> Vec<u8> {
-        let Some(kind) = request.kind else { return request.allowed(&Patch::default(), Vec::new()) };
-        let pod = &request.object.metadata;
+    async fn review(&self, request: ReviewRequest<ReviewedObject>) -> Vec<u8> {
+        let Some(kind) = ObjectKind::of(&request.kind.kind) else {
+            return request.allowed(&Patch::default(), Vec::new());
+        };
+        let absent = ReviewedObject::default();
+        let object = request.object.as_ref().unwrap_or(&absent);
+        let pod = &object.metadata;
         let workload = async {
             let lookup = self.lookup.workload(&request.namespace, &pod.name, &pod.owner_references);
             if kind == ObjectKind::Pod { Some(lookup.await) } else { None }
@@ -58,7 +65,7 @@ impl InjectionHandler {
         let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
         let target =
             ReviewTarget { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
-        match injector.decide(self.current.get().as_deref(), kind, target, &request.object) {
+        match injector.decide(self.current.get().as_deref(), kind, target, object) {
             Ok(AdmissionOutcome { decision, patch, warnings }) => {
                 labels.annotation_at = decision.annotation_at;
                 self.metrics.allowed(&labels, &decision, !patch.is_empty());
@@ -81,17 +88,11 @@ impl Handler for InjectionHandler {
                 Ok(request) => {
                     // The parsed object does not refer to the body.
                     drop(body);
-                    json(StatusCode::OK, self.review(request).await)
+                    review::answered(self.review(request).await)
                 }
-                Err(reason) => json(StatusCode::BAD_REQUEST, reason.into_bytes()),
+                Err(reason) => review::invalid(reason),
             }
         }
         .boxed()
     }
-}
-
-fn json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response
 }

@@ -60,6 +60,19 @@ pub(super) struct AdmissionOutcome {
     pub(super) warnings: Vec<String>,
 }
 
+// === impl ObjectKind ===
+
+impl ObjectKind {
+    /// Returns `None` for a kind that is never changed. Linkerd's injector does not look at the group, either.
+    pub(super) fn of(kind: &str) -> Option<Self> {
+        match kind.to_ascii_lowercase().as_str() {
+            "pod" => Some(Self::Pod),
+            "service" => Some(Self::Service),
+            _ => None,
+        }
+    }
+}
+
 // === impl Injector ===
 
 impl Injector<'_> {

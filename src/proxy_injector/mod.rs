@@ -23,7 +23,6 @@ mod overrides;
 mod owner;
 #[cfg(test)]
 mod recorded_tests;
-mod review;
 mod reviewed;
 mod source;
 mod values;
@@ -32,22 +31,16 @@ use std::{path::PathBuf, sync::Arc};
 
 use kube::Client;
 use prometheus::Registry;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
-use crate::{
-    cluster::Cluster,
-    tasks::Tasks,
-    webhook::{ServingCertificate, WebhookServer},
-};
+use crate::{cluster::Cluster, tasks::Tasks, webhook::Handler};
 use handler::InjectionHandler;
 use lookup::ObjectLookup;
 use metrics::InjectorMetrics;
 pub use observer::InjectorObserver;
 use source::CurrentConfiguration;
 
-/// The certificate and its key, below the folder of Linkerd's containers.
-const TLS_FOLDER: &str = "tls";
+/// The path of the webhook, where the server has several.
+pub const PATH: &str = "/proxy-injector";
 
 /// What the injector needs from the rest of the process.
 pub struct InjectorDeps<'a> {
@@ -55,7 +48,6 @@ pub struct InjectorDeps<'a> {
     pub cluster: &'a Cluster,
     pub observer: Arc<InjectorObserver>,
     pub registry: &'a Registry,
-    pub listener: TcpListener,
 }
 
 #[derive(Clone, Debug)]
@@ -72,22 +64,17 @@ pub struct InjectorSettings {
 #[derive(Clone)]
 pub struct ConfigurationStatus(Arc<CurrentConfiguration>);
 
-/// Starts the webhook and the tasks that follow its configuration and certificate.
+/// Starts the tasks that follow the configuration. Returns the webhook.
 ///
 /// # Errors
-/// When there is no usable certificate, or when the metrics are registered already.
+/// When the metrics are registered already.
 pub fn spawn(
     deps: InjectorDeps<'_>,
     settings: InjectorSettings,
-    stop: CancellationToken,
-    servers: &mut Tasks,
     readers: &mut Tasks,
-) -> anyhow::Result<ConfigurationStatus> {
-    let InjectorDeps { client, cluster, observer, registry, listener } = deps;
+) -> prometheus::Result<(Arc<dyn Handler>, ConfigurationStatus)> {
+    let InjectorDeps { client, cluster, observer, registry } = deps;
     let current = Arc::<CurrentConfiguration>::default();
-    let tls = settings.folder.join(TLS_FOLDER);
-    let certificate = ServingCertificate::from_folder(&tls)?;
-    readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
     match observer.config_maps() {
         None => readers.spawn("injector-files", source::follow_files(settings.folder, Arc::clone(&current))),
         Some(namespace) => {
@@ -103,9 +90,7 @@ pub fn spawn(
         version: settings.version,
         metrics: InjectorMetrics::register(registry)?,
     };
-    let server = WebhookServer { listener, certificate, handler: Arc::new(handler) };
-    servers.spawn("proxy-injector", server.serve(stop));
-    Ok(ConfigurationStatus(current))
+    Ok((Arc::new(handler), ConfigurationStatus(current)))
 }
 
 // === impl ConfigurationStatus ===

@@ -7,8 +7,8 @@
 //!                            └─ at the limit: closes the connection that has been idle for the longest time
 //! ```
 //!
-//! In: a listener, a certificate and its key, a [`Handler`]. Out: the handler's answers. The module does not know what
-//! an admission review is.
+//! In: a listener, a certificate and its key, a [`Handler`]. Out: the handler's answers. [`Routes`] is the handler of
+//! several webhooks. Only [`review`] reads and writes admission reviews.
 //!
 //! Always holds: the number of connections, the memory of all bodies and the time of each step are bounded; a client
 //! that sends nothing cannot keep another client out; a handler that panics does not end the server; a new pair of
@@ -18,9 +18,15 @@ mod certificate;
 mod connection;
 mod connections;
 mod requests;
+pub mod review;
+mod routes;
 mod server;
 #[cfg(test)]
 mod testing;
 
 pub use certificate::ServingCertificate;
+pub use routes::Routes;
 pub use server::{Handler, WebhookServer};
+
+/// The certificate and its key, below the folder of Linkerd's containers.
+pub const TLS_FOLDER: &str = "tls";

@@ -225,7 +225,8 @@ impl Injector {
 
     /// Sets the failure policy of the webhook; [`FailurePolicy::Ignore`] at the start.
     pub async fn set_failure_policy(&self, policy: FailurePolicy) -> Result<()> {
-        self.registration.put_webhook(self.certificates.ca_pem(), &self.namespaces, policy).await
+        let (path, ca) = (self.program.path(), self.certificates.ca_pem());
+        self.registration.put_webhook(path, ca, &self.namespaces, policy).await
     }
 
     // === observations ===

@@ -81,7 +81,13 @@ impl Registration {
     }
 
     /// Replaces the webhook of another injector.
-    pub(super) async fn put_webhook(&self, ca_pem: &str, namespaces: &[String], policy: FailurePolicy) -> Result<()> {
+    pub(super) async fn put_webhook(
+        &self,
+        path: &str,
+        ca_pem: &str,
+        namespaces: &[String],
+        policy: FailurePolicy,
+    ) -> Result<()> {
         let webhook = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
@@ -89,7 +95,7 @@ impl Registration {
             "webhooks": [{
                 "name": "linkerd-proxy-injector.linkerd.io",
                 "clientConfig": {
-                    "service": {"name": SERVICE, "namespace": self.namespace, "path": "/", "port": 443},
+                    "service": {"name": SERVICE, "namespace": self.namespace, "path": path, "port": 443},
                     "caBundle": ByteString(ca_pem.as_bytes().to_vec()),
                 },
                 "rules": [{

@@ -93,6 +93,14 @@ impl Program {
         }
     }
 
+    /// The path of the webhook. The manager has several webhooks; the others answer on every path.
+    pub(super) fn path(&self) -> &'static str {
+        match self {
+            Self::Operator { watches: true, .. } => "/proxy-injector",
+            _ => "/",
+        }
+    }
+
     /// Starts a replica, with the files that its kubelet writes to this directory.
     pub(super) async fn start(
         &self,

@@ -1,59 +1,66 @@
 //! The admission reviews that the API server sends, and the answers.
 //!
-//! In: the bytes of a request, with content that tenants control. Out: a [`ReviewRequest`], or an error; the
-//! bytes of an answer. Always holds: an answer has the UID and the API version of its request.
+//! In: the bytes of a request, with content that tenants control. Out: a [`ReviewRequest`], or an error; the bytes of an
+//! answer. Always holds: an answer has the UID and the API version of its request.
 
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::Full;
 use json_patch::Patch;
 use k8s_openapi::ByteString;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use super::{inject::ObjectKind, reviewed::ReviewedObject};
 use crate::text::truncated;
 
 /// The maximum number of warnings of an answer, and the maximum length of one. The API server truncates longer ones.
 const MAX_WARNINGS: usize = 10;
 const MAX_WARNING_BYTES: usize = 250;
 
+/// A request about one object, which is decoded as `T`.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ReviewObject {
-    #[serde(default)]
-    api_version: String,
-    request: Option<RequestObject>,
-}
-
-#[derive(Debug, Deserialize)]
-struct RequestObject {
+#[serde(rename_all = "camelCase", bound = "T: Deserialize<'de>")]
+pub struct ReviewRequest<T> {
     #[serde(default)]
     uid: String,
+    #[serde(skip)]
+    api_version: String,
     #[serde(default)]
-    kind: KindObject,
+    pub kind: ReviewedKind,
     #[serde(default)]
-    namespace: String,
-    object: Option<ReviewedObject>,
+    pub namespace: String,
+    /// `CREATE`, `UPDATE` or `DELETE`.
+    #[serde(default)]
+    pub operation: String,
+    /// Nothing must be written for this request, except the answer.
+    #[serde(default, deserialize_with = "null_as_false")]
+    pub dry_run: bool,
+    /// `None` if the object is deleted.
+    pub object: Option<T>,
+    /// The object before an update or a deletion.
+    pub old_object: Option<T>,
 }
 
+/// The kind of the object under review.
 #[derive(Debug, Default, Deserialize)]
-struct KindObject {
-    #[serde(default)]
-    kind: String,
+#[serde(default)]
+pub struct ReviewedKind {
+    pub group: String,
+    pub version: String,
+    pub kind: String,
 }
 
-/// A request about one object.
-#[derive(Debug)]
-pub(super) struct ReviewRequest {
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", bound = "T: Deserialize<'de>")]
+struct Review<T> {
+    #[serde(default)]
     api_version: String,
-    uid: String,
-    /// `None` for a kind that is never changed.
-    pub(super) kind: Option<ObjectKind>,
-    pub(super) namespace: String,
-    pub(super) object: ReviewedObject,
+    request: Option<ReviewRequest<T>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ResponseObject<'a> {
+struct ReviewResponse<'a> {
     uid: &'a str,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,48 +75,37 @@ struct ResponseObject<'a> {
 
 // === impl ReviewRequest ===
 
-impl ReviewRequest {
+impl<'de, T: Deserialize<'de>> ReviewRequest<T> {
     /// Reads a request.
     ///
     /// # Errors
-    /// Returns a sentence if it is not an admission review with a request.
-    pub(super) fn read(body: &[u8]) -> Result<Self, String> {
-        let review: ReviewObject = serde_json::from_slice(body)
+    /// Returns a sentence if it is not an admission review with a request. The answer is [`invalid`].
+    pub fn read(body: &'de [u8]) -> Result<Self, String> {
+        let review: Review<T> = serde_json::from_slice(body)
             .map_err(|error| format!("failed to decode admission review request: {error}"))?;
         let request = review.request.filter(|request| !request.uid.is_empty());
         let Some(request) = request else { return Err("invalid admission review request".to_owned()) };
-        let kind = match request.kind.kind.to_ascii_lowercase().as_str() {
-            "pod" => Some(ObjectKind::Pod),
-            "service" => Some(ObjectKind::Service),
-            _ => None,
-        };
-        Ok(Self {
-            api_version: review.api_version,
-            uid: request.uid,
-            kind,
-            namespace: request.namespace,
-            object: request.object.unwrap_or_default(),
-        })
+        Ok(Self { api_version: review.api_version, ..request })
     }
+}
 
+impl<T> ReviewRequest<T> {
     /// Returns the answer that allows the object, with a patch.
-    pub(super) fn allowed(&self, patch: &Patch, mut warnings: Vec<String>) -> Vec<u8> {
+    pub fn allowed(&self, patch: &Patch, warnings: Vec<String>) -> Vec<u8> {
         let has_patch = !patch.0.is_empty();
-        warnings.truncate(MAX_WARNINGS);
-        let warnings = warnings.into_iter().map(|warning| truncated(warning, MAX_WARNING_BYTES)).collect();
-        self.answer(&ResponseObject {
+        self.answer(&ReviewResponse {
             uid: &self.uid,
             allowed: true,
             patch: has_patch.then(|| ByteString(json!(patch).to_string().into_bytes())),
             patch_type: has_patch.then_some("JSONPatch"),
             status: None,
-            warnings,
+            warnings: limited(warnings),
         })
     }
 
     /// Returns the answer that denies the object.
-    pub(super) fn denied(&self, message: &str) -> Vec<u8> {
-        self.answer(&ResponseObject {
+    pub fn denied(&self, message: &str) -> Vec<u8> {
+        self.answer(&ReviewResponse {
             uid: &self.uid,
             allowed: false,
             patch: None,
@@ -119,10 +115,31 @@ impl ReviewRequest {
         })
     }
 
-    fn answer(&self, response: &ResponseObject<'_>) -> Vec<u8> {
+    fn answer(&self, response: &ReviewResponse<'_>) -> Vec<u8> {
         let review = json!({"apiVersion": self.api_version, "kind": "AdmissionReview", "response": response});
         review.to_string().into_bytes()
     }
+}
+
+/// Returns the HTTP response with the answer to a review.
+pub fn answered(answer: Vec<u8>) -> Response<Full<Bytes>> {
+    Response::new(Full::new(answer.into()))
+}
+
+/// Returns the HTTP response to a request that is not a review.
+pub fn invalid(reason: String) -> Response<Full<Bytes>> {
+    let mut response = answered(reason.into_bytes());
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response
+}
+
+fn limited(mut warnings: Vec<String>) -> Vec<String> {
+    warnings.truncate(MAX_WARNINGS);
+    warnings.into_iter().map(|warning| truncated(warning, MAX_WARNING_BYTES)).collect()
+}
+
+fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -135,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_request_without_uid_or_that_is_no_review_is_refused() {
-        let refused = |body: &[u8]| ReviewRequest::read(body).unwrap_err();
+        let refused = |body: &[u8]| ReviewRequest::<Value>::read(body).unwrap_err();
         assert!(refused(b"{").starts_with("failed to decode admission review request: "));
         assert!(refused(b"[]").starts_with("failed to decode admission review request: "));
         assert_eq!(refused(b"{}"), "invalid admission review request");
@@ -144,9 +161,9 @@ mod tests {
 
     #[test]
     fn an_answer_has_the_uid_and_the_version_of_its_request() {
-        let request =
-            ReviewRequest::read(&review(&json!({"uid": "u", "kind": {"kind": "POD"}, "object": null}))).unwrap();
-        assert_eq!(request.kind, Some(ObjectKind::Pod));
+        let body = review(&json!({"uid": "u", "kind": {"kind": "POD"}, "dryRun": null, "object": null}));
+        let request = ReviewRequest::<Value>::read(&body).unwrap();
+        assert_eq!((request.kind.kind.as_str(), request.dry_run), ("POD", false));
         let denied: Value = serde_json::from_slice(&request.denied("no")).unwrap();
         let expected = json!({"uid": "u", "allowed": false, "status": {"message": "no"}});
         assert_eq!((&denied["response"], &denied["apiVersion"]), (&expected, &json!("admission.k8s.io/v1")));
@@ -156,7 +173,8 @@ mod tests {
 
     #[test]
     fn warnings_are_few_and_short() {
-        let request = ReviewRequest::read(&review(&json!({"uid": "u"}))).unwrap();
+        let body = review(&json!({"uid": "u"}));
+        let request = ReviewRequest::<Value>::read(&body).unwrap();
         let warnings = vec!["w".repeat(10_000); 100];
         let allowed: Value = serde_json::from_slice(&request.allowed(&Patch::default(), warnings)).unwrap();
         let shown = allowed["response"]["warnings"].as_array().unwrap();
