@@ -47,10 +47,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// Fails if the file cannot be read, or if no source exists.
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    config_of(kubeconfig, None).await
+}
+
+/// As [`config`], for a context other than the current one.
+///
+/// # Errors
+/// Also if the kubeconfig has no such context, or if there is a context but no kubeconfig.
+pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Config> {
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
     let config = match read(kubeconfig)? {
-        Some((file, source)) => Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        Some((file, source)) => Config::from_custom_kubeconfig(file, &options)
             .await
             .with_context(|| format!("cannot use the kubeconfig of {source}"))?,
+        None if context.is_some() => bail!("there is no kubeconfig with the context: pass --kubeconfig"),
         None => Config::incluster().context(
             "no kubeconfig and no ServiceAccount: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
         )?,
@@ -78,6 +88,17 @@ pub async fn embedded(kubeconfig: &str) -> anyhow::Result<Config> {
         _ => anyhow!("it cannot be used"),
     })?;
     Ok(with_deadlines(config))
+}
+
+/// Makes the requests as another user, as kubectl's `--as` does.
+pub fn impersonating(mut config: Config, user: Option<&str>, groups: &[String]) -> Config {
+    if let Some(user) = user {
+        config.auth_info.impersonate = Some(user.to_owned());
+    }
+    if !groups.is_empty() {
+        config.auth_info.impersonate_groups = Some(groups.to_vec());
+    }
+    config
 }
 
 /// Returns the first field that would run a program or read a file.

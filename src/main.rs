@@ -33,6 +33,8 @@ fn main() -> ExitCode {
         Task::Profile(args) => terminal(cli::profile(*args)),
         Task::Compare(args) => terminal(cli::compare(*args)),
         Task::Explain(args) => terminal(cli::explain(*args)),
+        Task::Check(args) => terminal(cli::check(*args)),
+        Task::ExtensionMetadata => terminal(cli::extension_metadata()),
     }
 }
 

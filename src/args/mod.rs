@@ -20,7 +20,7 @@ pub use self::{
 };
 use self::{linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs};
 use crate::{
-    cli::{CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
+    cli::{CheckArgs, CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
     version,
 };
 
@@ -52,6 +52,8 @@ pub enum Task {
     Profile(Box<ProfileArgs>),
     Compare(Box<CompareArgs>),
     Explain(Box<ExplainArgs>),
+    Check(Box<CheckArgs>),
+    ExtensionMetadata,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -79,6 +81,12 @@ enum Command {
     /// writes nothing
     #[command(args_override_self = true)]
     Explain(Box<ExplainArgs>),
+    /// Verifies the installation; exits with 1 if a check fails. `linkerd check` includes it
+    #[command(args_override_self = true)]
+    Check(Box<CheckArgs>),
+    /// Describes this extension to Linkerd's command line
+    #[command(name = "_extension-metadata", hide = true)]
+    ExtensionMetadata,
 }
 
 /// The output and the exit code of a process that has no task.
@@ -119,6 +127,8 @@ impl Args {
             Some(Command::Profile(args)) => Ok(Task::Profile(args)),
             Some(Command::Compare(args)) => Ok(Task::Compare(args)),
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
+            Some(Command::Check(args)) => Ok(Task::Check(args)),
+            Some(Command::ExtensionMetadata) => Ok(Task::ExtensionMetadata),
         }
     }
 }

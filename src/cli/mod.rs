@@ -1,10 +1,11 @@
 //! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
-//! differences between two servers, and the changes that a LinkerdConfig would make.
+//! differences between two servers, the changes that a LinkerdConfig would make, and whether the installation works.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
 //!   `Destination API error: <message>`, with exit code 1.
 
+mod check;
 mod compare;
 mod connect;
 mod endpoints;
@@ -26,6 +27,7 @@ use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::client;
+pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use connect::ConnectArgs;
 use connect::Connector;
@@ -105,6 +107,16 @@ pub async fn explain(args: ExplainArgs) -> ExitCode {
 /// Runs `linkerd-operator compare`.
 pub async fn compare(args: CompareArgs) -> ExitCode {
     exit_with(compare::FAILED, compare::compare(args).await)
+}
+
+/// Runs `linkerd-operator check`.
+pub async fn check(args: CheckArgs) -> ExitCode {
+    exit(check::check(args).await)
+}
+
+/// Runs `linkerd-operator _extension-metadata`.
+pub async fn extension_metadata() -> ExitCode {
+    exit(check::extension_metadata())
 }
 
 /// Prints the current endpoints of all authorities.

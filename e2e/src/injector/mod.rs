@@ -53,7 +53,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 pub use caller::Caller;
-pub use registration::{FailurePolicy, WEBHOOK, unregister};
+pub use registration::{FailurePolicy, WEBHOOK, machine_address, unregister};
 pub use server::{Behaviour, CertificateKind, NOT_A_PATCH, NOT_BASE64};
 
 use crate::{control_plane::ControlPlane, port};

@@ -223,7 +223,7 @@ pub async fn unregister(client: &Client) -> Result<()> {
 }
 
 /// An address of this host for endpoints, which must not be loopback addresses.
-pub(super) fn machine_address() -> Result<IpAddr> {
+pub fn machine_address() -> Result<IpAddr> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     // An address for documentation. Nothing is sent; the kernel only selects the source address.
     socket.connect(("198.51.100.1", 9)).context("this host has no IPv4 route, so it has no address for endpoints")?;

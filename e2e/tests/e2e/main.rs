@@ -1,6 +1,7 @@
 //! The end-to-end tests, one module per topic. They are one binary, so that they share one control plane.
 
 mod cases;
+mod check;
 mod cli;
 mod crd;
 mod discovery;

@@ -1,0 +1,158 @@
+//! `linkerd-operator check`, run as a user runs it, against a real API server, which forwards requests to the replica.
+//!
+//! The test has a dedicated control plane, because the Leases, the CRDs and the LinkerdConfigs are those of a cluster.
+
+use std::{net::IpAddr, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, eventually, executable::operator_binary, injector::machine_address,
+    link::link, port,
+};
+use serde_json::{Value, json};
+use tokio::{process::Command, time::timeout};
+
+const NAMESPACE: &str = "linkerd-operator-system";
+/// Longer than the command waits.
+const DEADLINE: Duration = Duration::from_secs(90);
+/// The flags that `linkerd check` passes to its extensions.
+const FLAGS_OF_LINKERD: [&str; 6] = [
+    "--linkerd-namespace=linkerd",
+    "--namespace=app",
+    "--proxy=false",
+    "--verbose=false",
+    "--wait=1s",
+    "--output=json",
+];
+
+struct Checked {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+// === impl Checked ===
+
+impl Checked {
+    fn has(&self, parts: &[&str]) -> Result<()> {
+        for part in parts {
+            ensure!(self.stdout.contains(part), "no {part:?} in:\n{}{}", self.stdout, self.stderr);
+        }
+        Ok(())
+    }
+}
+
+async fn run(args: &[&str]) -> Result<Checked> {
+    let mut command = Command::new(operator_binary()?);
+    command.args(args).env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(DEADLINE, command.output()).await.context("the command did not end")??;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes);
+    Ok(Checked { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
+}
+
+async fn check(control_plane: &ControlPlane, args: &[&str]) -> Result<Checked> {
+    let kubeconfig = control_plane.kubeconfig().display().to_string();
+    run(&[&["check", "--kubeconfig", &kubeconfig], args].concat()).await
+}
+
+/// Creates the Pod of a replica, in the state that its kubelet would write.
+async fn pod(control_plane: &ControlPlane, name: &str, phase: &str, address: IpAddr, port: u16) -> Result<()> {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/name": "linkerd-operator"}},
+        "spec": {"nodeName": "none", "serviceAccountName": "default", "containers": [
+            {"name": "manager", "image": "linkerd-operator", "ports": [{"name": "admin", "containerPort": port}]},
+        ]},
+    });
+    control_plane.apply(&[pod]).await?;
+    let status = json!({"status": {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}}).to_string();
+    let patch = ["-n", NAMESPACE, "patch", "pod", name, "--subresource=status", "--type=merge", "-p", &status];
+    control_plane.kubectl(&patch).await.map(drop)
+}
+
+#[tokio::test]
+async fn check_names_what_is_missing_before_and_after_the_installation_and_succeeds_when_all_is_there() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    for namespace in ["linkerd", NAMESPACE] {
+        control_plane.kubectl(&["create", "namespace", namespace]).await?;
+    }
+
+    let missing = check(&control_plane, &["--pre"]).await?;
+    missing.has(&[
+        "× Linkerd's control plane is installed\n    there is no ConfigMap linkerd-config",
+        "√ can create services",
+    ])?;
+    missing.has(&["‼ the CRD servers.policy.linkerd.io exists", "Status check results are ×"])?;
+    ensure!(missing.code == Some(1), "{}", missing.stdout);
+    let values = "--from-literal=values=proxy: {}";
+    control_plane.kubectl(&["-n", "linkerd", "create", "configmap", "linkerd-config", values]).await?;
+    let prepared = check(&control_plane, &["--pre"]).await?;
+    prepared.has(&["√ Linkerd's control plane is installed", "Status check results are √"])?;
+    ensure!(prepared.code == Some(0), "{}", prepared.stdout);
+
+    let absent = check(&control_plane, &[]).await?;
+    absent.has(&["× the operator is installed", "there is no Pod of the operator"])?;
+    ensure!(absent.code == Some(1), "{}", absent.stdout);
+
+    control_plane.install_crds("crd").await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let (address, port) = (machine_address()?, port::free()?);
+    let args = [
+        &format!("--admin-addr=0.0.0.0:{port}"),
+        "--enable-multicluster",
+        "--operator-namespace=linkerd-operator-system",
+    ];
+    let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
+    let _manager = Manager::start(&control_plane, options)?;
+    pod(&control_plane, "replica", "Running", address, port).await?;
+    let works = check(&control_plane, &["--wait=60s"]).await?;
+    works.has(&["√ all replicas are ready", "√ a replica holds the Lease linkerd/linkerd-operator"])?;
+    works
+        .has(&["√ the CRD linkerdconfigs.config.linkerd.io exists", "‼ a replica can fail without an interruption"])?;
+    works.has(&["Status check results are √"])?;
+    ensure!(works.code == Some(0), "{}", works.stdout);
+
+    // A link that cannot be used, and a resource that is not accepted.
+    control_plane.apply(&[link("east", "cluster.local", "no kubeconfig")]).await?;
+    let broken = json!({
+        "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": "broken"},
+        "spec": {"values": {"proxy": {"await": 1}}},
+    });
+    control_plane.apply(&[broken]).await?;
+    pod(&control_plane, "pending", "Pending", address, port).await?;
+    let fails = eventually(DEADLINE, "the failures to be named", async || {
+        let fails = check(&control_plane, &[]).await?;
+        fails.has(&[
+            "× LinkerdConfig broken is ready",
+            "× all Pods of the operator are running",
+            "linkerd-operator-system/pending is Pending",
+        ])?;
+        fails.has(&["‼ no replica waits for anything\n    linkerd-operator-system/replica: ", "east"])?;
+        Ok(fails)
+    });
+    ensure!(fails.await?.code == Some(1));
+
+    let of_linkerd = check(&control_plane, &FLAGS_OF_LINKERD).await?;
+    let document: Value = serde_json::from_str(&of_linkerd.stdout).context(of_linkerd.stderr)?;
+    ensure!(document.get("success") == Some(&json!(false)) && of_linkerd.code == Some(1), "{document}");
+    let categories = document.get("categories").and_then(Value::as_array).context("no categories")?;
+    let mut names = categories.iter().filter_map(|it| it.get("categoryName"));
+    ensure!(names.any(|name| name == "linkerd-operator-linkerdconfig"), "{document}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_binary_describes_itself_to_linkerds_command_line() -> Result<()> {
+    let described = run(&["_extension-metadata"]).await?;
+    let document: Value = serde_json::from_str(&described.stdout)?;
+    ensure!(document == json!({"name": "linkerd-operator", "checks": "always"}), "{document}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_an_api_server_check_fails_with_the_reason() -> Result<()> {
+    let failed = run(&["check", "--kubeconfig", "/does/not/exist"]).await?;
+    failed.has(&["× can create a client of the API server\n    cannot read the kubeconfig /does/not/exist"])?;
+    ensure!(failed.code == Some(1), "{}", failed.stdout);
+    Ok(())
+}

@@ -1,0 +1,310 @@
+//! Decides which checks succeed.
+//!
+//! * In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`].
+//! * Always: the report fails if a check fails; a warning does not fail it; each failure says what to do or where to
+//!   look.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
+use serde::Serialize;
+
+use super::{
+    metrics::RemoteCluster,
+    read::{CheckFacts, CheckedConfig, CheckedReplica, Known, PreflightFacts, ReplicaRole},
+};
+use crate::text::and_more;
+
+/// The oldest minor version of Kubernetes that the operator was tested with.
+const OLDEST_MINOR: u32 = 34;
+/// The maximum number of problems of one kind in a message.
+const SHOWN: usize = 10;
+/// The conditions of a LinkerdConfig that are present only while something is wrong.
+const WARNING_CONDITIONS: [&str; 4] = ["Stalled", "ControlPlaneMismatch", "SuspectBase", "VersionSkew"];
+
+/// The results of all checks, in the form that `linkerd check` reads from its extensions.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct CheckReport {
+    pub(super) success: bool,
+    pub(super) categories: Vec<CheckCategory>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CheckCategory {
+    pub(super) category_name: String,
+    pub(super) checks: Vec<Check>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Check {
+    pub(super) description: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    pub(super) result: CheckResult,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum CheckResult {
+    Success,
+    Warning,
+    Error,
+}
+
+// === impl Check ===
+
+impl Check {
+    pub(super) fn success(description: impl Into<String>) -> Self {
+        Self { description: description.into(), error: None, result: CheckResult::Success }
+    }
+
+    pub(super) fn warning(description: impl Into<String>, error: impl Into<String>) -> Self {
+        Self { description: description.into(), error: Some(error.into()), result: CheckResult::Warning }
+    }
+
+    pub(super) fn error(description: impl Into<String>, error: impl Into<String>) -> Self {
+        Self { description: description.into(), error: Some(error.into()), result: CheckResult::Error }
+    }
+
+    /// Fails with all problems, or succeeds without any.
+    fn of(description: &str, problems: &[String]) -> Self {
+        match problems {
+            [] => Self::success(description),
+            problems => Self::error(description, listed(problems)),
+        }
+    }
+}
+
+// === impl CheckReport ===
+
+impl CheckReport {
+    fn new(categories: impl IntoIterator<Item = (&'static str, Vec<Check>)>) -> Self {
+        let categories = categories.into_iter().filter(|(_, checks)| !checks.is_empty());
+        let categories: Vec<_> =
+            categories.map(|(name, checks)| CheckCategory { category_name: name.to_owned(), checks }).collect();
+        let mut checks = categories.iter().flat_map(|category| &category.checks);
+        Self { success: checks.all(|check| check.result != CheckResult::Error), categories }
+    }
+}
+
+/// The report if the API server cannot be reached at all.
+pub(super) fn without_client(reason: &str) -> CheckReport {
+    CheckReport::new([("linkerd-operator-api", vec![Check::error("can create a client of the API server", reason)])])
+}
+
+/// Judges a cluster before the operator is installed.
+pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
+    let mut linkerd = vec![match &facts.linkerd_config {
+        Ok(true) => Check::success("Linkerd's control plane is installed"),
+        Ok(false) => Check::error(
+            "Linkerd's control plane is installed",
+            "there is no ConfigMap linkerd-config: install Linkerd",
+        ),
+        Err(reason) => Check::error("Linkerd's control plane is installed", reason),
+    }];
+    linkerd.extend(crds(&facts.linkerd_crds));
+    let permissions = facts.permissions.iter().map(|(what, allowed)| {
+        let description = format!("can {what}");
+        match allowed {
+            Ok(true) => Check::success(description),
+            Ok(false) => Check::error(description, "you do not have this permission, which the manifests need"),
+            Err(reason) => Check::error(description, reason),
+        }
+    });
+    CheckReport::new([
+        ("linkerd-operator-api", vec![api_server(&facts.version)]),
+        ("linkerd-operator-linkerd", linkerd),
+        ("linkerd-operator-permissions", permissions.collect()),
+    ])
+}
+
+/// Judges an installed operator.
+pub(super) fn installation(facts: &CheckFacts) -> CheckReport {
+    let replicas = facts.replicas.as_deref().unwrap_or_default();
+    let has_manager = replicas.iter().any(|replica| replica.role == ReplicaRole::Manager);
+    let (leases, configs) = match has_manager {
+        true => {
+            (facts.leases.iter().map(|(name, lease)| held(name, lease, facts.now)).collect(), configs(&facts.configs))
+        }
+        // The containers that replace Linkerd's have no Lease of the operator and no LinkerdConfig.
+        false => (Vec::new(), Vec::new()),
+    };
+    CheckReport::new([
+        ("linkerd-operator-api", vec![api_server(&facts.version)]),
+        ("linkerd-operator-crds", if has_manager { crds(&facts.crds) } else { Vec::new() }),
+        ("linkerd-operator", replicas_checks(&facts.replicas)),
+        ("linkerd-operator-leases", leases),
+        ("linkerd-operator-linkerdconfig", configs),
+        ("linkerd-operator-multicluster", remote_clusters(replicas)),
+    ])
+}
+
+fn api_server(version: &Known<String>) -> Check {
+    let description = "can query the API server";
+    let version = match version {
+        Ok(version) => version,
+        Err(reason) => return Check::error(description, reason),
+    };
+    let minor = version.trim_start_matches('v').split('.').nth(1);
+    let minor = minor.map(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()));
+    match minor.and_then(|minor| minor.parse::<u32>().ok()) {
+        Some(minor) if minor < OLDEST_MINOR => Check::warning(
+            description,
+            format!("Kubernetes {version} was never tested: the operator is tested with 1.{OLDEST_MINOR} or later"),
+        ),
+        _ => Check::success(description),
+    }
+}
+
+fn crds(crds: &[(&'static str, Known<bool>)]) -> Vec<Check> {
+    let check = |(name, exists): &(&'static str, Known<bool>)| {
+        let description = format!("the CRD {name} exists");
+        match exists {
+            Ok(true) => Check::success(description),
+            Ok(false) if name.ends_with(".config.linkerd.io") => {
+                Check::error(description, "apply the operator's CRD: kubectl apply --server-side -f crd/linkerdconfigs.yaml")
+            }
+            Ok(false) => Check::warning(description, "install Linkerd's CRDs: linkerd install --crds"),
+            Err(reason) => Check::error(description, reason),
+        }
+    };
+    crds.iter().map(check).collect()
+}
+
+fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<Check> {
+    let replicas = match replicas {
+        Ok(replicas) => replicas,
+        Err(reason) => return vec![Check::error("can list the Pods of the operator", reason)],
+    };
+    if replicas.is_empty() {
+        return vec![Check::error(
+            "the operator is installed",
+            "there is no Pod of the operator: deploy it, or set --operator-namespace and --linkerd-namespace",
+        )];
+    }
+    let (mut not_running, mut not_ready, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for replica in replicas {
+        let name = replica.name();
+        if let Some(problem) = &replica.pod_problem {
+            not_running.push(format!("Pod {name} {problem}"));
+            continue;
+        }
+        match &replica.ready {
+            Ok(ready) if ready.is_ready => {
+                waiting.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}")))
+            }
+            Ok(ready) => not_ready.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}"))),
+            Err(reason) => not_ready.push(format!("{name}: {reason}")),
+        }
+    }
+    let mut checks = vec![
+        Check::of("all Pods of the operator are running", &not_running),
+        Check::of("all replicas are ready", &not_ready),
+    ];
+    checks.push(match waiting.as_slice() {
+        [] => Check::success("no replica waits for anything"),
+        waiting => Check::warning("no replica waits for anything", listed(waiting)),
+    });
+    let managers = replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager).count();
+    if managers == 1 {
+        checks.push(Check::warning(
+            "a replica can fail without an interruption",
+            "the operator has one replica: run at least two",
+        ));
+    }
+    checks
+}
+
+/// Judges whether a replica leads.
+fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> Check {
+    let description = format!("a replica holds the Lease {name}");
+    let lease = match lease {
+        Ok(Some(lease)) => lease,
+        Ok(None) => {
+            return Check::warning(description, "it does not exist: no replica runs the job of this Lease");
+        }
+        Err(reason) => return Check::error(description, reason),
+    };
+    let spec = lease.spec.as_ref();
+    let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
+    let Some(holder) = holder else {
+        return Check::error(description, "no replica holds it: read the logs of the replicas");
+    };
+    let age = spec.and_then(|spec| spec.renew_time.as_ref()).map(|renewed| now.duration_since(renewed.0).as_secs());
+    let duration = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or_default();
+    match age {
+        // Clocks may differ by a few seconds, so this is not exact.
+        Some(age) if age <= 2 * i64::from(duration) => Check::success(description),
+        Some(age) => Check::error(description, format!("{holder} renewed it {age} s ago: is that replica running?")),
+        None => Check::error(description, format!("{holder} never renewed it")),
+    }
+}
+
+fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<Check> {
+    let configs = match configs {
+        Ok(configs) => configs,
+        Err(reason) => return vec![Check::error("can list LinkerdConfigs", reason)],
+    };
+    let mut checks = Vec::new();
+    for config in configs {
+        let description = format!("LinkerdConfig {} is ready", config.name);
+        let condition = |name: &str| config.conditions.iter().find(|condition| condition.type_ == name);
+        let explained = |it: &Condition| format!("{}: {}", it.reason, it.message);
+        checks.push(match condition("Ready") {
+            _ if !config.is_observed => {
+                Check::error(description, "the operator has not processed its last change yet: is the job enabled?")
+            }
+            Some(ready) if ready.status == "True" => Check::success(description),
+            Some(ready) if config.is_active => Check::error(description, explained(ready)),
+            // Another one is in effect.
+            Some(ready) => Check::warning(description, explained(ready)),
+            None => Check::error(description, "it has no condition Ready: is the job enabled?"),
+        });
+        let present = WARNING_CONDITIONS.iter().filter_map(|name| condition(name)).filter(|it| it.status == "True");
+        checks.extend(
+            present
+                .map(|it| Check::warning(format!("LinkerdConfig {} has no {}", config.name, it.type_), explained(it))),
+        );
+    }
+    checks
+}
+
+/// Judges each other cluster, as all replicas see it.
+fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<Check> {
+    let mut clusters = BTreeMap::<&str, Vec<(String, RemoteCluster)>>::new();
+    for replica in replicas {
+        for (cluster, state) in &replica.remote_clusters {
+            clusters.entry(cluster).or_default().push((replica.name(), *state));
+        }
+    }
+    let check = |(cluster, views): (&str, Vec<(String, RemoteCluster)>)| {
+        let description = format!("the cluster {cluster} can be watched");
+        let not_synced: Vec<_> = views.iter().filter(|(_, state)| !state.is_synced).collect();
+        let failing: Vec<_> = views.iter().filter(|(_, state)| state.failing_seconds > 0.0).collect();
+        if !not_synced.is_empty() {
+            let names = not_synced.iter().take(SHOWN).map(|(name, _)| name.as_str());
+            let names = and_more(names, not_synced.len(), ", ");
+            return Check::error(
+                description,
+                format!("{names} has not listed it: read the log, and renew the link: linkerd multicluster link"),
+            );
+        }
+        if !failing.is_empty() {
+            let lines =
+                failing.iter().map(|(name, it)| format!("{name}: a watch fails for {:.0} s", it.failing_seconds));
+            let lines: Vec<_> = lines.collect();
+            return Check::warning(description, format!("{}\nits last known endpoints stay in use", listed(&lines)));
+        }
+        Check::success(description)
+    };
+    clusters.into_iter().map(check).collect()
+}
+
+fn listed(problems: &[String]) -> String {
+    and_more(problems.iter().take(SHOWN), problems.len(), "\n")
+}
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;
