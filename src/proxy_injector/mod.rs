@@ -23,6 +23,8 @@ mod opaque_ports;
 mod overrides;
 mod owner;
 #[cfg(test)]
+mod properties_tests;
+#[cfg(test)]
 mod recorded_tests;
 mod reviewed;
 mod source;
