@@ -11,6 +11,7 @@ use futures::{FutureExt, future::BoxFuture};
 use http::Response;
 use http_body_util::Full;
 use json_patch::Patch;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{
@@ -100,11 +101,14 @@ impl InjectionHandler {
 impl Handler for InjectionHandler {
     fn answer(self: Arc<Self>, _: String, body: Bytes) -> BoxFuture<'static, Response<Full<Bytes>>> {
         async move {
+            let begun = Instant::now();
             match ReviewRequest::read(&body) {
                 Ok(request) => {
                     // The parsed object does not refer to the body.
                     drop(body);
-                    review::answered(self.review(request).await)
+                    let answer = self.review(request).await;
+                    self.metrics.answered(begun.elapsed());
+                    review::answered(answer)
                 }
                 Err(reason) => review::invalid(reason),
             }

@@ -38,7 +38,7 @@ use prometheus::Registry;
 use crate::{cluster::Cluster, events::Events, tasks::Tasks, webhook::Handler};
 use handler::InjectionHandler;
 use lookup::ObjectLookup;
-use metrics::InjectorMetrics;
+use metrics::{ConfigurationCollector, InjectorMetrics};
 pub use observer::InjectorObserver;
 use source::CurrentConfiguration;
 
@@ -79,6 +79,7 @@ pub fn spawn(
 ) -> prometheus::Result<(Arc<dyn Handler>, ConfigurationStatus)> {
     let InjectorDeps { client, cluster, observer, registry, events } = deps;
     let current = Arc::<CurrentConfiguration>::default();
+    registry.register(Box::new(ConfigurationCollector::new(&current)?))?;
     match observer.config_maps() {
         None => readers.spawn("injector-files", source::follow_files(settings.folder, Arc::clone(&current))),
         Some(namespace) => {
