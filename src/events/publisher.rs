@@ -234,6 +234,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Server {
         requests: Arc<Mutex<Vec<(Method, Value)>>>,
+        paths: Arc<Mutex<Vec<String>>>,
         has_deleted: Arc<Mutex<bool>>,
     }
 
@@ -258,6 +259,7 @@ mod tests {
 
         async fn answer(&self, request: Request<Body>) -> Response<Body> {
             let method = request.method().clone();
+            self.paths.lock().push(request.uri().path().to_owned());
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let object: Value = serde_json::from_slice(&body).unwrap();
             self.requests.lock().push((method.clone(), object.clone()));
@@ -307,6 +309,35 @@ mod tests {
         }
         assert!(event["eventTime"].is_string() && event["series"].is_null());
         assert!(event["metadata"]["name"].as_str().unwrap().starts_with("web."));
+    }
+
+    /// Linkerd's Role for its injector permits only this API.
+    #[tokio::test(start_paused = true)]
+    async fn in_place_of_linkerds_injector_events_are_those_of_the_core() {
+        let server = Server::default();
+        let mut publisher = server.publisher();
+        publisher.api = EventsApi::Core;
+        for _ in 0..2 {
+            let injected = Notice { reason: Reason::Injected, ..notice("web", "one") };
+            publisher.publish(injected).await.unwrap();
+        }
+        let paths = server.paths.lock().clone();
+        assert_eq!(paths[0], "/api/v1/namespaces/ns/events");
+        assert!(paths[1].starts_with("/api/v1/namespaces/ns/events/web."), "{paths:?}");
+        let (_, event) = server.requests.lock().remove(0);
+        for (pointer, expected) in [
+            ("/type", "Normal"),
+            ("/reason", "Injected"),
+            ("/action", "Inject"),
+            ("/involvedObject/name", "web"),
+            ("/message", "one"),
+            ("/reportingComponent", "linkerd-proxy-injector"),
+            ("/reportingInstance", "replica"),
+        ] {
+            assert_eq!(event.pointer(pointer), Some(&json!(expected)), "{pointer}");
+        }
+        assert!(event["eventTime"].is_string());
+        assert_eq!(server.methods(), [Method::PATCH]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,8 +18,9 @@ use super::{
     decision::NotInjected,
     inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
     owner::{intermediate, workload},
-    review::ReviewRequest,
+    reviewed::ReviewedObject,
 };
+use crate::webhook::review::ReviewRequest;
 
 static CONFIGURATION: LazyLock<Configuration> =
     LazyLock::new(|| Configuration::read(include_str!("../values/testdata/installed.yaml"), "anchors").unwrap());
@@ -177,7 +178,7 @@ fn set(object: &mut Value, key: &str, value: Option<&Value>) {
     }
 }
 
-fn read(request: &Value) -> Result<ReviewRequest, String> {
+fn read(request: &Value) -> Result<ReviewRequest<ReviewedObject>, String> {
     ReviewRequest::read(json!({ "request": request }).to_string().as_bytes())
 }
 
@@ -189,14 +190,16 @@ fn review(pod: &Value, namespace: &AnnotationMap) -> Result<AdmissionOutcome, No
 
 fn decide(
     configuration: Option<&Configuration>,
-    request: &ReviewRequest,
+    request: &ReviewRequest<ReviewedObject>,
     namespace: &AnnotationMap,
 ) -> Result<AdmissionOutcome, NotRenderable> {
-    let owners = &request.object.metadata.owner_references;
-    let workload = workload(&request.object.metadata.name, owners, intermediate(owners));
+    let object = request.object.clone().unwrap_or_default();
+    let owners = &object.metadata.owner_references;
+    let workload = workload(&object.metadata.name, owners, intermediate(owners));
     let target = ReviewTarget { namespace, namespace_name: "shop", workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
-    injector.decide(configuration, request.kind.unwrap_or(ObjectKind::Pod), target, &request.object)
+    let kind = ObjectKind::of(&request.kind.kind).unwrap_or(ObjectKind::Pod);
+    injector.decide(configuration, kind, target, &object)
 }
 
 fn patched(pod: &Value, outcome: &AdmissionOutcome) -> Value {
@@ -227,12 +230,11 @@ fn without_added(mut after: Value, before: &Value) -> Value {
         set(&mut after["spec"], list, before["spec"].get(list));
     }
     for map in ["annotations", "labels"] {
-        let is_linkerds = |key: &str| key.contains("linkerd.io/");
         for (key, value) in before["metadata"][map].as_object().into_iter().flatten() {
-            assert!(is_linkerds(key) || after["metadata"][map][key] == *value, "{key}");
+            assert!(key == "linkerd.io/created-by" || after["metadata"][map][key] == *value, "{key}");
         }
         for key in after["metadata"][map].as_object().into_iter().flat_map(Map::keys) {
-            assert!(is_linkerds(key) || before["metadata"][map].get(key).is_some(), "{key}");
+            assert!(key.contains("linkerd.io/") || before["metadata"][map].get(key).is_some(), "{key}");
         }
         set(&mut after["metadata"], map, before["metadata"].get(map));
     }
@@ -254,7 +256,7 @@ fn replaced(value: &Value, text: &str, by: &str) -> Value {
 proptest! {
     #[test]
     fn any_body_is_read_or_refused(body in vec(any::<u8>(), 0..200)) {
-        let _ = ReviewRequest::read(&body);
+        let _ = ReviewRequest::<ReviewedObject>::read(&body);
     }
 
     #[test]
