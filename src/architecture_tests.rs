@@ -58,7 +58,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("webhook", &["text"]),
-    ("proxy_injector", &["api", "cluster", "tasks", "text", "values", "webhook"]),
+    ("proxy_injector", &["api", "cluster", "events", "tasks", "text", "values", "webhook"]),
     ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (

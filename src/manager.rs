@@ -15,7 +15,7 @@ use crate::{
     cluster::{Cluster, Observer},
     controller::ControllerDeps,
     destination::{self, DestinationObserver, LinksObserver},
-    events,
+    events::{self, EventsApi},
     external_workload::{self, ExternalWorkloadObserver},
     lease,
     linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
@@ -105,9 +105,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         multicluster = destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
+    // This task ends when the last sender of Events is dropped, which is after the controllers and the webhook have
+    // stopped. In place of Linkerd's injector, Linkerd's Role permits only Events of the core.
+    let api = if args.replaced_injector.is_some() { EventsApi::Core } else { EventsApi::Events };
+    let writes_events = args.enable_external_workload || args.enable_linkerd_config || args.enable_proxy_injector;
+    let events = writes_events.then(|| events::spawn(&client, api, &identity, &registry, &mut support)).transpose()?;
     let (mut routes, mut webhooks, mut injector) = (Routes::default(), None::<Arc<dyn Handler>>, None);
-    if let (Some(cluster), Some(observer)) = (&cluster, injector_observer) {
-        let deps = proxy_injector::InjectorDeps { client: &client, cluster, observer, registry: &registry };
+    if let (Some(cluster), Some(observer), Some(events)) = (&cluster, injector_observer, &events) {
+        let deps = proxy_injector::InjectorDeps { client: &client, cluster, observer, registry: &registry, events };
         let settings = proxy_injector::InjectorSettings {
             controller_namespace: args.controller_namespace.clone(),
             version: args.replaced_injector.clone().unwrap_or_else(|| version::whole().to_owned()),
@@ -131,9 +136,6 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let server = WebhookServer { listener, certificate, handler };
         servers.spawn("webhook", server.serve(stop.clone()));
     }
-    // This task ends when the last sender of Events is dropped, which is after the controllers have stopped.
-    let controls = args.enable_external_workload || args.enable_linkerd_config;
-    let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut support)).transpose()?;
     let elections = lease::ElectionMetrics::register(&registry)?;
     let mut elect = |namespace: &str, name, required: Option<lease::Leadership>, metrics: &lease::ElectionMetrics| {
         let election = lease::ElectionSettings {

@@ -57,6 +57,10 @@ pub const INJECTOR: &str = "linkerd-proxy-injector";
 /// The MutatingWebhookConfiguration of the proxy injector, and the name of its webhook.
 pub const INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-proxy-injector-webhook-config";
 pub const INJECTOR_WEBHOOK: &str = "linkerd-proxy-injector.linkerd.io";
+/// The same of the operator's injector, and the Service of the operator's webhooks.
+pub const OPERATOR_INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-operator-proxy-injector";
+pub const OPERATOR_INJECTOR_WEBHOOK: &str = "proxy-injector.linkerd-operator.linkerd.io";
+pub const OPERATOR_WEBHOOK_SERVICE: &str = "linkerd-operator-webhook";
 /// The annotation with the name and version of the installer of Linkerd.
 pub const CREATED_BY_ANNOTATION: &str = "linkerd.io/created-by";
 /// The label of a slice that names its Service.

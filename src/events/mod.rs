@@ -1,8 +1,9 @@
 //! Kubernetes Events about single objects, for people.
 //!
 //! In: [`Notice`]s from any component. Out: Events in the API server, in the order of the notices. Always holds: no
-//! caller waits for an Event; at most 20 Events per second are written (burst 100), and one per minute for each object
-//! and reason; dropped Events are counted.
+//! caller waits for an Event; controllers write at most 20 Events per second (burst 100), admission reviews 10 (burst
+//! 50), of which a namespace has a share; one Event per minute is written for each object and reason; dropped Events are
+//! counted.
 
 mod publisher;
 mod rate_limit;
@@ -17,10 +18,12 @@ use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 use tokio::{sync::mpsc, time::Instant};
 
 pub use self::reason::Reason;
-use self::{publisher::Publisher, rate_limit::RateLimits};
+use self::{publisher::Publisher, rate_limit::RateLimits, reason::Reporter};
 use crate::{api::NamespacedName, tasks::Tasks, text::truncate};
 
 const QUEUE: usize = 1024;
+/// Any author of a Pod causes these Events, so they have a queue of their own.
+const QUEUE_OF_REVIEWS: usize = 256;
 /// The API server's limit for a note, in bytes.
 const NOTE_LIMIT: usize = 1024;
 
@@ -38,7 +41,17 @@ pub struct Notice {
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Notice>,
+    reviews: mpsc::Sender<Notice>,
     dropped: IntCounterVec,
+}
+
+/// The API that Events are written with. Both write the same objects, but a Role permits one or the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventsApi {
+    /// `events.k8s.io/v1`.
+    Events,
+    /// `v1`, for which Linkerd's own Roles are written.
+    Core,
 }
 
 /// Why an Event was not written.
@@ -47,6 +60,7 @@ pub struct Events {
 enum Cause {
     QueueFull,
     ObjectRate,
+    NamespaceRate,
     OverallRate,
     Denied,
     Failed,
@@ -56,7 +70,13 @@ enum Cause {
 ///
 /// # Errors
 /// When the metrics are registered already.
-pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut Tasks) -> prometheus::Result<Events> {
+pub fn spawn(
+    client: &Client,
+    api: EventsApi,
+    instance: &str,
+    registry: &Registry,
+    tasks: &mut Tasks,
+) -> prometheus::Result<Events> {
     let sent = register_int_counter_vec_with_registry!(
         "linkerd_operator_events_sent_total",
         "Kubernetes Events written",
@@ -77,6 +97,7 @@ pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut T
     }
     let publisher = Publisher {
         client: client.clone(),
+        api,
         instance: instance.to_owned(),
         limits: RateLimits::new(Instant::now()),
         series: HashMap::new(),
@@ -84,8 +105,9 @@ pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut T
         dropped: dropped.clone(),
     };
     let (queue, notices) = mpsc::channel(QUEUE);
-    tasks.spawn("events", publisher.run(notices));
-    Ok(Events { queue, dropped })
+    let (reviews, of_reviews) = mpsc::channel(QUEUE_OF_REVIEWS);
+    tasks.spawn("events", publisher.run(notices, of_reviews));
+    Ok(Events { queue, reviews, dropped })
 }
 
 /// Returns the reference to an object. The namespace of the key is empty for a cluster-scoped object.
@@ -108,7 +130,11 @@ impl Events {
         if notice.note.len() > NOTE_LIMIT {
             notice.note = truncate(&notice.note, NOTE_LIMIT).to_owned();
         }
-        if self.queue.try_send(notice).is_err() {
+        let queue = match notice.reason.reporter() {
+            Reporter::Controller => &self.queue,
+            Reporter::ProxyInjector => &self.reviews,
+        };
+        if queue.try_send(notice).is_err() {
             self.dropped.with_label_values(&[<&str>::from(Cause::QueueFull)]).inc();
         }
     }
@@ -122,16 +148,36 @@ mod tests {
 
     #[test]
     fn a_queued_event_takes_at_most_one_kibibyte_for_its_note() {
-        let (queue, mut notices) = mpsc::channel(QUEUE);
-        let dropped = IntCounterVec::new(Opts::new("dropped", "dropped"), &["cause"]).unwrap();
-        let events = Events { queue, dropped };
-        let regarding = object_reference("v1", "Service", &NamespacedName::new("ns", "web"), "uid");
+        let (events, mut notices, _reviews) = queues();
         for note in ["x".repeat(1_000_000), "short".to_owned()] {
-            let regarding = regarding.clone();
-            events.publish(Notice { reason: Reason::UnmatchedPort, regarding, related: None, note });
+            events.publish(notice(Reason::UnmatchedPort, note));
         }
         let mut next = || notices.try_recv().unwrap().note;
         let (long, short) = (next(), next());
         assert_eq!((long.len(), long.capacity(), short.as_str()), (1024, 1024, "short"));
+    }
+
+    #[test]
+    fn a_flood_of_reviews_leaves_the_queue_of_the_controllers_empty() {
+        let (events, mut notices, mut reviews) = queues();
+        for number in 0..2 * QUEUE {
+            events.publish(notice(Reason::InjectionSkipped, number.to_string()));
+        }
+        events.publish(notice(Reason::RolloutHalted, "halted".to_owned()));
+        assert_eq!(notices.try_recv().unwrap().note, "halted");
+        let queued = std::iter::from_fn(|| reviews.try_recv().ok()).count();
+        let dropped = events.dropped.with_label_values(&["queue_full"]).get();
+        assert_eq!((queued, dropped), (256, 2 * 1024 - 256));
+    }
+
+    fn queues() -> (Events, mpsc::Receiver<Notice>, mpsc::Receiver<Notice>) {
+        let ((queue, notices), (reviews, of_reviews)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE_OF_REVIEWS));
+        let dropped = IntCounterVec::new(Opts::new("dropped", "dropped"), &["cause"]).unwrap();
+        (Events { queue, reviews, dropped }, notices, of_reviews)
+    }
+
+    fn notice(reason: Reason, note: String) -> Notice {
+        let regarding = object_reference("v1", "Service", &NamespacedName::new("ns", "web"), "uid");
+        Notice { reason, regarding, related: None, note }
     }
 }

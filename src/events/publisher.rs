@@ -6,36 +6,42 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     time::Duration,
 };
 
 use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
+    NamespaceResourceScope,
+    api::{
+        core::v1::{self as core, ObjectReference},
+        events::v1::Event,
+    },
     apimachinery::pkg::apis::meta::v1::MicroTime,
     jiff::Timestamp,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use prometheus::IntCounterVec;
-use serde_json::json;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout},
 };
 use tracing::{debug, info, warn};
 
-use super::{Cause, Notice, RateLimits, Reason};
+use super::{Cause, EventsApi, Notice, RateLimits, Reason};
 
-const CONTROLLER: &str = "linkerd-operator";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A repetition after a longer time creates a new Event, as in client-go.
 const SERIES_TTL: Duration = Duration::from_secs(360);
 
 pub(super) struct Publisher {
     pub(super) client: Client,
+    pub(super) api: EventsApi,
     /// The identity of this replica.
     pub(super) instance: String,
     pub(super) limits: RateLimits,
@@ -59,8 +65,15 @@ pub(super) struct Series {
 // === impl Publisher ===
 
 impl Publisher {
-    pub(super) async fn run(mut self, mut notices: mpsc::Receiver<Notice>) {
-        while let Some(notice) = notices.recv().await {
+    /// Writes the Events of controllers before those of reviews.
+    pub(super) async fn run(mut self, mut notices: mpsc::Receiver<Notice>, mut reviews: mpsc::Receiver<Notice>) {
+        loop {
+            let notice = tokio::select! {
+                biased;
+                Some(notice) = notices.recv() => notice,
+                Some(notice) = reviews.recv() => notice,
+                else => return,
+            };
             let cause = match self.limits.admit(&notice, Instant::now()) {
                 Ok(()) => self.write(notice).await.err(),
                 Err(cause) => Some(cause),
@@ -99,8 +112,7 @@ impl Publisher {
         let now = Instant::now();
         let key = (notice.reason, id(Some(&notice.regarding)), id(notice.related.as_ref()));
         // Events about cluster-scoped objects belong in the namespace `default`.
-        let namespace = notice.regarding.namespace.as_deref().unwrap_or("default");
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let namespace = notice.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
         let event = self.event(notice);
         let note = BuildHasherDefault::<DefaultHasher>::default().hash_one(&event.note);
         if let Some(series) = self.series.get_mut(&key)
@@ -108,8 +120,8 @@ impl Publisher {
             && now - series.last < SERIES_TTL
         {
             let observed = json!({"count": series.count + 1, "lastObservedTime": event.event_time});
-            let patch = Patch::Merge(json!({ "series": observed }));
-            match events.patch(&series.name, &PatchParams::default(), &patch).await {
+            let patch = json!({ "series": observed });
+            match self.api.patch(&self.client, &namespace, &series.name, patch).await {
                 // The Event was deleted: create a new one.
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 result => {
@@ -120,7 +132,7 @@ impl Publisher {
                 }
             }
         }
-        events.create(&PostParams::default(), &event).await?;
+        self.api.create(&self.client, &namespace, &event).await?;
         // The overall rate bounds the number of entries within SERIES_TTL.
         self.series.retain(|_, series| now - series.last < SERIES_TTL);
         let name = event.metadata.name.unwrap_or_default();
@@ -130,21 +142,72 @@ impl Publisher {
 
     fn event(&self, notice: Notice) -> Event {
         let Notice { reason, regarding, related, note } = notice;
-        let now = Timestamp::now();
-        let name = format!("{}.{:x}", regarding.name.as_deref().unwrap_or(CONTROLLER), now.as_nanosecond());
+        let (now, reporter) = (Timestamp::now(), reason.reporter());
+        let name = format!("{}.{:x}", regarding.name.as_deref().unwrap_or(reporter.name()), now.as_nanosecond());
         Event {
             metadata: ObjectMeta { name: Some(name), namespace: regarding.namespace.clone(), ..ObjectMeta::default() },
             event_time: Some(MicroTime(now)),
             type_: Some(reason.type_().to_owned()),
             reason: Some(reason.as_str().to_owned()),
-            action: Some("Reconcile".to_owned()),
+            action: Some(reporter.action().to_owned()),
             note: Some(note),
             regarding: Some(regarding),
             related,
-            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_controller: Some(reporter.name().to_owned()),
             reporting_instance: Some(self.instance.clone()),
             ..Event::default()
         }
+    }
+}
+
+// === impl EventsApi ===
+
+impl EventsApi {
+    async fn create(self, client: &Client, namespace: &str, event: &Event) -> kube::Result<()> {
+        match self {
+            Self::Events => create(client, namespace, event).await,
+            Self::Core => create(client, namespace, &of_core(event.clone())).await,
+        }
+    }
+
+    async fn patch(self, client: &Client, namespace: &str, name: &str, patch: Value) -> kube::Result<()> {
+        match self {
+            Self::Events => merge::<Event>(client, namespace, name, patch).await,
+            Self::Core => merge::<core::Event>(client, namespace, name, patch).await,
+        }
+    }
+}
+
+async fn create<K>(client: &Client, namespace: &str, event: &K) -> kube::Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + fmt::Debug + Serialize + DeserializeOwned,
+{
+    let events: Api<K> = Api::namespaced(client.clone(), namespace);
+    events.create(&PostParams::default(), event).await.map(drop)
+}
+
+async fn merge<K>(client: &Client, namespace: &str, name: &str, patch: Value) -> kube::Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + fmt::Debug + DeserializeOwned,
+{
+    let events: Api<K> = Api::namespaced(client.clone(), namespace);
+    events.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+}
+
+/// Returns the same Event in the API group of the core. Its series has the same form in both.
+fn of_core(event: Event) -> core::Event {
+    core::Event {
+        metadata: event.metadata,
+        event_time: event.event_time,
+        type_: event.type_,
+        reason: event.reason,
+        action: event.action,
+        message: event.note,
+        involved_object: event.regarding.unwrap_or_default(),
+        related: event.related,
+        reporting_component: event.reporting_controller,
+        reporting_instance: event.reporting_instance,
+        ..core::Event::default()
     }
 }
 
@@ -171,6 +234,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Server {
         requests: Arc<Mutex<Vec<(Method, Value)>>>,
+        paths: Arc<Mutex<Vec<String>>>,
         has_deleted: Arc<Mutex<bool>>,
     }
 
@@ -184,6 +248,7 @@ mod tests {
             let counter = |name| IntCounterVec::new(Opts::new(name, name), &["label"]).unwrap();
             Publisher {
                 client: Client::new(service, "default"),
+                api: EventsApi::Events,
                 instance: "replica".to_owned(),
                 limits: RateLimits::new(Instant::now()),
                 series: HashMap::new(),
@@ -194,6 +259,7 @@ mod tests {
 
         async fn answer(&self, request: Request<Body>) -> Response<Body> {
             let method = request.method().clone();
+            self.paths.lock().push(request.uri().path().to_owned());
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let object: Value = serde_json::from_slice(&body).unwrap();
             self.requests.lock().push((method.clone(), object.clone()));
@@ -243,6 +309,35 @@ mod tests {
         }
         assert!(event["eventTime"].is_string() && event["series"].is_null());
         assert!(event["metadata"]["name"].as_str().unwrap().starts_with("web."));
+    }
+
+    /// Linkerd's Role for its injector permits only this API.
+    #[tokio::test(start_paused = true)]
+    async fn in_place_of_linkerds_injector_events_are_those_of_the_core() {
+        let server = Server::default();
+        let mut publisher = server.publisher();
+        publisher.api = EventsApi::Core;
+        for _ in 0..2 {
+            let injected = Notice { reason: Reason::Injected, ..notice("web", "one") };
+            publisher.publish(injected).await.unwrap();
+        }
+        let paths = server.paths.lock().clone();
+        assert_eq!(paths[0], "/api/v1/namespaces/ns/events");
+        assert!(paths[1].starts_with("/api/v1/namespaces/ns/events/web."), "{paths:?}");
+        let (_, event) = server.requests.lock().remove(0);
+        for (pointer, expected) in [
+            ("/type", "Normal"),
+            ("/reason", "Injected"),
+            ("/action", "Inject"),
+            ("/involvedObject/name", "web"),
+            ("/message", "one"),
+            ("/reportingComponent", "linkerd-proxy-injector"),
+            ("/reportingInstance", "replica"),
+        ] {
+            assert_eq!(event.pointer(pointer), Some(&json!(expected)), "{pointer}");
+        }
+        assert!(event["eventTime"].is_string());
+        assert_eq!(server.methods(), [Method::PATCH]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,21 +4,38 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Cause, Notice, Reason};
+use super::{Cause, Notice, Reason, Reporter};
 
-const RATE_PER_SECOND: f64 = 20.0;
-const BURST: f64 = 100.0;
+/// The rate per second, and the burst, of the Events of controllers.
+const CONTROLLERS: BucketSize = BucketSize { per_second: 20.0, burst: 100.0 };
+/// The same for admission reviews. Any author of Pods causes these, so they must not use up the rate of controllers.
+const REVIEWS: BucketSize = BucketSize { per_second: 10.0, burst: 50.0 };
+/// The share of a namespace in [`REVIEWS`].
+const REVIEWS_OF_NAMESPACE: BucketSize = BucketSize { per_second: 0.5, burst: 20.0 };
 /// Minimum interval between two Events of one object and reason.
 const PER_OBJECT: Duration = Duration::from_secs(60);
 /// How long a namespace that answered 403 gets no Events. A terminating namespace and an exhausted quota also cause
 /// 403, and retries change neither.
 const DENIED: Duration = Duration::from_secs(600);
 
-pub(super) struct RateLimits {
+/// The size of a token bucket.
+struct BucketSize {
+    per_second: f64,
+    burst: f64,
+}
+
+struct TokenBucket {
     tokens: f64,
     filled: Instant,
+}
+
+pub(super) struct RateLimits {
+    controllers: TokenBucket,
+    reviews: TokenBucket,
+    /// The shares of namespaces. Full ones are removed, and [`REVIEWS`] bounds the number of others.
+    namespaces: HashMap<String, TokenBucket>,
     /// The time of the last Event of each object and reason. Entries older than [`PER_OBJECT`] are removed; the overall
-    /// rate bounds the number of newer ones.
+    /// rates bound the number of newer ones.
     recent: HashMap<(String, Reason), Instant>,
     /// The namespaces that answered 403, and the times of these answers.
     denied: HashMap<String, Instant>,
@@ -28,7 +45,13 @@ pub(super) struct RateLimits {
 
 impl RateLimits {
     pub(super) fn new(now: Instant) -> Self {
-        Self { tokens: BURST, filled: now, recent: HashMap::new(), denied: HashMap::new() }
+        Self {
+            controllers: TokenBucket::full(&CONTROLLERS, now),
+            reviews: TokenBucket::full(&REVIEWS, now),
+            namespaces: HashMap::new(),
+            recent: HashMap::new(),
+            denied: HashMap::new(),
+        }
     }
 
     /// Admits an Event and counts it, or returns why it is dropped.
@@ -43,18 +66,40 @@ impl RateLimits {
         if self.recent.get(&key).is_some_and(|last| now - *last < PER_OBJECT) {
             return Err(Cause::ObjectRate);
         }
-        let refill = (now - self.filled).as_secs_f64() * RATE_PER_SECOND;
-        self.tokens = (self.tokens + refill).min(BURST);
-        self.filled = now;
-        if self.tokens < 1.0 {
-            return Err(Cause::OverallRate);
+        match notice.reason.reporter() {
+            Reporter::Controller => {
+                if !self.controllers.take(&CONTROLLERS, now) {
+                    return Err(Cause::OverallRate);
+                }
+            }
+            Reporter::ProxyInjector => self.admit_review(notice.regarding.namespace.as_deref(), now)?,
         }
-        self.tokens -= 1.0;
         // About twice the number that a minute admits, so that the scan is rare and the map is bounded.
-        if self.recent.len() > 3000 {
+        if self.recent.len() > 4000 {
             self.recent.retain(|_, last| now - *last < PER_OBJECT);
         }
         self.recent.insert(key, now);
+        Ok(())
+    }
+
+    fn admit_review(&mut self, namespace: Option<&str>, now: Instant) -> Result<(), Cause> {
+        // A share is full again after 40 s. In this time, at most 450 Events are admitted.
+        if self.namespaces.len() >= 1000 {
+            self.namespaces.retain(|_, share| {
+                share.refill(&REVIEWS_OF_NAMESPACE, now);
+                share.tokens < REVIEWS_OF_NAMESPACE.burst
+            });
+        }
+        let share = self.namespaces.entry(namespace.unwrap_or_default().to_owned());
+        let share = share.or_insert_with(|| TokenBucket::full(&REVIEWS_OF_NAMESPACE, now));
+        share.refill(&REVIEWS_OF_NAMESPACE, now);
+        if share.tokens < 1.0 {
+            return Err(Cause::NamespaceRate);
+        }
+        if !self.reviews.take(&REVIEWS, now) {
+            return Err(Cause::OverallRate);
+        }
+        share.tokens -= 1.0;
         Ok(())
     }
 
@@ -67,6 +112,30 @@ impl RateLimits {
     /// Records that a namespace accepted an Event. Returns whether it was denied before.
     pub(super) fn allow(&mut self, namespace: &str) -> bool {
         self.denied.remove(namespace).is_some()
+    }
+}
+
+// === impl TokenBucket ===
+
+impl TokenBucket {
+    fn full(size: &BucketSize, now: Instant) -> Self {
+        Self { tokens: size.burst, filled: now }
+    }
+
+    fn refill(&mut self, size: &BucketSize, now: Instant) {
+        let tokens = self.tokens + (now - self.filled).as_secs_f64() * size.per_second;
+        self.tokens = tokens.min(size.burst);
+        self.filled = now;
+    }
+
+    /// Takes a token. Returns whether there was one.
+    fn take(&mut self, size: &BucketSize, now: Instant) -> bool {
+        self.refill(size, now);
+        let has_token = self.tokens >= 1.0;
+        if has_token {
+            self.tokens -= 1.0;
+        }
+        has_token
     }
 }
 
@@ -108,6 +177,50 @@ mod tests {
         assert_eq!(admitted(500, 0, now), 100);
         assert_eq!(admitted(500, 1000, now + Duration::from_secs(1)), 20);
         assert_eq!(admitted(500, 2000, now + Duration::from_secs(60)), 100);
+    }
+
+    fn review(namespace: &str, uid: usize) -> Notice {
+        let mut notice = notice(&uid.to_string(), Reason::Injected);
+        notice.regarding.namespace = Some(namespace.to_owned());
+        notice
+    }
+
+    #[test]
+    fn a_namespace_gets_only_its_share_of_the_events_of_reviews() {
+        let now = Instant::now();
+        let mut limits = RateLimits::new(now);
+        let mut admitted = |namespace: &str, from: usize, at| {
+            (from..from + 100).filter(|uid| limits.admit(&review(namespace, *uid), at).is_ok()).count()
+        };
+        assert_eq!((admitted("one", 0, now), admitted("two", 100, now)), (20, 20));
+        // Ten are left of the burst of all namespaces.
+        assert_eq!(admitted("three", 200, now), 10);
+        assert_eq!(admitted("one", 300, now + Duration::from_secs(10)), 5);
+        assert_eq!(limits.admit(&review("one", 400), now + Duration::from_secs(10)), Err(Cause::NamespaceRate));
+    }
+
+    #[test]
+    fn reviews_leave_the_rate_of_controllers_untouched() {
+        let now = Instant::now();
+        let mut limits = RateLimits::new(now);
+        for number in 0..1000 {
+            let _ = limits.admit(&review(&number.to_string(), number), now);
+        }
+        assert_eq!(limits.admit(&review("other", 2000), now), Err(Cause::OverallRate));
+        let of_controllers =
+            (3000..3200).filter(|uid| limits.admit(&notice(&uid.to_string(), Reason::PodRestart), now).is_ok());
+        assert_eq!(of_controllers.count(), 100);
+    }
+
+    #[test]
+    fn the_shares_of_many_namespaces_are_forgotten_when_they_are_full() {
+        let mut now = Instant::now();
+        let mut limits = RateLimits::new(now);
+        for number in 0..20_000 {
+            now += Duration::from_millis(100);
+            let _ = limits.admit(&review(&number.to_string(), number), now);
+            assert!(limits.namespaces.len() <= 1000);
+        }
     }
 
     #[test]

@@ -2,6 +2,13 @@
 
 use strum::{EnumIter, IntoStaticStr};
 
+/// The component that an Event names as its reporter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reporter {
+    Controller,
+    ProxyInjector,
+}
+
 /// Why an Event is emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EnumIter, IntoStaticStr)]
 pub enum Reason {
@@ -39,6 +46,29 @@ pub enum Reason {
     ProxyUpToDate,
     ProxyRolloutFailed,
     ProxyRolloutSkipped,
+    Injected,
+    InjectionSkipped,
+    InjectionWarning,
+    InjectionFailed,
+}
+
+// === impl Reporter ===
+
+impl Reporter {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "linkerd-operator",
+            // The name that Linkerd's injector has in its Events.
+            Self::ProxyInjector => "linkerd-proxy-injector",
+        }
+    }
+
+    pub(super) const fn action(self) -> &'static str {
+        match self {
+            Self::Controller => "Reconcile",
+            Self::ProxyInjector => "Inject",
+        }
+    }
 }
 
 // === impl Reason ===
@@ -46,6 +76,15 @@ pub enum Reason {
 impl Reason {
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+
+    pub(super) const fn reporter(self) -> Reporter {
+        match self {
+            Self::Injected | Self::InjectionSkipped | Self::InjectionWarning | Self::InjectionFailed => {
+                Reporter::ProxyInjector
+            }
+            _ => Reporter::Controller,
+        }
     }
 
     /// Returns the `type` of Events with this reason.
@@ -64,7 +103,9 @@ impl Reason {
             | Self::InjectorDenied
             | Self::ConfigRolledBack
             | Self::RolloutHalted
-            | Self::ProxyRolloutFailed => "Warning",
+            | Self::ProxyRolloutFailed
+            | Self::InjectionWarning
+            | Self::InjectionFailed => "Warning",
             _ => "Normal",
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{
     LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
-    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes,
-    trust_anchors::bundles::TrustBundles, writer::REVISION_ANNOTATION,
+    revert::predecessor::Predecessor, status::failed_hashes, trust_anchors::bundles::TrustBundles,
+    writer::REVISION_ANNOTATION,
 };
 use crate::{
     api::linkerd_config::LinkerdConfigStatus,
@@ -59,7 +59,7 @@ impl LinkerdConfigReconciler {
         let config = Arc::clone(state.linkerd_configs.by_name(name)?);
         let known = self.cache.unwritten_status(&config).or_else(|| self.cache.last_status(&config));
         let before = known.unwrap_or_else(|| Arc::clone(&config.status));
-        let ready = ready_templates(&state, &config.target.namespace);
+        let ready = self.injectors.ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
             before: without_past_denials(before, ready.as_ref()),
             active: active::of(&state.linkerd_configs, &config.target).cloned(),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::active;
 use crate::{
-    api::{self, INJECTOR, NamespacedName, TRUST_ROOTS},
+    api::{self, INJECTOR, NamespacedName, OPERATOR_WEBHOOK_SERVICE, TRUST_ROOTS},
     cluster::{
         Change, Diff, Kind, Observer, State, WatchScope,
         index::store::Store,
@@ -80,7 +80,7 @@ impl Observer for LinkerdConfigObserver {
                 // When the endpoints of an injector change, the active LinkerdConfigs are checked against the new
                 // replicas.
                 Change::EndpointSlice(diff) => {
-                    for namespace in changed_injectors(diff) {
+                    for namespace in changed_injectors(diff, &self.control_plane_namespace) {
                         add(&mut active::in_namespace(configs, &namespace));
                     }
                 }
@@ -92,10 +92,14 @@ impl Observer for LinkerdConfigObserver {
     }
 }
 
-/// Returns the namespaces of the injectors whose ready endpoints the slice changes.
-fn changed_injectors(diff: &Diff<Slice>) -> BTreeSet<Arc<str>> {
-    let injectors = diff.both().filter_map(|slice| slice.service()).filter(|service| *service.name == *INJECTOR);
-    let namespaces: BTreeSet<_> = injectors.map(|service| Arc::clone(&service.namespace)).collect();
+/// Returns the namespaces whose ConfigMaps are read by the injectors whose ready endpoints the slice changes.
+fn changed_injectors(diff: &Diff<Slice>, control_plane: &Arc<str>) -> BTreeSet<Arc<str>> {
+    let namespaces = diff.both().filter_map(|slice| slice.service()).filter_map(|service| match &*service.name {
+        INJECTOR => Some(Arc::clone(&service.namespace)),
+        OPERATOR_WEBHOOK_SERVICE => Some(Arc::clone(control_plane)),
+        _ => None,
+    });
+    let namespaces: BTreeSet<_> = namespaces.collect();
     let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
     if namespaces.is_empty() || ready(diff.old()) == ready(diff.current()) { BTreeSet::new() } else { namespaces }
 }

@@ -22,7 +22,7 @@ pub(super) struct Configuration {
     pub(super) trust_anchors: String,
     /// The SHA-256 of the exact bytes of the trust anchors.
     pub(super) trust_anchors_hash: String,
-    /// The hash of everything that affects injected Pods.
+    /// The hash of everything that affects injected Pods: the one in the document if a LinkerdConfig wrote it.
     pub(super) injection_hash: String,
 }
 
@@ -45,14 +45,16 @@ impl Configuration {
     /// # Errors
     /// When the values cannot be read, or when Pods could not be injected with them.
     pub(super) fn read(document: &str, trust_anchors: &str) -> Result<Self, RefusedConfiguration> {
-        let document =
-            Document::parse(document).map_err(|error| RefusedConfiguration::Unreadable(error.to_string()))?;
+        let (document, of_writer) =
+            Document::read(document).map_err(|error| RefusedConfiguration::Unreadable(error.to_string()))?;
         let values = ProxyValues::read(document.as_map());
         let configuration = Self {
             values: values.map_err(|error| RefusedConfiguration::WrongType(error.to_string()))?,
             trust_anchors: trust_anchors.to_owned(),
             trust_anchors_hash: hex(Sha256::digest(trust_anchors.as_bytes())),
-            injection_hash: document.injection_hash().to_string(),
+            injection_hash: of_writer
+                .filter(|hash| !hash.is_empty())
+                .unwrap_or_else(|| document.injection_hash().to_string()),
         };
         configuration.try_it()?;
         Ok(configuration)
@@ -72,5 +74,60 @@ impl Configuration {
 impl fmt::Debug for Configuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Configuration({})", self.injection_hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        api::CONFIG_HASH_ENV,
+        values::{InjectionHashes, Path},
+    };
+
+    const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
+
+    /// Returns the values of the variable in the proxy of a Pod with this annotation.
+    fn stamped(document: &str, additional_env: Option<&str>) -> Vec<String> {
+        let configuration = Configuration::read(document, "anchors").unwrap();
+        let annotation = |text: &str| ("config.linkerd.io/proxy-additional-env".to_owned(), text.to_owned());
+        let mut pod = ReviewedObject::default();
+        pod.metadata.annotations = additional_env.map(annotation).into_iter().collect();
+        let (namespace, injector) = (AnnotationMap::new(), Injector { controller_namespace: "linkerd", version: "" });
+        let target = ReviewTarget { namespace: &namespace, namespace_name: "default", workload: None };
+        let (patch, _) = injector.pod_patch(&configuration, target, &pod).unwrap();
+        let patch = json!(patch);
+        let proxy = patch.as_array().unwrap().iter().find(|it| it["value"]["name"] == "linkerd-proxy").unwrap();
+        let variables = proxy["value"]["env"].as_array().unwrap().iter().filter(|it| it["name"] == CONFIG_HASH_ENV);
+        variables.map(|it| it["value"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_pod_has_the_hash_that_a_linkerd_config_computes_for_the_same_document() {
+        let (document, _) = Document::read(INSTALLED).unwrap();
+        let wanted = InjectionHashes::default().of(&document);
+        assert_eq!(stamped(INSTALLED, None), [wanted.as_str()]);
+        let changed = |keys: &[&str], value| {
+            let mut changed = document.clone();
+            changed.set(&Path::from(keys), value);
+            stamped(&changed.to_yaml(), None)
+        };
+        assert_eq!(changed(&["controllerReplicas"], json!(3)), [wanted.as_str()], "only the control plane reads it");
+        assert_ne!(changed(&["proxy", "logLevel"], json!("debug")), [wanted.as_str()]);
+    }
+
+    #[test]
+    fn the_hash_in_the_document_is_kept_once_and_a_pod_cannot_replace_it() {
+        let (document, _) = Document::read(INSTALLED).unwrap();
+        let written = document.with_injection_hash("v9_0123456789abcdef").to_yaml();
+        let forged = r#"[{"name": "LINKERD_CONFIG_HASH", "value": "forged"}]"#;
+        for annotation in [None, Some("[]"), Some(forged)] {
+            assert_eq!(stamped(&written, annotation), ["v9_0123456789abcdef"], "{annotation:?}");
+        }
+        let computed = document.injection_hash().to_string();
+        assert_eq!(stamped(INSTALLED, Some(forged)), [computed.as_str()]);
+        assert_eq!(stamped(&document.with_injection_hash("").to_yaml(), None), [computed.as_str()]);
     }
 }

@@ -1,7 +1,8 @@
 //! Answers admission reviews.
 //!
 //! In: the body of a request. Out: an answer. Always holds: a Pod is denied only if it requests a proxy that cannot be
-//! injected, or if its namespace cannot be read; every other object is allowed.
+//! injected, or if its namespace cannot be read; every other object is allowed; an answer waits for no Event, and a dry
+//! run causes none.
 
 use std::sync::Arc;
 
@@ -10,10 +11,12 @@ use futures::{FutureExt, future::BoxFuture};
 use http::Response;
 use http_body_util::Full;
 use json_patch::Patch;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{
     annotations::AnnotationMap,
+    events,
     inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
     lookup::ObjectLookup,
     metrics::{InjectorMetrics, RequestLabels},
@@ -21,9 +24,12 @@ use super::{
     reviewed::ReviewedObject,
     source::CurrentConfiguration,
 };
-use crate::webhook::{
-    Handler,
-    review::{self, ReviewRequest},
+use crate::{
+    events::{Events, Notice},
+    webhook::{
+        Handler,
+        review::{self, ReviewRequest},
+    },
 };
 
 pub(super) struct InjectionHandler {
@@ -32,6 +38,7 @@ pub(super) struct InjectionHandler {
     pub(super) controller_namespace: String,
     pub(super) version: String,
     pub(super) metrics: InjectorMetrics,
+    pub(super) events: Events,
 }
 
 // === impl InjectionHandler ===
@@ -54,19 +61,24 @@ impl InjectionHandler {
             Ok(annotations) => (annotations, None),
             Err(error) => (AnnotationMap::new(), Some(format!("{error:#}"))),
         };
+        let regarding = workload.as_ref().and_then(|workload| workload.reference(&request.namespace));
+        let regarding = regarding.filter(|_| !request.dry_run);
         let owner_kind = workload.as_ref().map(Workload::metrics_kind).unwrap_or_default();
         let mut labels = RequestLabels { owner_kind: &owner_kind, namespace: &request.namespace, annotation_at: "" };
         // The annotations of the namespace may request a proxy for the Pod.
         if let Some(unknown) = unknown.filter(|_| kind == ObjectKind::Pod) {
             self.metrics.denied(&labels);
             warn!(namespace = request.namespace, error = unknown, "denied a Pod");
+            self.publish(regarding.map(|workload| events::of_denied(&workload, &unknown)));
             return request.denied(&unknown);
         }
         let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
         let target =
             ReviewTarget { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
         match injector.decide(self.current.get().as_deref(), kind, target, object) {
-            Ok(AdmissionOutcome { decision, patch, warnings }) => {
+            Ok(outcome) => {
+                self.publish(regarding.iter().flat_map(|workload| events::of_admitted(workload, &outcome)));
+                let AdmissionOutcome { decision, patch, warnings } = outcome;
                 labels.annotation_at = decision.annotation_at;
                 self.metrics.allowed(&labels, &decision, !patch.is_empty());
                 debug!(namespace = request.namespace, pod = pod.name, skipped = ?decision.skipped, "reviewed an object");
@@ -75,20 +87,28 @@ impl InjectionHandler {
             Err(reason) => {
                 self.metrics.denied(&labels);
                 warn!(namespace = request.namespace, pod = pod.name, %reason, "denied a Pod");
+                self.publish(regarding.map(|workload| events::of_denied(&workload, &reason.to_string())));
                 request.denied(&format!("linkerd-operator cannot inject a proxy: {reason}"))
             }
         }
+    }
+
+    fn publish(&self, notices: impl IntoIterator<Item = Notice>) {
+        notices.into_iter().for_each(|notice| self.events.publish(notice));
     }
 }
 
 impl Handler for InjectionHandler {
     fn answer(self: Arc<Self>, _: String, body: Bytes) -> BoxFuture<'static, Response<Full<Bytes>>> {
         async move {
+            let begun = Instant::now();
             match ReviewRequest::read(&body) {
                 Ok(request) => {
                     // The parsed object does not refer to the body.
                     drop(body);
-                    review::answered(self.review(request).await)
+                    let answer = self.review(request).await;
+                    self.metrics.answered(begun.elapsed());
+                    review::answered(answer)
                 }
                 Err(reason) => review::invalid(reason),
             }

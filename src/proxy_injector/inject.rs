@@ -206,6 +206,7 @@ impl Injector<'_> {
         let context = ProxyContext {
             controller_namespace: self.controller_namespace,
             trust_anchors: &configuration.trust_anchors,
+            injection_hash: &configuration.injection_hash,
             inbound_ports: &inbound_ports,
         };
         let init = if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?;

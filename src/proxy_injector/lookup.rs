@@ -17,7 +17,10 @@ use tokio::time::timeout;
 use super::{annotations::AnnotationMap, owner, reviewed::ReviewedOwner};
 use crate::{
     api::NamespacedName,
-    cluster::{Cluster, kinds::owner::Owner},
+    cluster::{
+        Cluster,
+        kinds::owner::{Owner, OwnerUid},
+    },
 };
 
 /// The deadline of a request to the API server. It is shorter than the timeout of the webhook.
@@ -63,8 +66,8 @@ impl ObjectLookup {
         let known = {
             let state = self.cluster.read();
             match owner.kind.as_str() {
-                "ReplicaSet" => state.replica_sets.get(&key).map(|found| found.owner.clone()),
-                _ => state.jobs.get(&key).map(|found| found.owner.clone()),
+                "ReplicaSet" => state.replica_sets.get(&key).map(|found| (found.owner.clone(), found.owner_uid)),
+                _ => state.jobs.get(&key).map(|found| (found.owner.clone(), found.owner_uid)),
             }
         };
         let found = match (known, owner.kind.as_str()) {
@@ -72,15 +75,24 @@ impl ObjectLookup {
             (None, "ReplicaSet") => self.live_owner::<ReplicaSet>(&key).await,
             (None, _) => self.live_owner::<Job>(&key).await,
         };
-        found.map(|owner| ReviewedOwner { kind: owner.kind.to_string(), name: owner.name.to_string() })
+        let (owner, uid) = (found.0?, found.1);
+        Some(ReviewedOwner {
+            // The cache keeps no API versions. The kinds that matter have one each.
+            api_version: owner::api_version(&owner.kind).unwrap_or_default().to_owned(),
+            kind: owner.kind.to_string(),
+            name: owner.name.to_string(),
+            uid: uid.as_ref().map(OwnerUid::to_string).unwrap_or_default(),
+        })
     }
 
-    async fn live_owner<K>(&self, key: &NamespacedName) -> Option<Owner>
+    async fn live_owner<K>(&self, key: &NamespacedName) -> (Option<Owner>, Option<OwnerUid>)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
-        let found = timeout(DEADLINE, api.get_metadata(&key.name)).await;
-        Owner::only(&found.ok()?.ok()?.metadata)
+        match timeout(DEADLINE, api.get_metadata(&key.name)).await {
+            Ok(Ok(found)) => (Owner::only(&found.metadata), OwnerUid::only(&found.metadata)),
+            _ => (None, None),
+        }
     }
 }

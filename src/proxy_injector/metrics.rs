@@ -1,15 +1,30 @@
 //! The metrics of the injector: those of Linkerd's injector, without its labels for the text of each annotation, which
 //! tenants control.
 
-use prometheus::{IntCounterVec, Opts, Registry, register_int_counter_vec_with_registry};
+use std::{sync::Arc, time::Duration};
 
-use super::decision::InjectionDecision;
+use prometheus::{
+    Histogram, IntCounterVec, IntGauge, Opts, Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+    register_histogram_with_registry, register_int_counter_vec_with_registry,
+};
+
+use super::{decision::InjectionDecision, source::CurrentConfiguration};
 
 #[derive(Clone)]
 pub(super) struct InjectorMetrics {
     requests: IntCounterVec,
     responses: IntCounterVec,
     denied: IntCounterVec,
+    seconds: Histogram,
+}
+
+/// Shows at each scrape whether the latest configuration is in use.
+pub(super) struct ConfigurationCollector {
+    current: Arc<CurrentConfiguration>,
+    is_ready: IntGauge,
+    is_refused: IntGauge,
 }
 
 /// The labels of a request.
@@ -37,7 +52,14 @@ impl InjectorMetrics {
         );
         let labels = ["owner_kind", "namespace", "annotation_at"];
         let skipped = ["owner_kind", "namespace", "annotation_at", "skip", "skip_reason"];
+        let seconds = register_histogram_with_registry!(
+            "linkerd_operator_proxy_injector_review_seconds",
+            "Time from a whole request to its answer, with the look-ups at the API server, in seconds",
+            vec![0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 3.0],
+            registry
+        )?;
         Ok(Self {
+            seconds,
             requests: register_int_counter_vec_with_registry!(requests, &labels, registry)?,
             responses: register_int_counter_vec_with_registry!(responses, &skipped, registry)?,
             denied: register_int_counter_vec_with_registry!(denied, &["namespace"], registry)?,
@@ -58,8 +80,53 @@ impl InjectorMetrics {
         self.denied.with_label_values(&[labels.namespace]).inc();
     }
 
+    pub(super) fn answered(&self, after: Duration) {
+        self.seconds.observe(after.as_secs_f64());
+    }
+
     fn request(&self, labels: &RequestLabels<'_>) {
         let RequestLabels { owner_kind, namespace, annotation_at } = labels;
         self.requests.with_label_values(&[*owner_kind, namespace, annotation_at]).inc();
+    }
+}
+
+// === impl ConfigurationCollector ===
+
+impl ConfigurationCollector {
+    pub(super) fn new(current: &Arc<CurrentConfiguration>) -> prometheus::Result<Self> {
+        let is_ready = IntGauge::new(
+            "linkerd_operator_proxy_injector_configuration_in_use",
+            "1 if the proxy injector has a configuration, otherwise 0",
+        )?;
+        let is_refused = IntGauge::new(
+            "linkerd_operator_proxy_injector_configuration_refused",
+            "1 if the latest configuration is not in use, otherwise 0",
+        )?;
+        Ok(Self { current: Arc::clone(current), is_ready, is_refused })
+    }
+}
+
+impl Collector for ConfigurationCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.is_ready.desc(), self.is_refused.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.is_ready.set(self.current.get().is_some().into());
+        self.is_refused.set(self.current.problem().is_some().into());
+        [self.is_ready.collect(), self.is_refused.collect()].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_that_has_read_nothing_has_no_configuration_in_use() {
+        let collector = ConfigurationCollector::new(&Arc::default()).unwrap();
+        let values =
+            collector.collect().iter().map(|it| it.get_metric()[0].get_gauge().get_value()).collect::<Vec<_>>();
+        assert_eq!(values, [0.0, 1.0]);
     }
 }

@@ -13,6 +13,7 @@ mod annotations;
 mod configuration;
 mod containers;
 mod decision;
+mod events;
 mod handler;
 mod inject;
 mod lookup;
@@ -21,6 +22,8 @@ mod observer;
 mod opaque_ports;
 mod overrides;
 mod owner;
+#[cfg(test)]
+mod properties_tests;
 #[cfg(test)]
 mod recorded_tests;
 mod reviewed;
@@ -32,10 +35,10 @@ use std::{path::PathBuf, sync::Arc};
 use kube::Client;
 use prometheus::Registry;
 
-use crate::{cluster::Cluster, tasks::Tasks, webhook::Handler};
+use crate::{cluster::Cluster, events::Events, tasks::Tasks, webhook::Handler};
 use handler::InjectionHandler;
 use lookup::ObjectLookup;
-use metrics::InjectorMetrics;
+use metrics::{ConfigurationCollector, InjectorMetrics};
 pub use observer::InjectorObserver;
 use source::CurrentConfiguration;
 
@@ -48,6 +51,7 @@ pub struct InjectorDeps<'a> {
     pub cluster: &'a Cluster,
     pub observer: Arc<InjectorObserver>,
     pub registry: &'a Registry,
+    pub events: &'a Events,
 }
 
 #[derive(Clone, Debug)]
@@ -73,8 +77,9 @@ pub fn spawn(
     settings: InjectorSettings,
     readers: &mut Tasks,
 ) -> prometheus::Result<(Arc<dyn Handler>, ConfigurationStatus)> {
-    let InjectorDeps { client, cluster, observer, registry } = deps;
+    let InjectorDeps { client, cluster, observer, registry, events } = deps;
     let current = Arc::<CurrentConfiguration>::default();
+    registry.register(Box::new(ConfigurationCollector::new(&current)?))?;
     match observer.config_maps() {
         None => readers.spawn("injector-files", source::follow_files(settings.folder, Arc::clone(&current))),
         Some(namespace) => {
@@ -89,6 +94,7 @@ pub fn spawn(
         controller_namespace: settings.controller_namespace,
         version: settings.version,
         metrics: InjectorMetrics::register(registry)?,
+        events: events.clone(),
     };
     Ok((Arc::new(handler), ConfigurationStatus(current)))
 }

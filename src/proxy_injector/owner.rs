@@ -3,8 +3,10 @@
 //! In: the owner references of a Pod, and the owner of its ReplicaSet or Job. Out: the workload, for a label, Events and
 //! metrics. Always holds: an owner that cannot be looked up is itself the workload, so it never denies a Pod.
 
+use k8s_openapi::api::core::v1::ObjectReference;
+
 use super::reviewed::ReviewedOwner;
-use crate::api::LONGEST_LABEL;
+use crate::api::{LONGEST_LABEL, LONGEST_NAME};
 
 /// The kinds that a ReplicaSet may belong to. Another owner, such as a Rollout, leaves the ReplicaSet as the workload.
 const OWNERS_OF_REPLICA_SETS: [&str; 4] = ["Job", "StatefulSet", "DaemonSet", "Deployment"];
@@ -13,6 +15,18 @@ const LABELLED: [&str; 6] = ["deployment", "replicationcontroller", "replicaset"
 /// The kinds that metrics name. Others are custom resources.
 const KNOWN: [&str; 9] =
     ["deployment", "replicationcontroller", "replicaset", "job", "daemonset", "statefulset", "cronjob", "node", "pod"];
+/// The kinds with Events about their Pods. A Pod itself has none, because it does not exist before the review ends.
+const WITH_EVENTS: [(&str, &str); 7] = [
+    ("CronJob", "batch/v1"),
+    ("DaemonSet", "apps/v1"),
+    ("Deployment", "apps/v1"),
+    ("Job", "batch/v1"),
+    ("ReplicaSet", "apps/v1"),
+    ("ReplicationController", "v1"),
+    ("StatefulSet", "apps/v1"),
+];
+/// The length of a UUID.
+const LONGEST_UID: usize = 36;
 
 /// The workload of a Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +34,15 @@ pub(super) struct Workload {
     /// The kind as Kubernetes writes it.
     pub(super) kind: String,
     pub(super) name: String,
+    /// Empty for a Pod.
+    api_version: String,
+    /// Empty if it is unknown.
+    uid: String,
+}
+
+/// Returns the API version of a kind that may have Events.
+pub(super) fn api_version(kind: &str) -> Option<&'static str> {
+    WITH_EVENTS.iter().find(|(known, _)| *known == kind).map(|(_, version)| *version)
 }
 
 /// Returns the only owner, if its own owner must be looked up.
@@ -30,11 +53,15 @@ pub(super) fn intermediate(owners: &[ReviewedOwner]) -> Option<&ReviewedOwner> {
 
 /// Returns the workload of a Pod. `above` is the only owner of its [`intermediate`] one.
 pub(super) fn workload(pod: &str, owners: &[ReviewedOwner], above: Option<&ReviewedOwner>) -> Workload {
-    let [owner] = owners else { return Workload { kind: "Pod".to_owned(), name: pod.to_owned() } };
+    let [owner] = owners else {
+        let (kind, name) = ("Pod".to_owned(), pod.to_owned());
+        return Workload { kind, name, api_version: String::new(), uid: String::new() };
+    };
     let is_known =
         |above: &&ReviewedOwner| owner.kind != "ReplicaSet" || OWNERS_OF_REPLICA_SETS.contains(&above.kind.as_str());
     let found = above.filter(is_known).unwrap_or(owner);
-    Workload { kind: found.kind.clone(), name: found.name.clone() }
+    let ReviewedOwner { api_version, kind, name, uid } = found.clone();
+    Workload { kind, name, api_version, uid }
 }
 
 // === impl Workload ===
@@ -46,6 +73,21 @@ impl Workload {
         let kind = self.kind.to_lowercase();
         let is_labelled = LABELLED.contains(&kind.as_str()) && self.name.len() <= LONGEST_LABEL;
         is_labelled.then(|| (format!("linkerd.io/proxy-{kind}"), self.name.clone()))
+    }
+
+    /// The reference for Events. An author of a Pod controls its owner references, so it is `None` for one that the API
+    /// server would reject.
+    pub(super) fn reference(&self, namespace: &str) -> Option<ObjectReference> {
+        let is_known = api_version(&self.kind).is_some_and(|known| known == self.api_version);
+        let is_valid = (1..=LONGEST_NAME).contains(&self.name.len()) && (1..=LONGEST_UID).contains(&self.uid.len());
+        (is_known && is_valid).then(|| ObjectReference {
+            api_version: Some(self.api_version.clone()),
+            kind: Some(self.kind.clone()),
+            namespace: Some(namespace.to_owned()),
+            name: Some(self.name.clone()),
+            uid: Some(self.uid.clone()),
+            ..ObjectReference::default()
+        })
     }
 
     /// The kind in metrics; empty for a custom resource.
@@ -60,7 +102,27 @@ mod tests {
     use super::*;
 
     fn owner(kind: &str, name: &str) -> ReviewedOwner {
-        ReviewedOwner { kind: kind.to_owned(), name: name.to_owned() }
+        let api_version = api_version(kind).unwrap_or("example.com/v1").to_owned();
+        ReviewedOwner { api_version, kind: kind.to_owned(), name: name.to_owned(), uid: "u".to_owned() }
+    }
+
+    #[test]
+    fn only_an_owner_of_a_known_kind_can_have_events() {
+        let reference = |owner: ReviewedOwner| workload("p", &[owner], None).reference("shop");
+        let found = reference(owner("Deployment", "web")).unwrap();
+        let fields = [found.api_version, found.kind, found.namespace, found.name, found.uid].map(Option::unwrap);
+        assert_eq!(fields, ["apps/v1", "Deployment", "shop", "web", "u"]);
+        // Volcano and others have kinds with the same name.
+        assert_eq!(reference(ReviewedOwner { api_version: "batch.volcano.sh/v1".into(), ..owner("Job", "web") }), None);
+        assert_eq!(reference(owner("Node", "node-1")), None);
+        assert_eq!(reference(owner("Rollout", "web")), None);
+        assert_eq!(reference(ReviewedOwner { uid: String::new(), ..owner("Job", "web") }), None);
+        assert_eq!(reference(ReviewedOwner { uid: "u".repeat(37), ..owner("Job", "web") }), None);
+        assert_eq!(reference(owner("Job", &"n".repeat(254))), None);
+        assert_eq!(workload("p", &[], None).reference("shop"), None, "the Pod does not exist yet");
+        let set = owner("ReplicaSet", "web-5f8d");
+        let through = workload("p", &[set], Some(&owner("Deployment", "web"))).reference("shop").unwrap();
+        assert_eq!((through.kind.as_deref(), through.name.as_deref()), (Some("Deployment"), Some("web")));
     }
 
     #[test]

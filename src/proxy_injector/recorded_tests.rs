@@ -1,7 +1,8 @@
 //! The answers that Linkerd's injector was recorded to give, about every annotation and every field of the values.
 //!
 //! The patches are applied, and the results compared. [`BETTER`] lists the cases in which this injector answers
-//! otherwise on purpose, each with the reason.
+//! otherwise on purpose, each with the reason. One difference is in every injected Pod: the variable
+//! `LINKERD_CONFIG_HASH`, which Linkerd's injector does not add. [`without_hash`] removes it, and requires it.
 
 use std::collections::HashMap;
 
@@ -217,7 +218,22 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     let Ok(outcome) = injector.decide(configuration.as_ref(), kind, target, &pod) else { return Answer::Denied };
     let mut object = object.clone();
     json_patch::patch(&mut object, &outcome.patch).unwrap();
+    if let Some(configuration) = configuration.filter(|_| outcome.decision.injects()) {
+        without_hash(&mut object, &configuration.injection_hash);
+    }
     Answer::Allowed(normal(object))
+}
+
+/// Removes the hash of the configuration from an injected Pod, in which it is the last variable of the proxy.
+fn without_hash(object: &mut Value, hash: &str) {
+    for list in ["initContainers", "containers"] {
+        for container in object["spec"][list].as_array_mut().into_iter().flatten() {
+            if container["name"] == "linkerd-proxy" {
+                let last = container["env"].as_array_mut().and_then(Vec::pop);
+                assert_eq!(last, Some(json!({"name": "LINKERD_CONFIG_HASH", "value": hash})));
+            }
+        }
+    }
 }
 
 /// Returns the first few differences of two answers.

@@ -40,10 +40,12 @@ pub(super) struct ReviewedMetadata {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct ReviewedOwner {
+    pub(super) api_version: String,
     pub(super) kind: String,
     pub(super) name: String,
+    pub(super) uid: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

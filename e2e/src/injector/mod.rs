@@ -21,6 +21,7 @@ mod admission;
 mod caller;
 mod injection;
 mod kubelet;
+mod operator_webhook;
 mod overrides;
 mod registration;
 pub mod reviews;
@@ -53,6 +54,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 pub use caller::Caller;
+pub use operator_webhook::OperatorWebhook;
 pub use registration::{FailurePolicy, WEBHOOK, machine_address, unregister};
 pub use server::{Behaviour, CertificateKind, NOT_A_PATCH, NOT_BASE64};
 

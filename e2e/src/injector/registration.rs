@@ -26,7 +26,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::injection::VERSION;
+use super::{injection::VERSION, operator_webhook};
 use crate::wait::eventually;
 
 /// Linkerd's name, which is the same in every cluster.
@@ -215,11 +215,14 @@ impl Registration {
     }
 }
 
-/// Deletes the webhook, so that the API server calls no injector. A dropped [`Injector`](super::Injector) leaves the
+/// Deletes the webhooks, so that the API server calls no injector. A dropped [`Injector`](super::Injector) leaves the
 /// webhook, and its failure policy then applies in its namespaces.
 pub async fn unregister(client: &Client) -> Result<()> {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    ignore_missing(webhooks.delete(WEBHOOK, &DeleteParams::default()).await.map(drop))
+    for webhook in [WEBHOOK, operator_webhook::CONFIGURATION] {
+        ignore_missing(webhooks.delete(webhook, &DeleteParams::default()).await.map(drop))?;
+    }
+    Ok(())
 }
 
 /// An address of this host for endpoints, which must not be loopback addresses.

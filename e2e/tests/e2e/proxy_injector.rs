@@ -10,7 +10,7 @@ use e2e::{
     mesh::SOON,
     workload::{self, Kind},
 };
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
 use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -186,4 +186,89 @@ async fn while_replicas_are_killed_in_turn_no_pod_is_lost_and_none_is_without_a_
         Ok(())
     })
     .await
+}
+
+/// The Events of the injector in a namespace, sorted, as `Type Reason Kind/name: message`.
+async fn events(setup: &Setup) -> Result<Vec<String>> {
+    let events = setup.namespace.api::<Event>().list(&ListParams::default()).await?.items;
+    let of_injector =
+        events.into_iter().filter(|event| event.reporting_component.as_deref() == Some("linkerd-proxy-injector"));
+    let line = |event: Event| {
+        let [type_, reason, message] = [event.type_, event.reason, event.message].map(Option::unwrap_or_default);
+        let object = event.involved_object;
+        let [kind, name] = [object.kind, object.name].map(Option::unwrap_or_default);
+        format!("{type_} {reason} {kind}/{name}: {message}")
+    };
+    let mut lines: Vec<_> = of_injector.map(line).collect();
+    lines.sort();
+    Ok(lines)
+}
+
+/// Creates one Deployment for each Event, with one Pod, and other Pods that must have none.
+async fn expect_events(setup: &Setup) -> Result<()> {
+    let namespace = setup.namespace.name();
+    // A Pod without a workload, and a Pod that is only tried: neither causes an Event.
+    let uid = |number: u32| format!("00000000-0000-0000-0000-{number:012}");
+    let owned = |number: u32| {
+        let name = format!("owner-{number}");
+        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": uid(number)}])
+    };
+    let mut bare = meshed(&json!({}));
+    let pods = setup.namespace.api::<Pod>();
+    pods.create(&PostParams::default(), &serde_json::from_value(bare.clone())?).await?;
+    bare["metadata"]["ownerReferences"] = owned(1);
+    assert!(containers(&setup.create(&bare).await?).contains(&"linkerd-proxy"));
+    bare["metadata"]["ownerReferences"] = owned(2);
+    pods.create(&PostParams::default(), &serde_json::from_value(bare)?).await?;
+
+    let annotations = |annotations: Value| {
+        json!({"spec": {"template": {
+            "metadata": {"annotations": annotations}, "spec": {"serviceAccountName": "default"},
+        }}})
+    };
+    for (name, own) in [
+        ("injected", json!({"linkerd.io/inject": "enabled"})),
+        ("warned", json!({"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-loglevel": "debug"})),
+        ("skipped", json!({"linkerd.io/inject": "disabled"})),
+        ("denied", json!({"linkerd.io/inject": "enabled", "config.linkerd.io/close-wait-timeout": "30s"})),
+    ] {
+        workload::put(&setup.client, namespace, Kind::Deployment, name, 1, annotations(own)).await?;
+    }
+    let expected = [
+        "Normal Injected DaemonSet/owner-2: Linkerd sidecar proxy injected",
+        "Normal Injected Deployment/injected: Linkerd sidecar proxy injected",
+        "Normal Injected Deployment/warned: Linkerd sidecar proxy injected",
+        "Normal InjectionSkipped Deployment/skipped: Linkerd sidecar proxy injection skipped: neither the namespace \
+         nor the pod have the annotation \"linkerd.io/inject:enabled\"",
+        "Warning InjectionWarning Deployment/warned: Linkerd sidecar proxy injected with warnings: the annotation \
+         config.linkerd.io/proxy-loglevel is unknown and has no effect",
+    ];
+    eventually(SOON, "the Events", async || {
+        let seen = events(setup).await?;
+        let (failed, others): (Vec<_>, Vec<_>) = seen.into_iter().partition(|it| it.contains("InjectionFailed"));
+        ensure!(others == expected, "{others:?}");
+        ensure!(failed.len() == 1, "{failed:?}");
+        let failed = failed.first().context("no denial")?;
+        let denied = "Warning InjectionFailed Deployment/denied: Linkerd sidecar proxy injection failed: ";
+        ensure!(failed.starts_with(denied) && failed.contains("close-wait-timeout"), "{failed}");
+        Ok(())
+    })
+    .await?;
+    // `kubectl describe` selects Events by this uid.
+    let deployments: Api<k8s_openapi::api::apps::v1::Deployment> = setup.namespace.api();
+    let deployment = deployments.get("injected").await?.metadata.uid.context("no uid")?;
+    let selected = ListParams::default().fields(&format!("involvedObject.uid={deployment}"));
+    let selected = setup.namespace.api::<Event>().list(&selected).await?.items;
+    ensure!(selected.iter().any(|event| event.reason.as_deref() == Some("Injected")), "{selected:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_place_of_linkerds_injector_each_workload_has_its_events() -> Result<()> {
+    expect_events(&Setup::with_operator(1, &[]).await?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_writes_the_same_events() -> Result<()> {
+    expect_events(&Setup::with_manager().await?).await
 }

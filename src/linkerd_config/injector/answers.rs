@@ -151,6 +151,7 @@ pub(super) fn denies(answer: &ProbeAnswer) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linkerd_config::injector::registration::InjectorOwner;
 
     fn request(injection_hash: &str) -> ProbeRequest {
         ProbeRequest {
@@ -158,7 +159,12 @@ mod tests {
             target: NamespacedName::new("linkerd", "linkerd-config"),
             expected: ExpectedInjection { injection_hash: injection_hash.to_owned(), trust_roots: None },
             written: None,
-            replicas: vec![Replica { pod: Some("injector".into()), address: ([10, 0, 0, 1], 8443).into() }],
+            replicas: vec![Replica {
+                injector: InjectorOwner::Linkerd,
+                namespace: "linkerd".into(),
+                pod: Some("injector".into()),
+                address: ([10, 0, 0, 1], 8443).into(),
+            }],
             spec: InjectorSyncSpec::default(),
         }
     }

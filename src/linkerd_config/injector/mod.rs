@@ -13,6 +13,7 @@
 mod admission_review;
 mod answers;
 mod prober;
+mod registration;
 mod sync_status;
 mod webhook_certificate;
 mod webhook_client;
@@ -28,12 +29,13 @@ use k8s_openapi::jiff::Timestamp;
 pub(super) use admission_review::ExpectedInjection;
 use answers::ProbeRequest;
 pub(super) use prober::Injectors;
+use registration::InjectorOwner;
 use sync_status::{SyncInput, evaluate};
 pub(super) use sync_status::{SyncReason, SyncStatus};
 
 use crate::{
     api::{
-        INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, POD_TEMPLATE_HASH_LABEL,
+        INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, POD_TEMPLATE_HASH_LABEL,
         linkerd_config::InjectorSyncMethod,
     },
     cluster::{
@@ -50,6 +52,9 @@ const PORT: &str = "proxy-injector";
 /// A replica of the proxy injector.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Replica {
+    injector: InjectorOwner,
+    /// The namespace of its Service and its Pod.
+    namespace: Arc<str>,
     /// `None` if its EndpointSlice does not name a Pod.
     pub(super) pod: Option<Arc<str>>,
     pub(super) address: SocketAddr,
@@ -64,38 +69,35 @@ impl Replica {
     }
 }
 
-/// Returns the ready replicas in this namespace, sorted, each once even if it has several addresses.
-fn replicas(state: &State, namespace: &Arc<str>) -> Vec<Replica> {
-    let service = NamespacedName::new(Arc::clone(namespace), INJECTOR);
+/// Returns the ready replicas of these Services, sorted, each once even if it has several addresses.
+fn replicas(state: &State, services: impl Iterator<Item = (InjectorOwner, NamespacedName)>) -> Vec<Replica> {
     let mut replicas = Vec::new();
-    for slice in state.slices.ready_of_service(&service) {
-        let ports = slice.ports.as_deref().unwrap_or_default();
-        let port = ports.iter().find(|port| &*port.name == PORT).or(ports.first());
-        let Some(port) = port.and_then(|port| port.number) else { continue };
-        for endpoint in &slice.endpoints {
-            let Some(address) = endpoint.addresses.first() else { continue };
-            replicas.push(Replica { pod: endpoint.target.pod().cloned(), address: SocketAddr::new(*address, port) });
+    for (injector, service) in services {
+        for slice in state.slices.ready_of_service(&service) {
+            let ports = slice.ports.as_deref().unwrap_or_default();
+            let port = ports.iter().find(|port| &*port.name == PORT).or(ports.first());
+            let Some(port) = port.and_then(|port| port.number) else { continue };
+            for endpoint in &slice.endpoints {
+                let Some(address) = endpoint.addresses.first() else { continue };
+                let (namespace, pod) = (Arc::clone(&service.namespace), endpoint.target.pod().cloned());
+                replicas.push(Replica { injector, namespace, pod, address: SocketAddr::new(*address, port) });
+            }
         }
     }
     replicas.sort();
     let mut seen = HashSet::new();
-    replicas.retain(|replica| replica.pod.as_ref().is_none_or(|pod| seen.insert(Arc::clone(pod))));
+    let mut is_first = |replica: &Replica| {
+        let pod = replica.pod.as_ref();
+        pod.is_none_or(|pod| seen.insert((Arc::clone(&replica.namespace), Arc::clone(pod))))
+    };
+    replicas.retain(|replica| is_first(replica));
     replicas
 }
 
-/// Returns the Pod templates of the ready replicas; `None` if one of them is unknown.
-pub(super) fn ready_templates(state: &State, namespace: &Arc<str>) -> Option<BTreeSet<Arc<str>>> {
-    templates(state, namespace, replicas(state, namespace).iter())
-}
-
 /// Returns the Pod templates of these replicas, by the label that Deployments set; `None` if one of them is unknown.
-fn templates<'a>(
-    state: &State,
-    namespace: &str,
-    mut replicas: impl Iterator<Item = &'a Replica>,
-) -> Option<BTreeSet<Arc<str>>> {
+fn templates<'a>(state: &State, mut replicas: impl Iterator<Item = &'a Replica>) -> Option<BTreeSet<Arc<str>>> {
     let template = |replica: &Replica| {
-        let pod = state.pods.find(namespace, replica.pod.as_ref()?)?;
+        let pod = state.pods.find(&replica.namespace, replica.pod.as_ref()?)?;
         pod.labels.get(POD_TEMPLATE_HASH_LABEL).cloned()
     };
     replicas.try_fold(BTreeSet::new(), |mut found, replica| {
@@ -119,6 +121,17 @@ pub(super) struct SyncRequest<'a> {
 }
 
 impl Injectors {
+    /// Returns the ready replicas of the injectors that read the ConfigMaps of this namespace.
+    fn replicas(&self, state: &State, namespace: &Arc<str>) -> Vec<Replica> {
+        let services = self.services();
+        replicas(state, services.all(namespace))
+    }
+
+    /// Returns the Pod templates of the ready replicas; `None` if one of them is unknown.
+    pub(super) fn ready_templates(&self, state: &State, namespace: &Arc<str>) -> Option<BTreeSet<Arc<str>>> {
+        templates(state, self.replicas(state, namespace).iter())
+    }
+
     /// Evaluates the answers so far, and makes the prober probe the replicas that are not current.
     pub(super) fn sync_status(&self, cluster: &Cluster, request: SyncRequest<'_>) -> SyncStatus {
         let SyncRequest { config, before, live, expected, written, is_proven, now } = request;
@@ -135,7 +148,7 @@ impl Injectors {
         if written {
             return SyncStatus::just_written();
         }
-        let replicas = replicas(&cluster.read(), &config.target.namespace);
+        let replicas = self.replicas(&cluster.read(), &config.target.namespace);
         let answers = self.request_probes(ProbeRequest {
             config: Arc::clone(&config.name),
             target: config.target.clone(),
@@ -155,7 +168,7 @@ impl Injectors {
             return status;
         }
         let denying = answers.iter().filter(|(_, answer)| answer.as_ref().is_some_and(answers::denies));
-        let denied_by = templates(&cluster.read(), &config.target.namespace, denying.map(|(replica, _)| replica));
+        let denied_by = templates(&cluster.read(), denying.map(|(replica, _)| replica));
         SyncStatus { denied_by: denied_by.unwrap_or_default(), ..status }
     }
 }

@@ -3,16 +3,13 @@
 //! In: the newest [`ProbeRequest`]. Out: the answers of the replicas, each as it arrives; each change queues the
 //! LinkerdConfig. Always holds: no replica is probed by a process that does not lead, or for a resource that is not
 //! active; each answer has a deadline, and a replica that hangs delays no other; a current replica is probed again only
-//! after the next write.
+//! after the next write. A round begins with the question which injectors are registered.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use k8s_openapi::{
-    api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod},
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
     Api,
     api::{DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
@@ -34,12 +31,12 @@ use super::{
     Replica,
     admission_review::{self, ExpectedInjection, ProbeAnswer},
     answers::{ProbeAnswers, ProbeRequest},
+    registration::{InjectorClients, InjectorOwner, InjectorServices},
     webhook_client::{CallError, WebhookClient},
 };
 use crate::{
     api::{
-        FIELD_MANAGER, INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, NamespacedName,
-        linkerd_config::InjectorSyncMethod,
+        FIELD_MANAGER, INJECTOR_WEBHOOK, NamespacedName, OPERATOR_INJECTOR_WEBHOOK, linkerd_config::InjectorSyncMethod,
     },
     cluster::Cluster,
     controller::ControllerDeps,
@@ -70,11 +67,14 @@ const UNASKED: &str = "unasked";
 pub(in crate::linkerd_config) struct Injectors {
     request: watch::Sender<Option<ProbeRequest>>,
     answers: Arc<Mutex<ProbeAnswers>>,
+    services: Arc<Mutex<InjectorServices>>,
 }
 
 struct Prober {
     request: watch::Receiver<Option<ProbeRequest>>,
     answers: Arc<Mutex<ProbeAnswers>>,
+    /// The Services of the registered injectors, as they were read last.
+    services: Arc<Mutex<InjectorServices>>,
     cluster: Cluster,
     queue: Arc<WorkQueue>,
     leadership: Leadership,
@@ -98,10 +98,12 @@ impl Injectors {
     ) -> prometheus::Result<Self> {
         let (sender, request) = watch::channel(None);
         let answers = Arc::<Mutex<ProbeAnswers>>::default();
+        let services = Arc::<Mutex<InjectorServices>>::default();
         let (seconds, replicas) = register(&deps.registry)?;
         let prober = Prober {
             request,
             answers: Arc::clone(&answers),
+            services: Arc::clone(&services),
             cluster: deps.cluster.clone(),
             queue: Arc::clone(queue),
             leadership: deps.leadership.clone(),
@@ -111,7 +113,12 @@ impl Injectors {
             replicas,
         };
         tasks.spawn("injector-prober", prober.run(stop));
-        Ok(Self { request: sender, answers })
+        Ok(Self { request: sender, answers, services })
+    }
+
+    /// Returns the Services of the registered injectors. Before the first probe, it is Linkerd's.
+    pub(super) fn services(&self) -> InjectorServices {
+        self.services.lock().clone()
     }
 
     /// Makes the prober probe the replicas of a request, and returns the answers so far.
@@ -192,6 +199,7 @@ impl Prober {
 
     /// Probes all replicas that are not current. Returns whether all are current now.
     async fn round(&self, request: &ProbeRequest) -> bool {
+        let clients = self.clients(request).await;
         let known = self.answers.lock().to(request);
         self.set_gauges(&known);
         let due: Vec<Replica> = known
@@ -200,10 +208,11 @@ impl Prober {
             .map(|(replica, _)| replica)
             .collect();
         if due.is_empty() {
-            return true;
+            // While no replica is ready, another injector may be registered.
+            return !request.replicas.is_empty();
         }
         match request.spec.method {
-            InjectorSyncMethod::Probe => self.probe(request, due).await,
+            InjectorSyncMethod::Probe => self.probe(request, &clients, due).await,
             InjectorSyncMethod::DryRun => self.dry_run(request, due).await,
             InjectorSyncMethod::Delay => return true,
         }
@@ -212,15 +221,27 @@ impl Prober {
         answers.iter().all(|(_, answer)| *answer == Some(ProbeAnswer::Current))
     }
 
-    async fn probe(&self, request: &ProbeRequest, due: Vec<Replica>) {
-        let endpoint = &self.endpoint(&request.target.namespace).await;
+    /// Returns clients of the registered injectors. If these have changed, the resource is reconciled for the replicas of
+    /// the others.
+    async fn clients(&self, request: &ProbeRequest) -> InjectorClients {
+        let (clients, services) = InjectorClients::read(&self.client, &request.target.namespace).await;
+        let mut known = self.services.lock();
+        if *known != services {
+            debug!(?services, "other injectors are registered");
+            *known = services;
+            self.queue.add([NamespacedName::new("", Arc::clone(&request.config))]);
+        }
+        clients
+    }
+
+    async fn probe(&self, request: &ProbeRequest, clients: &InjectorClients, due: Vec<Replica>) {
         let pod = &admission_review::pod(&request.target.namespace);
         let body = &Bytes::from(admission_review::review(pod).to_string());
         let probes = stream::iter(due).map(async |replica| {
             let begun = Instant::now();
             let once =
                 async |endpoint| probe_replica(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
-            let answer = match endpoint {
+            let answer = match clients.to(replica.injector) {
                 Ok(endpoint) => match once(endpoint).await {
                     // A replica that shuts down breaks the connection too, so retry once.
                     ProbeAnswer::Broken(_) => once(endpoint).await,
@@ -265,31 +286,11 @@ impl Prober {
         }
     }
 
-    /// Returns a client with the path and the certificate authority of the webhook configuration.
-    async fn endpoint(&self, namespace: &str) -> Result<WebhookClient, String> {
-        let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        let name = INJECTOR_WEBHOOK_CONFIGURATION;
-        let configuration = match within(webhooks.get_opt(name)).await {
-            Ok(Some(configuration)) => configuration,
-            Ok(None) => return Err(format!("MutatingWebhookConfiguration {name} does not exist")),
-            Err(why) => return Err(format!("MutatingWebhookConfiguration {name} cannot be read: {why}")),
-        };
-        let mut hooks = configuration.webhooks.into_iter().flatten();
-        let hook = hooks.find(|hook| hook.name == INJECTOR_WEBHOOK);
-        let described = |why: &str| format!("webhook {INJECTOR_WEBHOOK} of MutatingWebhookConfiguration {name}: {why}");
-        let client = hook.ok_or_else(|| described("it does not exist"))?.client_config;
-        let service = client.service.filter(|service| service.name == INJECTOR && service.namespace == namespace);
-        let service =
-            service.ok_or_else(|| described(&format!("it does not refer to Service {namespace}/{INJECTOR}")))?;
-        let bundle = client.ca_bundle.map(|bundle| bundle.0).unwrap_or_default();
-        let path = service.path.as_deref().unwrap_or("/");
-        WebhookClient::new(&service.name, &service.namespace, path, &bundle).map_err(|why| described(&why))
-    }
-
     /// Annotates the Pod of a replica, so that its kubelet refreshes the mounted file immediately. Without the
     /// annotation, the refresh takes longer.
     async fn refresh_volume(&self, request: &ProbeRequest, replica: &Replica) {
-        let Some(pod) = &replica.pod else { return };
+        // The operator's injector watches the ConfigMaps, so it has no file to refresh.
+        let Some(pod) = replica.pod.as_ref().filter(|_| replica.injector == InjectorOwner::Linkerd) else { return };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.target.namespace);
         let ExpectedInjection { injection_hash, trust_roots } = &request.expected;
         let roots = trust_roots.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
@@ -356,7 +357,8 @@ async fn create(pods: &Api<DynamicObject>, namespace: &str, expected: &ExpectedI
 
 /// Evaluates an error of the API server. An error of another webhook or a quota is not an answer of the injector.
 fn refused(namespace: &str, message: &str, code: u16) -> ProbeAnswer {
-    let of_injector = |what: &str| message.contains(&format!("{what} \"{INJECTOR_WEBHOOK}\""));
+    let webhooks = [INJECTOR_WEBHOOK, OPERATOR_INJECTOR_WEBHOOK];
+    let of_injector = |what: &str| webhooks.iter().any(|webhook| message.contains(&format!("{what} \"{webhook}\"")));
     let broke = ["EOF", "connection reset", "could not unmarshal", "expected webhook response"];
     let line = admission_review::line(message);
     if of_injector("admission webhook") && message.contains("denied the request") {
@@ -371,7 +373,7 @@ fn refused(namespace: &str, message: &str, code: u16) -> ProbeAnswer {
 }
 
 /// Sends a request with a deadline. The error is one readable line.
-async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match timeout(ANSWER_TIMEOUT, request).await {
         Ok(result) => result.map_err(|error| admission_review::line(&crate::client::describe(&error))),
         Err(_) => Err("the API server did not answer in time".to_owned()),

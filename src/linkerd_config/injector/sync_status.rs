@@ -175,9 +175,12 @@ fn list_replicas(texts: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linkerd_config::injector::registration::InjectorOwner;
 
     fn answers(all: &[Option<ProbeAnswer>]) -> Vec<(Replica, Option<ProbeAnswer>)> {
         let replica = |number| Replica {
+            injector: InjectorOwner::Linkerd,
+            namespace: "linkerd".into(),
             pod: Some(format!("injector-{number}").into()),
             address: std::net::SocketAddr::from(([10, 0, 0, number], 8443)),
         };

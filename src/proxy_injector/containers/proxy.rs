@@ -15,6 +15,8 @@ pub(in crate::proxy_injector) struct ProxyContext<'a> {
     pub(in crate::proxy_injector) controller_namespace: &'a str,
     /// The PEM of the trust anchors.
     pub(in crate::proxy_injector) trust_anchors: &'a str,
+    /// The hash of the configuration, for [`CONFIG_HASH_ENV`](crate::api::CONFIG_HASH_ENV).
+    pub(in crate::proxy_injector) injection_hash: &'a str,
     /// The inbound ports of the Pod, separated by commas.
     pub(in crate::proxy_injector) inbound_ports: &'a str,
 }

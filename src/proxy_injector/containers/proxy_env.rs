@@ -1,7 +1,8 @@
 //! The environment of the proxy.
 //!
 //! In: the values of one Pod. Out: the variables. Always holds: a variable comes after those that it refers to as
-//! `$(NAME)`; variables of users come last, because the last one of a name counts.
+//! `$(NAME)`; variables of users come after Linkerd's, because the last one of a name counts; the hash of the
+//! configuration is that of the document, also if a Pod declares another one.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{NotRenderable, ProxyContext, ProxyValues};
 use crate::{
-    api::PROXY_NAME,
+    api::{CONFIG_HASH_ENV, PROXY_NAME},
     proxy_injector::values::{OptionalProxyValues, Parameters, ProxyEnvVar, TracingValues},
 };
 
@@ -46,7 +47,8 @@ pub(super) fn env(values: &ProxyValues, context: ProxyContext<'_>) -> Result<Vec
     env.set_unless_empty("ACCESS_LOG", &values.proxy.optional.access_log);
     env.set_unless_empty("SHUTDOWN_GRACE_PERIOD", &values.proxy.optional.shutdown_grace_period);
     let of_users = values.proxy.optional.additional_env.iter().chain(&values.proxy.optional.experimental_env);
-    env.0.extend(of_users.map(of_user));
+    env.0.extend(of_users.filter(|variable| variable.name != CONFIG_HASH_ENV).map(of_user));
+    env.whole(CONFIG_HASH_ENV, context.injection_hash);
     Ok(env.0)
 }
 

@@ -11,7 +11,7 @@ use e2e::{
 };
 use serde_json::{Value, json};
 
-use crate::{Kubectl, metrics, operator, say, shown};
+use crate::{Kubectl, metrics, operator, rollout, say, shown};
 
 const INSTALLED: &str = "config/samples/linkerd.yaml";
 pub(crate) const DECLARED: &str = "config/samples/linkerdconfig-minimal.yaml";
@@ -35,14 +35,15 @@ const BAD: &str = r#"{"spec": {"values": {"proxy": {"metrics": {"hostnameLabels"
 const GOOD: &str = r#"[{"op": "remove", "path": "/spec/values"}]"#;
 /// The longest time until a kubelet refreshes the file of a replica.
 const LAG: Duration = Duration::from_secs(90);
+/// The namespaces whose Pods the injectors review, besides Linkerd's.
+const REVIEWED: [&str; 2] = ["default", rollout::NAMESPACE];
 /// A Pod that is not created.
 const NEW_POD: [&str; 5] = ["run", "new", "--image=new", "--annotations=linkerd.io/inject=enabled", "--dry-run=server"];
 
-pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injector: &Injector) -> Result<()> {
+/// Returns the injector, which runs on.
+pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Result<Injector> {
     let show = Kubectl(control_plane);
     let document = Linkerd(control_plane);
-    let lag = |lag| injector.replicas().into_iter().try_for_each(|replica| injector.set_lag(replica, lag));
-    lag(LAG)?;
 
     say("The second act. The ConfigMap of Linkerd's injector as Helm writes it, shortened.");
     println!("$ kubectl apply --server-side --field-manager=helm -f {INSTALLED}");
@@ -56,9 +57,10 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
 
     say(
         "The resource is applied. The operator saves Helm's document as a ControllerRevision, and then writes that one value. Two\n\
-         replicas of the demo's stand-in for Linkerd's injector read the ConfigMap from files that their kubelet refreshes within 90 s: the\n\
-         operator probes each replica until it uses the new document, and nudges the kubelets of replicas that do not.",
+         replicas of our proxy injector, each a process of its own, watch the ConfigMap. The operator probes each replica until it\n\
+         uses the new document.",
     );
+    let injector = Injector::start_operator(true, control_plane, "linkerd", &REVIEWED, 2).await?;
     show.file("-f", DECLARED).await?;
     document.becomes("accessLog: apache").await?;
     document.shows("accessLog", "accessLog: apache").await?;
@@ -88,9 +90,15 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
 
     say(
         "The operator refuses the values that Linkerd's injector is known to deny. What it does not know, the probe finds. Staged:\n\
-         the demo's stand-in for the injector now denies every Pod, as another version of Linkerd may deny a value that this\n\
-         version accepts. The text is the demo's. The operator rolls the document back.",
+         two replicas of the demo's stand-in for Linkerd's injector, which read the ConfigMap from files, take the place of ours. They\n\
+         deny every Pod, as another version of Linkerd may deny a value that this version accepts. The text is the demo's. The\n\
+         operator rolls the document back.",
     );
+    remove_all(&injector).await?;
+    let injector = Injector::start(control_plane, "linkerd", &REVIEWED, 2).await?;
+    let lag = |lag| injector.replicas().into_iter().try_for_each(|replica| injector.set_lag(replica, lag));
+    document.prints(&WIDE, &["true     True"]).await?;
+    lag(LAG)?;
     let before = document.values().await?;
     for replica in injector.replicas() {
         injector.set_behaviour(replica, Behaviour::Denies("denied by the demo's stand-in".to_owned())).await?;
@@ -144,6 +152,13 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     document.prints(&WIDE, &["true     True    edge-26.8.4"]).await?;
     show.run(&WIDE).await?;
 
+    say("Our proxy injector takes the place of the stand-in again.");
+    remove_all(&injector).await?;
+    let injector = Injector::start_operator(true, control_plane, "linkerd", &REVIEWED, 2).await?;
+    document.prints(&WIDE, &["true     True    edge-26.8.4"]).await?;
+    document.prints(&CONDITIONS, &["2 of 2 replicas use the configuration"]).await?;
+    show.run(&CONDITIONS).await?;
+
     say("The origin of each value.");
     let explained = document.explain(&[]).await?;
     ensure!(
@@ -174,7 +189,15 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
         Ok(())
     })
     .await?;
-    document.shows("accessLog", "accessLog: apache").await
+    document.shows("accessLog", "accessLog: apache").await?;
+    Ok(injector)
+}
+
+async fn remove_all(injector: &Injector) -> Result<()> {
+    for replica in injector.replicas() {
+        injector.remove_replica(replica).await?;
+    }
+    Ok(())
 }
 
 /// Linkerd's ConfigMap, with functions to change and explain it.

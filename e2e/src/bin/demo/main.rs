@@ -15,7 +15,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, Injector, Manager, ManagerOptions, Options, Process, Spawn, executable::operator_binary, mesh::SOON,
+    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, executable::operator_binary, mesh::SOON,
     shipped::in_repository,
 };
 
@@ -57,8 +57,8 @@ async fn demo(keep: bool) -> Result<()> {
     println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
 
     external_workload::act(&control_plane, &manager).await?;
-    let injector = Injector::start(&control_plane, "linkerd", &["default", rollout::NAMESPACE], 2).await?;
-    linkerd_config::act(&control_plane, &manager, &injector).await?;
+    // The third act needs the injector, too.
+    let _injector = linkerd_config::act(&control_plane, &manager).await?;
     rollout::act(&control_plane, &manager).await?;
     other_cluster::act(&control_plane, &manager).await?;
 

@@ -4,6 +4,7 @@
 //! kubelet updates it.
 
 mod denials;
+mod operators;
 
 use std::time::Duration;
 

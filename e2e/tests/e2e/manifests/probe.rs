@@ -166,5 +166,12 @@ pub(super) fn objects() -> Vec<Value> {
             "linkerd-proxy-injector-webhook-config",
             json!({"webhooks": []}),
         ),
+        object(
+            "admissionregistration.k8s.io/v1",
+            "MutatingWebhookConfiguration",
+            None,
+            "linkerd-operator-proxy-injector",
+            json!({"webhooks": []}),
+        ),
     ]
 }

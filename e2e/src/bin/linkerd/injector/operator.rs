@@ -1,7 +1,8 @@
 //! Sends the same AdmissionReviews to the operator in place of Linkerd's injector, and to Linkerd's injector.
 //!
 //! * In: a running replica of each. Out: per review, whether both give the same object; else what both answered.
-//! * Always: the whole objects are compared, as the API server would create them.
+//! * Always: the whole objects are compared, as the API server would create them, except for the hash of the
+//!   configuration, which the operator adds to each proxy.
 
 use std::{fs, time::Duration};
 
@@ -80,14 +81,18 @@ fn created(answer: &[u8], object: &Value) -> Option<Verdict> {
     Some(Verdict::Created(kept(object)))
 }
 
-/// Returns an object as the API server keeps it: without nulls, and without empty values of variables.
+/// Returns an object as the API server keeps it: without nulls, and without empty values of variables. And without the
+/// hash of the configuration.
 fn kept(value: Value) -> Value {
     match value {
         Value::Object(map) => {
             let is_kept = |(key, value): &(String, Value)| !(value.is_null() || key == "value" && *value == "");
             map.into_iter().map(|(key, value)| (key, kept(value))).filter(is_kept).collect::<Map<_, _>>().into()
         }
-        Value::Array(items) => items.into_iter().map(kept).collect::<Vec<_>>().into(),
+        Value::Array(items) => {
+            let items = items.into_iter().filter(|item| item["name"] != "LINKERD_CONFIG_HASH");
+            items.map(kept).collect::<Vec<_>>().into()
+        }
         other => other,
     }
 }
