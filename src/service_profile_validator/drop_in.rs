@@ -4,7 +4,7 @@
 //! review, and has the UID of its request; every operation is validated, also a deletion, which has no object and is
 //! denied.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
@@ -19,6 +19,9 @@ use crate::{
     values::manifest,
     webhook::{Handler, ValidationMetrics, ValidationVerdict},
 };
+
+/// The answer to a review without a request.
+const INVALID: &str = "invalid admission review request";
 
 pub struct DropInHandler {
     metrics: ValidationMetrics,
@@ -64,20 +67,20 @@ impl DropInHandler {
     /// # Errors
     /// Returns the text of the error if the body is not a review.
     fn review(&self, body: &[u8]) -> Result<Vec<u8>, String> {
-        match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-            Some(b'{') => self.review_json(body),
-            _ => self.review_json(json_of_yaml(body)?.as_bytes()),
+        match body.trim_ascii() {
+            // Both formats agree on it.
+            b"null" => Err(INVALID.to_owned()),
+            json if json.starts_with(b"{") => self.review_json(json),
+            yaml => self.review_json(json_of_yaml(yaml)?.as_bytes()),
         }
     }
 
     fn review_json(&self, body: &[u8]) -> Result<Vec<u8>, String> {
-        let undecodable = |error: serde_json::Error| undecodable(error.to_string());
         let review: ReceivedReview<'_> = serde_json::from_slice(body).map_err(undecodable)?;
-        let invalid = || "invalid admission review request".to_owned();
-        let request = review.request.ok_or_else(invalid)?;
+        let request = review.request.ok_or(INVALID)?;
         let ReceivedRequest { uid, object } = serde_json::from_str(request.get()).map_err(undecodable)?;
         if uid.is_empty() {
-            return Err(invalid());
+            return Err(INVALID.to_owned());
         }
         let verdict = validate(object).map_or_else(ValidationVerdict::denied, |()| ValidationVerdict::default());
         self.metrics.count("ServiceProfile", verdict.result());
@@ -113,14 +116,14 @@ impl Handler for DropInHandler {
     }
 }
 
-fn undecodable(error: String) -> String {
+fn undecodable(error: impl Display) -> String {
     format!("failed to decode admission review request: {error}")
 }
 
 /// Returns the JSON of a body in YAML.
 fn json_of_yaml(body: &[u8]) -> Result<String, String> {
-    let text = std::str::from_utf8(body).map_err(|error| undecodable(error.to_string()))?;
-    let review: Map<String, Value> = manifest(text).map_err(|error| undecodable(error.to_string()))?;
+    let text = std::str::from_utf8(body).map_err(undecodable)?;
+    let review: Map<String, Value> = manifest(text).map_err(undecodable)?;
     Ok(Value::Object(review).to_string())
 }
 
@@ -179,7 +182,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_is_no_review_is_answered_with_400() {
-        for body in ["{}", r#"{"request": null}"#, r#"{"request": {"uid": ""}}"#, r#"{"request": {}}"#, "uid: 1"] {
+        for body in
+            ["{}", r#"{"request": null}"#, r#"{"request": {"uid": ""}}"#, r#"{"request": {}}"#, "uid: 1", " null\n"]
+        {
             assert_eq!(answer(body).await, (400, "invalid admission review request".to_owned()), "{body}");
         }
         for body in ["{", "[]", "\"x\"", r#"{"request": []}"#, r#"{"kind": 7, "request": {"uid": "u"}}"#, "a: b: c"] {
