@@ -11,7 +11,8 @@ use std::{
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 4] = ["destination", "external_workload", "linkerd_config", "proxy_injector"];
+const JOBS: [&str; 5] =
+    ["destination", "external_workload", "linkerd_config", "proxy_injector", "service_profile_validator"];
 
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -36,9 +37,23 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "events", "lease", "queue"]),
     ("destination", &["api", "client", "cluster", "listen", "memory", "proto", "queue", "resources", "tasks", "text"]),
+    ("webhook", &["text"]),
     (
         "external_workload",
-        &["api", "cluster", "client", "controller", "events", "lease", "queue", "retry", "tasks", "text", "write"],
+        &[
+            "api",
+            "cluster",
+            "client",
+            "controller",
+            "events",
+            "lease",
+            "queue",
+            "retry",
+            "tasks",
+            "text",
+            "webhook",
+            "write",
+        ],
     ),
     (
         "linkerd_config",
@@ -54,11 +69,12 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tasks",
             "text",
             "values",
+            "webhook",
             "write",
         ],
     ),
-    ("webhook", &["text"]),
     ("proxy_injector", &["api", "cluster", "events", "tasks", "text", "values", "webhook"]),
+    ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
     ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (
@@ -78,6 +94,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "metrics",
             "proxy_injector",
             "resources",
+            "service_profile_validator",
             "tasks",
             "version",
             "webhook",

@@ -41,6 +41,7 @@ pub mod proxy_injector;
 pub mod queue;
 pub mod resources;
 pub mod retry;
+pub mod service_profile_validator;
 pub mod tasks;
 #[cfg(test)]
 mod testing;

@@ -16,16 +16,19 @@ use crate::{
     controller::ControllerDeps,
     destination::{self, DestinationObserver, LinksObserver},
     events::{self, EventsApi},
-    external_workload::{self, ExternalWorkloadObserver},
+    external_workload::{self, ExternalWorkloadObserver, ExternalWorkloadValidator},
     lease,
-    linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
+    linkerd_config::{self, LinkerdConfigObserver, LinkerdConfigValidator, RolloutObserver},
     listen::listen,
     metrics,
     proxy_injector::{self, InjectorObserver},
     resources::Resources,
+    service_profile_validator::{DropInHandler, ServiceProfileValidator},
     tasks::Tasks,
     version,
-    webhook::{self, Handler, Routes, ServingCertificate, WebhookServer},
+    webhook::{
+        self, Handler, Routes, ServingCertificate, ValidationHandler, ValidationMetrics, Validator, WebhookServer,
+    },
 };
 
 /// The deadline for streams to end.
@@ -57,7 +60,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
         false => None,
     };
-    let webhook_listener = match args.enable_proxy_injector {
+    let webhook_listener = match args.enable_proxy_injector || args.enable_webhooks || args.replaces_sp_validator {
         true => Some(listen(args.webhook_addr, "admission reviews", "--webhook-addr")?),
         false => None,
     };
@@ -125,6 +128,18 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             Some(_) => webhooks = Some(handler),
             None => routes.add(proxy_injector::PATH, handler),
         }
+    }
+    if args.replaces_sp_validator {
+        webhooks = Some(Arc::new(DropInHandler::new(ValidationMetrics::register(&registry)?)));
+    }
+    if args.enable_webhooks {
+        let validators: Vec<Arc<dyn Validator>> = vec![
+            Arc::new(LinkerdConfigValidator::new(&client, cluster.clone(), &args.controller_namespace)),
+            Arc::new(ExternalWorkloadValidator),
+            Arc::new(ServiceProfileValidator::new(&client, args.enable_destination)),
+        ];
+        let handler = ValidationHandler::new(validators, ValidationMetrics::register(&registry)?);
+        routes.add(webhook::VALIDATION_PATH, Arc::new(handler));
     }
     if !routes.is_empty() {
         webhooks = Some(Arc::new(routes));

@@ -55,6 +55,7 @@ mod shared;
 pub mod shipped;
 pub mod slow_client;
 mod tls;
+pub mod validator;
 pub mod wait;
 mod watchdog;
 pub mod workload;

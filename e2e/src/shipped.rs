@@ -19,12 +19,13 @@ pub const OPERATOR_NAMESPACE: &str = "linkerd-operator-system";
 pub const OPERATOR_ACCOUNT: &str = "linkerd-operator";
 
 /// The ClusterRoles bound to that ServiceAccount.
-pub const CLUSTER_ROLES: [&str; 5] = [
+pub const CLUSTER_ROLES: [&str; 6] = [
     "linkerd-operator-destination",
     "linkerd-operator-events",
     "linkerd-operator-external-workload",
     "linkerd-operator-linkerd-config",
     "linkerd-operator-rollout",
+    "linkerd-operator-validation",
 ];
 
 static APPLIED: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,7 @@
 //! Parses durations like Go's `time.ParseDuration`: `1h30m`, `-1.5s`, `.5ms`, `0`.
 
+use std::fmt::Write;
+
 /// The magnitude of the longest `time.Duration`, in nanoseconds; a longer text is invalid.
 const LONGEST: u64 = 1 << 63;
 const UNITS: [(&str, u64); 8] = [
@@ -14,33 +16,76 @@ const UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
+/// Why Go rejects a text, in Go's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidDuration {
+    #[error("time: invalid duration {}", quoted(.0))]
+    Syntax(String),
+    #[error("time: missing unit in duration {}", quoted(.0))]
+    NoUnit(String),
+    #[error("time: unknown unit {} in duration {}", quoted(.unit), quoted(.text))]
+    UnknownUnit { unit: String, text: String },
+}
+
 /// Returns the duration in nanoseconds, or `None` for a text that Go rejects.
 pub(crate) fn parse(text: &str) -> Option<i64> {
-    let (negative, rest) = match text.as_bytes().first()? {
-        b'-' => (true, text.get(1..)?),
-        b'+' => (false, text.get(1..)?),
-        _ => (false, text),
+    checked(text).ok()
+}
+
+/// Returns the duration in nanoseconds.
+///
+/// # Errors
+/// Fails for a text that Go rejects.
+pub(crate) fn checked(text: &str) -> Result<i64, InvalidDuration> {
+    let invalid = || InvalidDuration::Syntax(text.to_owned());
+    let (negative, rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     if rest == "0" {
-        return Some(0);
+        return Ok(0);
     }
-    let mut rest = Some(rest).filter(|rest| !rest.is_empty())?;
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    let mut rest = rest;
     let mut total: u64 = 0;
     while !rest.is_empty() {
         let (whole, after) = digits(rest);
+        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
         let (fraction, after) = after.strip_prefix('.').map_or(("", after), digits);
-        if whole.is_empty() && fraction.is_empty() {
-            return None;
+        if !rest.starts_with(|c: char| c.is_ascii_digit()) && fraction.is_empty() {
+            return Err(invalid());
         }
         let end = after.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, after) = after.split_at_checked(end)?;
-        let (_, unit) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
-        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-        let part = whole.checked_mul(unit)?.checked_add(fraction_of(fraction, unit))?;
-        total = total.checked_add(part).filter(|total| *total <= LONGEST)?;
+        let (name, after) = after.split_at_checked(end).unwrap_or((after, ""));
+        if name.is_empty() {
+            return Err(InvalidDuration::NoUnit(text.to_owned()));
+        }
+        let Some((_, unit)) = UNITS.into_iter().find(|(known, _)| *known == name) else {
+            return Err(InvalidDuration::UnknownUnit { unit: name.to_owned(), text: text.to_owned() });
+        };
+        let part = whole.checked_mul(unit).and_then(|part| part.checked_add(fraction_of(fraction, unit)));
+        total = part.and_then(|part| total.checked_add(part)).filter(|total| *total <= LONGEST).ok_or_else(invalid)?;
         rest = after;
     }
-    if negative { 0i64.checked_sub_unsigned(total) } else { i64::try_from(total).ok() }
+    let signed = if negative { 0i64.checked_sub_unsigned(total) } else { i64::try_from(total).ok() };
+    signed.ok_or_else(invalid)
+}
+
+/// Quotes a text as Go's package `time` does: all bytes other than printable ASCII are escaped.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'\\' => quoted.extend(['\\', char::from(byte)]),
+            b' '..=b'~' => quoted.push(char::from(byte)),
+            // Writing to a String cannot fail.
+            _ => _ = write!(quoted, "\\x{byte:02x}"),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 fn digits(text: &str) -> (&str, &str) {
@@ -111,6 +156,27 @@ mod tests {
             "1ß",
         ] {
             assert_eq!(parse(text), None, "{text:?}");
+        }
+    }
+    /// Recorded from Linkerd's sp-validator, which returns the errors of Go.
+    #[test]
+    fn errors_are_those_of_go() {
+        for (text, error) in [
+            ("", r#"time: invalid duration """#),
+            ("+", r#"time: invalid duration "+""#),
+            ("s", r#"time: invalid duration "s""#),
+            (".s", r#"time: invalid duration ".s""#),
+            ("one-second", r#"time: invalid duration "one-second""#),
+            ("9999999999h", r#"time: invalid duration "9999999999h""#),
+            ("5", r#"time: missing unit in duration "5""#),
+            ("1.5", r#"time: missing unit in duration "1.5""#),
+            ("1.5.5s", r#"time: missing unit in duration "1.5.5s""#),
+            ("1h2", r#"time: missing unit in duration "1h2""#),
+            ("1d", r#"time: unknown unit "d" in duration "1d""#),
+            ("1h\u{e9}2s", r#"time: unknown unit "h\xc3\xa9" in duration "1h\xc3\xa92s""#),
+            ("1s\n\"\u{e9}", r#"time: unknown unit "s\x0a\"\xc3\xa9" in duration "1s\x0a\"\xc3\xa9""#),
+        ] {
+            assert_eq!(checked(text).unwrap_err().to_string(), error);
         }
     }
 }

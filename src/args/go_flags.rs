@@ -14,6 +14,7 @@ use super::{
     Exit, LogFormat, ManagerArgs,
     linkerd_destination::{self, LinkerdDestinationArgs},
     linkerd_proxy_injector::{self, LinkerdProxyInjectorArgs},
+    linkerd_sp_validator::{self, LinkerdSpValidatorArgs},
     switch,
 };
 use crate::{api::go_bool, version};
@@ -69,6 +70,9 @@ fn container(subcommand: &str) -> Option<clap::Command> {
         }
         linkerd_proxy_injector::COMMAND => {
             Some(LinkerdProxyInjectorArgs::augment_args(clap::Command::new(linkerd_proxy_injector::COMMAND)))
+        }
+        linkerd_sp_validator::COMMAND => {
+            Some(LinkerdSpValidatorArgs::augment_args(clap::Command::new(linkerd_sp_validator::COMMAND)))
         }
         _ => None,
     }

@@ -64,6 +64,7 @@ impl LinkerdProxyInjectorArgs {
         manager.webhook_folder = self.folder;
         manager.enable_proxy_injector = true;
         manager.replaced_injector = Some(version);
+        manager.enable_webhooks = false;
         manager.enable_destination = false;
         manager.enable_external_workload = false;
         manager.enable_linkerd_config = false;

@@ -65,11 +65,15 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR", default_value_t = false)]
     pub enable_proxy_injector: bool,
 
-    /// Address of the admission webhook
+    /// Serve the admission webhook that validates LinkerdConfigs, ExternalWorkloads and ServiceProfiles
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_WEBHOOKS", default_value_t = false)]
+    pub enable_webhooks: bool,
+
+    /// Address of the admission webhooks
     #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_ADDR", value_name = "IP:PORT", default_value = "[::]:9443")]
     pub webhook_addr: SocketAddr,
 
-    /// Folder with the certificate of the admission webhook: tls/tls.crt and tls/tls.key
+    /// Folder with the certificate of the admission webhooks: tls/tls.crt and tls/tls.key
     #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_FOLDER", value_name = "FOLDER", default_value = "/var/run/linkerd")]
     pub webhook_folder: PathBuf,
 
@@ -129,6 +133,10 @@ pub struct ManagerArgs {
     /// The version of the container that the injector replaces. Then the configuration comes from its files.
     #[arg(skip)]
     pub replaced_injector: Option<String>,
+
+    /// Whether the process replaces Linkerd's container sp-validator.
+    #[arg(skip)]
+    pub replaces_sp_validator: bool,
 
     /// Messages that are logged once at startup.
     #[arg(skip)]

@@ -5,6 +5,7 @@ mod destination;
 mod go_flags;
 mod linkerd_destination;
 mod linkerd_proxy_injector;
+mod linkerd_sp_validator;
 mod manager;
 #[cfg(test)]
 mod testing;
@@ -18,7 +19,10 @@ pub use self::{
     destination::DestinationArgs,
     manager::{LogFormat, ManagerArgs},
 };
-use self::{linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs};
+use self::{
+    linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs,
+    linkerd_sp_validator::LinkerdSpValidatorArgs,
+};
 use crate::{
     cli::{CheckArgs, CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
     version,
@@ -67,6 +71,9 @@ enum Command {
     /// Replaces Linkerd's container proxy-injector and accepts its flags
     #[command(args_override_self = true)]
     ProxyInjector(Box<LinkerdProxyInjectorArgs>),
+    /// Replaces Linkerd's container sp-validator and accepts its flags
+    #[command(args_override_self = true)]
+    SpValidator(Box<LinkerdSpValidatorArgs>),
     /// Prints the endpoints that a proxy receives
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
@@ -120,6 +127,10 @@ impl Args {
                 Ok(Task::Manager(Box::new(args.checked()?)))
             }
             Some(Command::ProxyInjector(args)) => {
+                let args = args.manager(self.manager, |name| env::var(name).ok())?;
+                Ok(Task::Manager(Box::new(args.checked()?)))
+            }
+            Some(Command::SpValidator(args)) => {
                 let args = args.manager(self.manager, |name| env::var(name).ok())?;
                 Ok(Task::Manager(Box::new(args.checked()?)))
             }

@@ -26,6 +26,9 @@ use crate::{
 const ADDRESS_SHOWN: usize = 64;
 /// The maximum number of invalid addresses in a finding.
 const ADDRESSES_SHOWN: usize = 3;
+/// The finding about the name of a workload that a headless Service selects.
+pub(super) const INVALID_HOSTNAME: &str =
+    "its name is not a hostname (63 characters of a-z, 0-9 and -, no dots); it is published without a hostname";
 
 /// The endpoint of a workload in one family, and the ports of its slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,11 +96,7 @@ pub(super) fn desired(
             continue;
         }
         if hostname_invalid {
-            find(
-                Reason::InvalidHostname,
-                "its name is not a hostname (63 characters of a-z, 0-9 and -, no dots); it is published without a hostname"
-                    .to_owned(),
-            );
+            find(Reason::InvalidHostname, INVALID_HOSTNAME.to_owned());
         }
         if let Some(unmatched) = matched.unmatched {
             find(Reason::UnmatchedPort, unmatched.to_string());
@@ -115,7 +114,7 @@ pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<
 }
 
 /// Returns one text about all invalid addresses. They come from the tenant, in any number and length.
-fn describe_invalid(addresses: &[Address]) -> Option<String> {
+pub(super) fn describe_invalid(addresses: &[Address]) -> Option<String> {
     let invalid = addresses.iter().filter_map(|address| match address {
         Address::Invalid { text, reason } => Some((truncate(text, ADDRESS_SHOWN), reason)),
         Address::Valid { .. } => None,
@@ -128,7 +127,7 @@ fn describe_invalid(addresses: &[Address]) -> Option<String> {
 
 /// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and
 /// contain dots.
-fn is_dns_label(name: &str) -> bool {
+pub(super) fn is_dns_label(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
 }

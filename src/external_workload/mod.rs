@@ -18,6 +18,7 @@ mod plan;
 mod ports;
 mod reconcile_cache;
 mod transitions;
+mod validate;
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,12 +35,12 @@ use tokio::{task::JoinError, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-pub use self::observer::ExternalWorkloadObserver;
 use self::{
     apply::{FailedWrite, Outcome, SliceWriter},
     plan::{SlicePlanInput, plan},
     reconcile_cache::ServiceReconcileCache,
 };
+pub use self::{observer::ExternalWorkloadObserver, validate::ExternalWorkloadValidator};
 use crate::{
     api::NamespacedName,
     cluster::{Cluster, kinds::service::Service},

@@ -304,7 +304,7 @@ pub(super) fn drift_paths(drift: &Drift) -> String {
     }
 }
 
-fn list_problems(problems: &[Problem]) -> String {
+pub(super) fn list_problems(problems: &[Problem]) -> String {
     and_more(problems.iter().take(MAX_SHOWN), problems.len(), "; ")
 }
 

@@ -35,6 +35,7 @@ pub mod revert;
 pub mod rollout;
 pub mod status;
 pub mod trust_anchors;
+pub mod validation;
 mod writer;
 
 use std::{sync::Arc, time::Duration};
@@ -50,7 +51,7 @@ use self::{
     collector::LinkerdConfigCollector, injector::Injectors, reconcile_cache::ReconcileCache, rollout::Rollouts,
     writer::ConfigWriter,
 };
-pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver};
+pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver, validation::LinkerdConfigValidator};
 use crate::{
     api::{self, NamespacedName},
     controller::{self, ControllerDeps, LeaderGate, Reconciler},

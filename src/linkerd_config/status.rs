@@ -233,16 +233,18 @@ pub(super) fn conflicted_status(
     active: &LinkerdConfig,
     now: Timestamp,
 ) -> LinkerdConfigStatus {
+    let message = conflict_message(config, active);
+    inactive_status(config, before, &conflicted(message), now)
+}
+
+/// Returns why a resource is not in effect while another one is active for its ConfigMap.
+pub(super) fn conflict_message(config: &LinkerdConfig, active: &LinkerdConfig) -> String {
     let LinkerdConfig { name, spec, .. } = active;
     let is = match spec.mode {
         Mode::Suspend => "is suspended and keeps its place",
         Mode::Enforce | Mode::Observe => "is in effect",
     };
-    let message = format!(
-        "LinkerdConfig {name} {is} for {}: it has a higher priority, is older, or is first by name",
-        config.target
-    );
-    inactive_status(config, before, &conflicted(message), now)
+    format!("LinkerdConfig {name} {is} for {}: it has a higher priority, is older, or is first by name", config.target)
 }
 
 /// Returns the status of a resource with a ConfigMap in the namespace of another control plane.
@@ -252,11 +254,16 @@ pub(super) fn foreign_namespace_status(
     namespace: &str,
     now: Timestamp,
 ) -> LinkerdConfigStatus {
-    let message = format!(
+    let message = foreign_namespace_message(config, namespace);
+    inactive_status(config, before, &not_accepted("TargetNotFound", message), now)
+}
+
+/// Returns why a resource for the namespace of another control plane is not accepted.
+pub(super) fn foreign_namespace_message(config: &LinkerdConfig, namespace: &str) -> String {
+    format!(
         "this operator manages namespace {namespace} (--controller-namespace), but the resource targets ConfigMap {}",
         config.target
-    );
-    inactive_status(config, before, &not_accepted("TargetNotFound", message), now)
+    )
 }
 
 fn inactive_status(

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! In: a listener, a certificate and its key, a [`Handler`]. Out: the handler's answers. [`Routes`] is the handler of
-//! several webhooks. Only [`review`] reads and writes admission reviews.
+//! several webhooks, [`ValidationHandler`] that of the validators of several kinds. Only [`review`] reads and writes
+//! admission reviews.
 //!
 //! Always holds: the number of connections, the memory of all bodies and the time of each step are bounded; a client
 //! that sends nothing cannot keep another client out; a handler that panics does not end the server; a new pair of
@@ -23,10 +24,14 @@ mod routes;
 mod server;
 #[cfg(test)]
 mod testing;
+mod validation;
 
 pub use certificate::ServingCertificate;
 pub use routes::Routes;
 pub use server::{Handler, WebhookServer};
+pub use validation::{
+    VALIDATION_PATH, ValidationHandler, ValidationMetrics, ValidationRequest, ValidationVerdict, Validator,
+};
 
 /// The certificate and its key, below the folder of Linkerd's containers.
 pub const TLS_FOLDER: &str = "tls";

@@ -32,6 +32,9 @@ pub struct ReviewRequest<T> {
     /// `CREATE`, `UPDATE` or `DELETE`.
     #[serde(default)]
     pub operation: String,
+    /// Empty for the object itself.
+    #[serde(default)]
+    pub sub_resource: String,
     /// Nothing must be written for this request, except the answer.
     #[serde(default, deserialize_with = "null_as_false")]
     pub dry_run: bool,

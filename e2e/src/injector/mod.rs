@@ -62,6 +62,7 @@ use crate::{control_plane::ControlPlane, port};
 use kubelet::{Kubelet, Published};
 use registration::{COMPONENT, Registration};
 use server::Certificates;
+pub(crate) use serving::MOUNT;
 use serving::{Program, Serving};
 
 pub struct Injector {

@@ -32,7 +32,8 @@ use crate::{
 };
 
 /// Makes a directory `/var/run/linkerd`, and then becomes the command.
-const MOUNT: &str = r#"mount -t tmpfs linkerd /var/run && ln -s "$1" /var/run/linkerd && shift && exec "$@""#;
+pub(crate) const MOUNT: &str =
+    r#"mount -t tmpfs linkerd /var/run && ln -s "$1" /var/run/linkerd && shift && exec "$@""#;
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 

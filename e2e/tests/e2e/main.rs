@@ -30,4 +30,9 @@ mod other_version;
 mod process;
 mod profile;
 mod proxy_injector;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod validation;
 mod values_yaml;

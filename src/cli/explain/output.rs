@@ -19,6 +19,7 @@ use crate::{
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
+        validation::dangers,
     },
     values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
 };
@@ -59,6 +60,9 @@ pub(super) struct ExplainOutput {
     /// A warning about values of the installer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) suspect_base: Option<String>,
+    /// Other settings that are accepted and dangerous; the webhook warns about them, too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) warnings: Vec<String>,
     /// The values that the resource names, and those that would change.
     pub(super) values: Vec<ValueRow>,
     /// The number of other values in the effective document.
@@ -194,6 +198,7 @@ impl ExplainOutput {
             new_pods: NewPods::new(live.as_ref(), &plan),
             control_plane_mismatch: mismatch_warning(&plan.control_plane_mismatch),
             suspect_base: suspect_base_warning(&plan.base_problems),
+            warnings: warnings(input, &plan),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
@@ -290,6 +295,11 @@ fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Ite
 fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
     let is_suspended = |reason: &str| matches!(reason, "RepeatedDrift" | "InstallerReverts");
     status.conditions.iter().any(|condition| condition.type_ == "Stalled" && is_suspended(&condition.reason))
+}
+
+fn warnings(input: &ExplainInput, plan: &ConfigPlan) -> Vec<String> {
+    let skew = plan.skew.iter().map(|skew| skew.message.clone());
+    skew.chain(dangers(&input.config.spec, input.bundle.as_deref(), input.now)).collect()
 }
 
 fn would_change(changes: usize, plan: &ConfigPlan) -> String {

@@ -232,3 +232,21 @@ fn a_broken_document_is_replaced_as_a_whole() {
     assert_eq!(output.unmanaged, 0);
     assert!(text(&output).contains("Drift:          kubectl-edit changed the document\n"), "{}", text(&output));
 }
+
+#[test]
+fn the_warnings_of_the_webhook_are_shown() {
+    let spec = json!({
+        "proxy": {"proxyVersion": "edge-26.1.1"},
+        "rollout": {"onFailure": "Continue"},
+    });
+    let output = ExplainOutput::new(&input(&spec), false);
+    assert_eq!(output.warnings.len(), 2, "{:?}", output.warnings);
+    let text = text(&output);
+    for expected in [
+        "\nWarning:        new proxies get edge-26.1.1, which is older than the control plane",
+        "\nWarning:        spec.rollout.onFailure is Continue: a configuration that proxies do not start with reaches every selected workload\n",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(ExplainOutput::new(&input(&json!({})), false).warnings.is_empty());
+}

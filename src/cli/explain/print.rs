@@ -124,6 +124,7 @@ fn head(output: &ExplainOutput) -> String {
     if !output.deprecated_fields.is_empty() {
         lines.push(("Deprecated", format!("{}: without effect", output.deprecated_fields.join(", "))));
     }
+    lines.extend(output.warnings.iter().map(|warning| ("Warning", warning.clone())));
     let mut text: String = lines.iter().map(|(name, value)| format!("{:<16}{value}\n", format!("{name}:"))).collect();
     if !output.problems.is_empty() {
         text.push_str("Problems:\n");

@@ -45,6 +45,7 @@ pub(super) struct ExplainInput {
     pub(super) predecessor: Option<Predecessor>,
     /// Set with `--workloads`.
     pub(super) workloads: Option<WorkloadsInput>,
+    pub(super) now: Timestamp,
 }
 
 // === impl ExplainInput ===
@@ -109,6 +110,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
         bundle: roots.and_then(|roots| roots.bundle),
         config: Arc::clone(config),
         workloads: None,
+        now: Timestamp::now(),
     })
 }
 

@@ -49,6 +49,7 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
         bundle: None,
         predecessor: None,
         workloads: None,
+        now: "2026-11-25T12:00:00Z".parse().unwrap(),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic injector reviews cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic injector reviews service-profiles cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
@@ -17,6 +17,7 @@ mod live;
 mod replica;
 mod report;
 mod rows;
+mod service_profiles;
 mod table;
 mod traffic;
 
@@ -77,6 +78,11 @@ async fn run() -> Result<bool> {
         if let Some(file) = env::var_os("LINKERD_RECORDING").filter(|file| !file.is_empty()) {
             fs::write(&file, &reviews.fields.recording).context("writing LINKERD_RECORDING")?;
         }
+    }
+    if let Some(controller) = controller_for("service-profiles", "ServiceProfiles")? {
+        let compared = service_profiles::compare(&controller).await?;
+        print!("{}", report::service_profiles(&compared));
+        is_explained &= compared.iter().all(service_profiles::ProfileCompared::is_explained);
     }
     match (program("LINKERD_CLI")?, program("LINKERD_CONTROLLER")?) {
         (Some(cli), Some(controller)) if is_wanted("cli") => {

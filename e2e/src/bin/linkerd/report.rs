@@ -8,6 +8,7 @@ use crate::{
     injector::{Reviews, Step, Steps},
     leases::HandOver,
     live::Live,
+    service_profiles::ProfileCompared,
     traffic::Traffic,
 };
 
@@ -111,6 +112,21 @@ pub(crate) fn reviews(Reviews { compared, operator, fields }: &Reviews) -> Strin
     );
     for (field, now, before) in &fields.changed {
         let _ = writeln!(text, "- `{field}` refuses {now:?} instead of {before:?}");
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn service_profiles(compared: &[ProfileCompared]) -> String {
+    let equal = compared.iter().filter(|it| it.is_equal()).count();
+    let mut text = format!(
+        "## ServiceProfiles\n\nThe operator in place of the validator: {} reviews, {equal} with the same answer.\n\n",
+        compared.len()
+    );
+    for ProfileCompared { review, linkerd, operator, is_documented } in compared.iter().filter(|it| !it.is_equal()) {
+        let documented = if *is_documented { "documented" } else { "**not documented**" };
+        let review: String = review.chars().take(300).collect();
+        let _ = writeln!(text, "- {documented}: `{review}`: Linkerd {linkerd}, the operator {operator}");
     }
     text.push('\n');
     text

@@ -96,7 +96,8 @@ impl Probe {
 }
 
 fn is_cluster_wide(plural: &str) -> bool {
-    matches!(plural, "nodes" | "namespaces" | "linkerdconfigs" | "mutatingwebhookconfigurations")
+    let plurals = ["nodes", "namespaces", "linkerdconfigs", "mutatingwebhookconfigurations"];
+    plurals.contains(&plural) || plural == "validatingwebhookconfigurations"
 }
 
 fn collection(group: &str, plural: &str, namespace: Option<&str>) -> String {
@@ -171,6 +172,13 @@ pub(super) fn objects() -> Vec<Value> {
             "MutatingWebhookConfiguration",
             None,
             "linkerd-operator-proxy-injector",
+            json!({"webhooks": []}),
+        ),
+        object(
+            "admissionregistration.k8s.io/v1",
+            "ValidatingWebhookConfiguration",
+            None,
+            "linkerd-sp-validator-webhook-config",
             json!({"webhooks": []}),
         ),
     ]

@@ -1,0 +1,18 @@
+//! The validator of ServiceProfiles: an admission webhook in place of Linkerd's `sp-validator`.
+//!
+//! ```text
+//!   review ──▶ validator (of the manager) ─┐
+//!   review ──▶ drop_in (of the container) ─┴─▶ decode: the strict types ─▶ rules ─▶ allowed, or Linkerd's message
+//! ```
+//!
+//! In: admission reviews of ServiceProfiles. Out: the decisions and messages of Linkerd's validator. Always holds: apart
+//! from whether Linkerd's own webhook is registered, a decision depends on the object alone.
+
+mod decode;
+mod drop_in;
+mod rules;
+mod shape;
+mod validator;
+
+pub use drop_in::DropInHandler;
+pub use validator::{LINKERD_WEBHOOK, ServiceProfileValidator};
