@@ -79,6 +79,8 @@ pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 pub const EXTERNAL_WORKLOAD_KIND: &str = "ExternalWorkload";
 /// The namespace whose Services and workloads the operator never changes: they must not depend on the mesh.
 pub const KUBE_SYSTEM: &str = "kube-system";
+/// The namespace of cert-manager, which Linkerd's webhooks exclude.
+pub const CERT_MANAGER: &str = "cert-manager";
 /// The label of a meshed Pod with the namespace of its control plane.
 pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
 /// The label of the Pods of a Linkerd control plane, which are not injected.
@@ -105,6 +107,19 @@ pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
 pub const OPAQUE_PORTS_ANNOTATION: &str = "config.linkerd.io/opaque-ports";
 /// The annotation of a Pod with the inbound ports that bypass the proxy.
 pub const SKIP_INBOUND_PORTS_ANNOTATION: &str = "config.linkerd.io/skip-inbound-ports";
+/// The annotations of a Pod, its template or its namespace that select whether the proxy is a native sidecar. The first
+/// one that a Pod has decides; it inherits the first and the last from its namespace.
+pub const NATIVE_SIDECAR_ANNOTATIONS: [&str; 3] = [
+    "config.linkerd.io/proxy-enable-native-sidecar",
+    "config.beta.linkerd.io/proxy-enable-native-sidecar",
+    "config.alpha.linkerd.io/proxy-enable-native-sidecar",
+];
+/// The name of the init container that sets up the network of a Pod.
+pub const INIT_NAME: &str = "linkerd-init";
+/// The name of the init container that waits until a CNI plugin has set up the network of a Pod.
+pub const NETWORK_VALIDATOR_NAME: &str = "linkerd-network-validator";
+/// The label of the Pods of Linkerd's CNI plugin, which the injector's webhook excludes.
+pub const CNI_RESOURCE_LABEL: &str = "linkerd.io/cni-resource";
 /// The name of the proxy's container in a Pod, and of its inbound port in an ExternalWorkload.
 pub const PROXY_NAME: &str = "linkerd-proxy";
 /// On a Service: the cluster of its endpoints (as a label), or the members of a federated Service (as an annotation).

@@ -9,7 +9,7 @@ use strum::IntoStaticStr;
 
 use super::trust_anchors::{self, TrustAnchors};
 use crate::{
-    api::linkerd_config::{EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpec, ResourceAmounts},
+    api::linkerd_config::{EnvVar, GlobalSpec, LinkerdConfigSpec, ProxyShapeStatus, ProxySpec, ResourceAmounts},
     values::{CONFIG_HASH_ENV, Document, Path, Problem, patch_problems},
 };
 
@@ -185,6 +185,16 @@ pub fn deprecated(spec: &LinkerdConfigSpec) -> Vec<String> {
 pub fn proxy_version(document: &Document) -> Option<String> {
     let text = |keys: &[&str]| document.get(&Path::from(keys)).and_then(Value::as_str).filter(|text| !text.is_empty());
     text(&["proxy", "image", "version"]).or_else(|| text(&["linkerdVersion"])).map(str::to_owned)
+}
+
+/// Returns the shape of the proxies that injectors inject with a document. They take a missing boolean for false.
+pub fn proxy_shape(document: &Document) -> ProxyShapeStatus {
+    let is_true = |keys: &[&str]| document.get(&Path::from(keys)) == Some(&Value::Bool(true));
+    ProxyShapeStatus {
+        native_sidecar: is_true(&["proxy", "nativeSidecar"]),
+        cni_enabled: is_true(&["cniEnabled"]),
+        token_projection: is_true(&["identity", "serviceAccountTokenProjection"]),
+    }
 }
 
 fn environment_path() -> Path {

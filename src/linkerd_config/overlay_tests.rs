@@ -172,3 +172,23 @@ fn the_injection_hash_variable_cannot_be_declared() {
         );
     }
 }
+
+#[test]
+fn the_shape_of_proxies_is_read_as_injectors_read_it() {
+    let shape = |text: &str| {
+        let ProxyShapeStatus { native_sidecar, cni_enabled, token_projection } =
+            proxy_shape(&Document::parse(text).unwrap());
+        [native_sidecar, cni_enabled, token_projection]
+    };
+    for (text, expected) in [
+        (
+            "proxy: {nativeSidecar: true}\ncniEnabled: true\nidentity: {serviceAccountTokenProjection: true}\n",
+            [true; 3],
+        ),
+        ("proxy: {nativeSidecar: yes}\n", [true, false, false]),
+        ("proxy: {nativeSidecar: null}\ncniEnabled: false\n", [false; 3]),
+        ("proxy: {}\n", [false; 3]),
+    ] {
+        assert_eq!(shape(text), expected, "{text}");
+    }
+}

@@ -17,7 +17,7 @@ use super::{
     trust_anchors::bundles::TrustBundles,
 };
 use crate::{
-    api::linkerd_config::{DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode},
+    api::linkerd_config::{DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode, ProxyShapeStatus},
     cluster::kinds::config_map::ConfigMap,
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
@@ -69,6 +69,8 @@ pub struct ConfigPlan {
     pub base_problems: Vec<Problem>,
     /// The version of the proxy in the document that the ConfigMap holds once the plan is applied.
     pub proxy_version: Option<String>,
+    /// The shape of the proxies that are injected with that document.
+    pub proxy_shape: Option<ProxyShapeStatus>,
     /// The injection hash of the installer's document.
     pub installed_hash: Option<String>,
 }
@@ -130,6 +132,7 @@ impl ConfigPlan {
             skew: None,
             base_problems: Vec::new(),
             proxy_version: None,
+            proxy_shape: None,
             installed_hash: None,
         }
     }
@@ -151,8 +154,12 @@ impl ConfigMapWrite {
 pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
     let plan = plan_writes(input);
     // Without a write, the document in the ConfigMap stays in force.
-    let found = || overlay::proxy_version(&input.document?.as_ref().ok()?.0);
-    ConfigPlan { proxy_version: plan.proxy_version.or_else(found), ..plan }
+    let found = input.document.and_then(|document| Some(&document.as_ref().ok()?.0));
+    ConfigPlan {
+        proxy_version: plan.proxy_version.or_else(|| overlay::proxy_version(found?)),
+        proxy_shape: plan.proxy_shape.or_else(|| found.map(overlay::proxy_shape)),
+        ..plan
+    }
 }
 
 fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
@@ -307,6 +314,7 @@ fn plan_document(
         injection_hash: Some(injection_hash),
         installed_hash,
         proxy_version: overlay::proxy_version(&wanted),
+        proxy_shape: Some(overlay::proxy_shape(&wanted)),
         ..without_writes(verdict)
     };
     if is_synced {

@@ -81,6 +81,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         Some(_) => before.proxy_version.clone(),
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
     };
+    let proxy_shape = if input.failure.is_some() { before.proxy_shape } else { plan.proxy_shape };
     let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
     let rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
     let mut rows = if input.is_contested { add_contest(rows, before, &plan.verdict) } else { rows };
@@ -112,6 +113,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         config_hash: effective.map(|document| document.hash().to_string()).or_else(|| before.config_hash.clone()),
         trust_roots_sha256: bundle_hash,
         proxy_version,
+        proxy_shape,
         revisions: Some(revisions).filter(|revisions| *revisions != RevisionsStatus::default()),
         injection_hash: plan.injection_hash.clone().or_else(|| before.injection_hash.clone()),
         injector: sync_status.and_then(|sync_status| injector_status(sync_status, before.injector.as_ref(), now)),

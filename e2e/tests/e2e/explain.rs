@@ -123,7 +123,8 @@ async fn deployment(mesh: &Explained, name: &str, labels: Value) -> Result<()> {
     let owner = |api_version: &str, kind: &str, uid: &str| json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "controller": true}]);
     let labelled = json!({"app": name});
     let annotations = json!({"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-26.8.3"});
-    let spec = json!({"containers": [{"name": "web", "image": "web"}, {"name": "linkerd-proxy", "image": "proxy:edge-26.8.3"}]});
+    let proxy = json!({"name": "linkerd-proxy", "image": "proxy:edge-26.8.3", "restartPolicy": "Always"});
+    let spec = json!({"initContainers": [proxy], "containers": [{"name": "web", "image": "web"}]});
     let template = json!({"metadata": {"labels": labelled, "annotations": annotations}, "spec": spec});
     let selector = json!({"matchLabels": labelled});
     let create = async |kind: &str, version: &str, mut metadata: Value, spec: Value| -> Result<String> {

@@ -32,8 +32,8 @@ pub use rollout_status::{
     RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus, RolloutWorkload, RolloutWorkloads,
 };
 pub use status::{
-    DeniedDocument, DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus,
-    TrustAnchorsStatus,
+    DeniedDocument, DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, ProxyShapeStatus, RevisionsStatus,
+    TargetStatus, TrustAnchorsStatus,
 };
 
 /// The declared configuration, and how the operator enforces it.

@@ -42,8 +42,11 @@ pub struct RolloutSpec {
     /// The kinds of workloads that are restarted. The default is all three: Deployment, StatefulSet and DaemonSet.
     #[schemars(schema_with = "kinds")]
     pub kinds: Vec<RolloutKind>,
-    /// The differences that make a proxy out of date. ProxyConfig is a configuration other than the one in effect,
-    /// ProxyVersion another version, TrustRoots other trust anchors. The default is all three.
+    /// The differences for which workloads are restarted. ProxyConfig is a configuration other than the one in effect,
+    /// ProxyVersion another version, TrustRoots other trust anchors. Uninjected is a Pod that should have a proxy and has
+    /// none. ProxyShape is a proxy that runs as a native sidecar or not, or whose network is set up by linkerd-init or by
+    /// a CNI plugin, other than configured. Differences that are not listed are only counted. The default is ProxyConfig,
+    /// ProxyVersion and TrustRoots.
     #[schemars(schema_with = "triggers")]
     pub triggers: Vec<RolloutTrigger>,
     /// How a workload is restarted. Restart annotates its Pod template, as kubectl rollout restart does: its controller
@@ -132,6 +135,8 @@ pub enum RolloutTrigger {
     ProxyConfig,
     ProxyVersion,
     TrustRoots,
+    Uninjected,
+    ProxyShape,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -204,7 +209,7 @@ impl Default for RolloutSpec {
             namespace_selector: None,
             workload_selector: None,
             kinds: <RolloutKind as strum::VariantArray>::VARIANTS.to_vec(),
-            triggers: <RolloutTrigger as strum::VariantArray>::VARIANTS.to_vec(),
+            triggers: RolloutTrigger::DEFAULT.to_vec(),
             method: RolloutMethod::default(),
             max_concurrent: IntOrString::Int(1),
             max_concurrent_per_namespace: 1,
@@ -261,6 +266,10 @@ impl RolloutKind {
 // === impl RolloutTrigger ===
 
 impl RolloutTrigger {
+    /// Missing proxies and proxies of another shape are no consequence of a change of the configuration, so restarts for
+    /// them are enabled explicitly.
+    const DEFAULT: [Self; 3] = [Self::ProxyConfig, Self::ProxyVersion, Self::TrustRoots];
+
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -329,6 +338,14 @@ mod tests {
         assert_eq!((spec.max_failures(40), spec.max_concurrent_per_namespace()), (1, 1));
         assert_eq!((spec.interval(), spec.soak()), (Duration::from_secs(10), Duration::from_secs(30)));
         assert_eq!(spec.progress_deadline(), Duration::from_secs(600));
+    }
+
+    #[test]
+    fn restarts_for_missing_proxies_and_for_their_shape_are_not_a_default() {
+        let names: Vec<&str> = of(json!({})).triggers.iter().map(|trigger| trigger.as_str()).collect();
+        assert_eq!(names, ["ProxyConfig", "ProxyVersion", "TrustRoots"]);
+        let all = ["ProxyConfig", "ProxyVersion", "TrustRoots", "Uninjected", "ProxyShape"];
+        assert_eq!(of(json!({ "triggers": all })).triggers.len(), 5);
     }
 
     #[test]

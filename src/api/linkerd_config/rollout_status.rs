@@ -76,7 +76,8 @@ pub struct RolloutStatus {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RolloutWorkloads {
-    /// The Deployments, StatefulSets and DaemonSets with meshed Pods that opted in.
+    /// The Deployments, StatefulSets and DaemonSets with meshed Pods that opted in. With the trigger Uninjected also those
+    /// whose Pods should have a proxy and have none.
     pub selected: i64,
     /// The selected workloads without outdated Pods.
     pub updated: i64,
@@ -108,6 +109,12 @@ pub struct RolloutPods {
     pub uninjected: i64,
     /// The Pods with a proxy that have succeeded or failed.
     pub completed: i64,
+    /// The meshed Pods that wait because their init container linkerd-network-validator runs or fails: no CNI plugin has
+    /// set up their network.
+    pub waiting_for_network: i64,
+    /// The meshed Pods whose proxy has another shape than configured: a native sidecar or not, or a network that
+    /// linkerd-init or a CNI plugin sets up.
+    pub other_shape: i64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

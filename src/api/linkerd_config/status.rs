@@ -45,6 +45,9 @@ pub struct LinkerdConfigStatus {
     /// The version of the proxies that are injected now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy_version: Option<String>,
+    /// The shape of the proxies that are injected now. Annotations of a Pod or its namespace may select another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy_shape: Option<ProxyShapeStatus>,
     /// The ControllerRevisions of this resource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revisions: Option<RevisionsStatus>,
@@ -63,6 +66,19 @@ pub struct LinkerdConfigStatus {
     /// The trust anchors of the mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_anchors: Option<TrustAnchorsStatus>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ProxyShapeStatus {
+    /// Whether the proxy is a native sidecar: an init container that keeps running.
+    pub native_sidecar: bool,
+    /// Whether a CNI plugin sets up the network of Pods, so that linkerd-network-validator takes the place of
+    /// linkerd-init.
+    pub cni_enabled: bool,
+    /// Whether proxies get a token of their own. Otherwise a Pod without a mounted token of its ServiceAccount gets no
+    /// proxy.
+    pub token_projection: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -5,7 +5,7 @@ use std::iter::once;
 
 use super::{
     output::{BaseRevision, ExplainOutput, NewPods, ShownValue, ValueRow},
-    workloads::{Decision, WorkloadRow, WorkloadsOutput},
+    workloads::{Decision, UncoveredPod, WorkloadRow, WorkloadsOutput},
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
@@ -18,6 +18,10 @@ const HEADER: [&str; 5] = [" ", "PATH", "FROM", "LIVE", "EFFECTIVE"];
 /// PODS is the number of current Pods and of all meshed Pods.
 const WORKLOADS_HEADER: [&str; 6] = ["NAMESPACE", "KIND", "NAME", "PODS", "DECISION", "WHY"];
 
+const UNCOVERED_HEADER: [&str; 4] = ["NAMESPACE", "POD", "PROBLEM", "WHY"];
+
+/// The maximum number of Pods in the table of those without a proxy as configured.
+const MAX_UNCOVERED: usize = 100;
 /// The maximum number of changes in the line about new Pods.
 const MAX_SHOWN: usize = 10;
 
@@ -43,7 +47,19 @@ fn workloads(output: &WorkloadsOutput) -> String {
         [namespace, kind, name, format!("{}/{}", row.pods.current, row.pods.meshed), (*decision).to_owned(), why]
     };
     let rows: Vec<[String; 6]> = output.workloads.iter().map(row).collect();
-    format!("{}\n{}", table(WORKLOADS_HEADER, &rows), totals(output))
+    format!("{}{}\n{}", table(WORKLOADS_HEADER, &rows), uncovered(output), totals(output))
+}
+
+/// The Pods whose proxy is missing or does not have the configured shape, or that wait for their network.
+fn uncovered(output: &WorkloadsOutput) -> String {
+    let pods = || output.workloads.iter().flat_map(|row| row.uncovered.iter().map(move |pod| (row, pod)));
+    let cells = |(row, pod): (&WorkloadRow, &UncoveredPod)| {
+        [row.namespace.clone(), pod.pod.clone(), pod.reason.to_owned(), pod.message.clone()]
+    };
+    let rows: Vec<[String; 4]> = pods().take(MAX_UNCOVERED).map(cells).collect();
+    let more = pods().count() - rows.len();
+    let more = if more == 0 { String::new() } else { format!("and {more} more: see the output as JSON\n") };
+    format!("{}{more}", table(UNCOVERED_HEADER, &rows))
 }
 
 /// The totals of the workloads that opted in, and of all meshed Pods.
@@ -52,7 +68,8 @@ fn totals(output: &WorkloadsOutput) -> String {
         return "workloads: none\n".to_owned();
     }
     let RolloutWorkloads { selected, updated, updating, pending, failed, skipped } = output.rollout.workloads;
-    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = output.rollout.pods;
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed, .. } = output.rollout.pods;
+    let RolloutPods { waiting_for_network, other_shape, .. } = output.rollout.pods;
     let listed = |counts: &[(i64, &str)]| {
         let some = counts.iter().filter(|(count, _)| *count > 0);
         some.map(|(count, what)| format!(", {count} {what}")).collect::<String>()
@@ -64,6 +81,8 @@ fn totals(output: &WorkloadsOutput) -> String {
         (pinned, "pinned"),
         (unknown, "unknown"),
         (uninjected, "without a proxy"),
+        (waiting_for_network, "waiting for the network"),
+        (other_shape, "of another shape"),
         (completed, "ended"),
     ]);
     format!("workloads: {updated} of {selected} selected are up to date{workloads}; Pods: {meshed} meshed{pods}\n")

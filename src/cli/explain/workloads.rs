@@ -20,13 +20,14 @@ use crate::{
         },
     },
     cli::table::counted,
-    cluster::{State, index::workload_key::WorkloadKey, kinds::inject::Inject},
+    cluster::{State, index::workload_key::WorkloadKey, kinds::pod::Pod},
     linkerd_config::{
         baseline,
         plan::ConfigPlan,
         rollout::{
             assess::{
                 annotations::RolloutState,
+                coverage::{CoverageGap, InjectionContext, gaps},
                 outdated::{PodClass, classify},
                 workload_state::{Assessment, Health, InProgress, SkipReason, WorkloadState},
             },
@@ -71,6 +72,17 @@ pub(super) struct WorkloadRow {
     pub(super) pods: RolloutPods,
     #[serde(flatten)]
     pub(super) decision: Decision,
+    /// The Pods that have no proxy, wait for their network, or have a proxy of another shape.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) uncovered: Vec<UncoveredPod>,
+}
+
+/// A Pod whose proxy is missing or does not have the configured shape, or that waits for its network.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct UncoveredPod {
+    pub(super) pod: String,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
 }
 
 /// The decision of the rollout engine about a workload.
@@ -137,10 +149,12 @@ impl WorkloadsOutput {
             if assessment.state == WorkloadState::Unmeshed && assessment.pods == RolloutPods::default() {
                 continue;
             }
-            let decision = Decision::new(&assessment, &causes(state, &workload, &target), &target);
+            let classified = classified(state, &workload, &target);
+            let decision = Decision::new(&assessment, &causes(&classified, &target), &target);
+            let uncovered = uncovered(state, &workload, &classified, &target);
             let [namespace, kind, name] =
                 [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
-            workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision });
+            workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision, uncovered });
             schedule.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
         }
         let rollout = RolloutOutput { workloads: schedule.totals.workloads, pods: schedule.totals.pods, ..rollout };
@@ -157,6 +171,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
         injection_hash: plan.injection_hash.clone(),
         trust_roots_sha256: input.bundle.as_deref().map(sha256),
         proxy_version: plan.proxy_version.clone(),
+        proxy_shape: plan.proxy_shape,
         drift: known.drift.clone(),
         rollout: Some(RolloutStatus {
             adopted_at: rollout.adopted_at,
@@ -174,25 +189,59 @@ fn all(state: &State) -> BTreeSet<WorkloadKey> {
     resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
 }
 
+/// Returns the Pods of the workload that are part of the mesh or should be, in the order of their names.
+fn classified(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Vec<(Arc<Pod>, PodClass)> {
+    let context = context(state, workload);
+    let classified = state.pods_of(workload).filter_map(|pod| Some((Arc::clone(pod), classify(pod, context, target)?)));
+    let mut classified: Vec<_> = classified.collect();
+    classified.sort_by(|(one, _), (other, _)| one.key.cmp(&other.key));
+    classified
+}
+
+fn context<'a>(state: &'a State, workload: &WorkloadKey) -> InjectionContext<'a> {
+    InjectionContext {
+        namespace: state.namespaces.find("", &workload.namespace).map(|namespace| &**namespace),
+        template: state.apps_workload(workload).map(|resource| &resource.template),
+    }
+}
+
 /// Returns the triggers for which Pods of the workload are out of date, with the number of those Pods.
-fn causes(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Vec<(RolloutTrigger, usize)> {
-    let namespace = state.namespaces.find("", &workload.namespace);
-    let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
-    let classes: Vec<PodClass> =
-        state.pods_of(workload).filter_map(|pod| classify(pod, of_namespace, target)).collect();
+fn causes(classified: &[(Arc<Pod>, PodClass)], target: &RolloutTarget) -> Vec<(RolloutTrigger, usize)> {
     let counts =
         RolloutTrigger::VARIANTS.iter().copied().filter(|trigger| target.is_trigger(*trigger)).map(|trigger| {
-            let has = |class: &&PodClass| match class {
-                PodClass::Outdated(causes) => match trigger {
-                    RolloutTrigger::ProxyConfig => causes.configuration,
-                    RolloutTrigger::ProxyVersion => causes.version,
-                    RolloutTrigger::TrustRoots => causes.trust_roots,
-                },
+            let has = |(_, class): &&(Arc<Pod>, PodClass)| match (class, trigger) {
+                (PodClass::Outdated(causes), RolloutTrigger::ProxyConfig) => causes.configuration,
+                (PodClass::Outdated(causes), RolloutTrigger::ProxyVersion) => causes.version,
+                (PodClass::Outdated(causes), RolloutTrigger::TrustRoots) => causes.trust_roots,
+                (PodClass::Outdated(causes), RolloutTrigger::ProxyShape) => causes.shape,
+                (PodClass::Uninjected, RolloutTrigger::Uninjected) => true,
                 _ => false,
             };
-            (trigger, classes.iter().filter(has).count())
+            (trigger, classified.iter().filter(has).count())
         });
     counts.filter(|(_, count)| *count > 0).collect()
+}
+
+fn uncovered(
+    state: &State,
+    workload: &WorkloadKey,
+    classified: &[(Arc<Pod>, PodClass)],
+    target: &RolloutTarget,
+) -> Vec<UncoveredPod> {
+    let context = context(state, workload);
+    let row = |pod: &Pod, gap: CoverageGap| UncoveredPod {
+        pod: pod.key.name.to_string(),
+        reason: gap.as_str(),
+        message: match gap.trigger().filter(|trigger| !target.is_trigger(*trigger)) {
+            Some(trigger) => format!("{}; spec.rollout.triggers does not include {}", gap.why(), trigger.as_str()),
+            None => gap.why().to_owned(),
+        },
+    };
+    let rows = classified.iter().flat_map(|(pod, class)| {
+        let is_meshed = !matches!(class, PodClass::Uninjected | PodClass::Completed);
+        gaps(pod, is_meshed, context, target).map(move |gap| row(pod, gap))
+    });
+    rows.collect()
 }
 
 // === impl Decision ===
@@ -232,11 +281,14 @@ fn because(causes: &[(RolloutTrigger, usize)], assessment: &Assessment) -> Strin
             RolloutTrigger::ProxyConfig => "with another configuration",
             RolloutTrigger::ProxyVersion => "with another version of the proxy",
             RolloutTrigger::TrustRoots => "with other trust anchors",
+            RolloutTrigger::Uninjected => "without a proxy",
+            RolloutTrigger::ProxyShape => "with a proxy of another shape",
         };
         format!("{} {what}", counted(*count, "Pod"))
     };
-    let more =
-        listed(&[(assessment.suspects, "created during drift"), (assessment.pods.uninjected, "without a proxy")]);
+    let is_named = causes.iter().any(|(trigger, _)| *trigger == RolloutTrigger::Uninjected);
+    let uninjected = if is_named { 0 } else { assessment.pods.uninjected };
+    let more = listed(&[(assessment.suspects, "created during drift"), (uninjected, "without a proxy")]);
     causes.iter().map(cause).chain(more).collect::<Vec<_>>().join(", ")
 }
 
@@ -255,7 +307,8 @@ fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
         Health::Evicting => "its Pods are evicted one by one".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
         Health::Reverted => "another client reverted the restart".to_owned(),
-        Health::Uninjected(pod) => format!("Pod {pod} started without a proxy"),
+        Health::Uninjected(pod) | Health::SeemsUninjected(pod) => format!("Pod {pod} started without a proxy"),
+        Health::StillUncovered => "its new Pods have no proxy, or one of another shape".to_owned(),
         Health::ToBeReverted => "its Pod template will be rolled back".to_owned(),
     };
     match in_progress.state {
@@ -267,8 +320,9 @@ fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
 
 /// Returns remarks about Pods that are not restarted.
 fn remarks(pods: &RolloutPods) -> String {
-    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = *pods;
-    if meshed > 0 && current == meshed && uninjected == 0 {
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed, .. } = *pods;
+    let RolloutPods { waiting_for_network, other_shape, .. } = *pods;
+    if meshed > 0 && current == meshed && uninjected + waiting_for_network + other_shape == 0 {
         return "its Pods run with the configuration".to_owned();
     }
     let remarks = [
@@ -276,6 +330,8 @@ fn remarks(pods: &RolloutPods) -> String {
         (pinned, "with a pinned proxy version"),
         (unknown, "with an unknown configuration"),
         (uninjected, "without a proxy"),
+        (waiting_for_network, "waiting for the network"),
+        (other_shape, "with a proxy of another shape"),
         (completed, "completed"),
     ];
     listed(&remarks).join(", ")

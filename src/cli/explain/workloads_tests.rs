@@ -156,6 +156,9 @@ app         Deployment    web        2/2    UpToDate      its Pods run with the 
 app         Pod           alone      0/1    Skipped       NoController: no controller would recreate these Pods: delete and recreate them yourself
 app         StatefulSet   store      0/1    Skipped       OnDelete: its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict
 
+NAMESPACE   POD      PROBLEM      WHY
+app         bald-0   Uninjected   it requests a proxy and was created without one: the injector did not respond, or injection was enabled later; spec.rollout.triggers does not include Uninjected
+
 workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 skipped; Pods: 13 meshed, 4 current, 9 outdated, 1 without a proxy
 ";
     assert_eq!(table(&output), expected);
@@ -170,7 +173,8 @@ fn the_json_has_the_workloads_and_the_counts_of_the_status() {
     let row = json!({
         "namespace": "app", "kind": "Deployment", "name": "web", "decision": "Skipped", "reason": "Paused",
         "message": "the Deployment is paused: resume it",
-        "pods": {"meshed": 2, "current": 1, "outdated": 1, "pinned": 0, "unknown": 0, "uninjected": 0, "completed": 0},
+        "pods": {"meshed": 2, "current": 1, "outdated": 1, "pinned": 0, "unknown": 0, "uninjected": 0, "completed": 0,
+            "waitingForNetwork": 0, "otherShape": 0},
     });
     assert_eq!(output["workloads"], json!([row]));
     let rollout = &output["rollout"];
@@ -272,4 +276,59 @@ fn workloads_in_the_operators_namespace_are_not_restarted() {
     input.workloads.as_mut().unwrap().operator_namespace = "app".into();
     let workloads = ExplainOutput::new(&input, false).workloads.unwrap();
     assert_eq!(workloads.workloads[0].decision.reason.as_deref(), Some("ExcludedNamespace"));
+}
+
+#[test]
+fn pods_without_a_proxy_as_configured_are_named_with_the_reason_and_the_decision() {
+    let mut state = empty();
+    let none = json!({});
+    deployment(&mut state, "bald", &none, &["", "new"]);
+    deployment(&mut state, "native", &none, &["new"]);
+    deployment(&mut state, "stuck", &none, &[]);
+    let owner =
+        json!({"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "stuck", "uid": "stuck"}]});
+    let mut stuck = pod("stuck-0", &owner, "new");
+    let validator = json!([{"name": "linkerd-network-validator", "restartCount": 4, "state": {"waiting": {}}}]);
+    merge(&mut stuck, &json!({"status": {"initContainerStatuses": validator}}));
+    put::<Pod>(&mut state, &stuck);
+    let triggers = ["ProxyConfig", "ProxyVersion", "TrustRoots", "Uninjected", "ProxyShape"];
+    let template = json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/proxy-enable-native-sidecar": "true"}}}}});
+    workload::<AppsWorkloadOf<StatefulSet>>(&mut state, "StatefulSet", "store", &template, &["new"]);
+    let mut input = with(state, &json!({"rollout": {"triggers": triggers}}), &complete("Progressing", "so far"));
+    let mut config = LinkerdConfig::clone(&input.config);
+    let mut status = LinkerdConfigStatus::clone(&config.status);
+    status.proxy_shape =
+        Some(serde_json::from_value(json!({"nativeSidecar": false, "tokenProjection": true})).unwrap());
+    config.status = Arc::new(status);
+    input.config = Arc::new(config);
+    let output = ExplainOutput::new(&input, false);
+    let expected = "
+NAMESPACE   KIND          NAME     PODS   DECISION   WHY
+app         Deployment    bald     1/1    Pending    to be restarted for new-none: 1 Pod without a proxy
+app         Deployment    native   1/1    UpToDate   its Pods run with the configuration
+app         Deployment    stuck    1/1    UpToDate   1 Pod waiting for the network
+app         StatefulSet   store    0/1    Pending    to be restarted for new-none: 1 Pod with a proxy of another shape
+
+NAMESPACE   POD       PROBLEM             WHY
+app         bald-0    Uninjected          it requests a proxy and was created without one: the injector did not respond, or injection was enabled later
+app         stuck-0   WaitingForNetwork   linkerd-network-validator fails: check Linkerd's CNI plugin on the Pod's node; once it works there, delete the Pod unless the repair controller does
+app         store-0   ProxyShape          its proxy is a container, and a native sidecar is configured
+
+workloads: 2 of 4 selected are up to date, 2 pending; Pods: 4 meshed, 3 current, 1 outdated, 1 without a proxy, 1 waiting for the network, 1 of another shape
+";
+    assert_eq!(table(&output), expected);
+    let json = serde_json::to_value(&output).unwrap();
+    let row = json!({"pod": "store-0", "reason": "ProxyShape", "message": "its proxy is a container, and a native sidecar is configured"});
+    assert_eq!(json["workloads"][3]["uncovered"], json!([row]));
+    assert_eq!(json["workloads"][1].get("uncovered"), None);
+}
+
+#[test]
+fn the_table_of_pods_is_limited_and_the_rest_is_counted() {
+    let mut state = empty();
+    deployment(&mut state, "bald", &json!({}), &[""; 102]);
+    let output = ExplainOutput::new(&with(state, &json!({}), &complete("Progressing", "")), false);
+    let text = table(&output);
+    assert_eq!(text.matches("Uninjected   it requests").count(), 100);
+    assert!(text.contains("\nand 2 more: see the output as JSON\n"), "{text}");
 }

@@ -9,7 +9,7 @@ use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::Obje
 use kube::Resource;
 use serde::Deserialize;
 
-use super::{config_annotations, inject::Inject};
+use super::{config_annotations, inject::Inject, sidecar::NativeSidecarOverrides};
 use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
     api::{NamespacedName, lean_metadata, parameter_resource},
@@ -76,6 +76,7 @@ pub struct Template {
     pub restarted_for: Option<Box<str>>,
     pub inject: Inject,
     pub host_network: bool,
+    pub native_sidecar_overrides: NativeSidecarOverrides,
 }
 
 /// How Pods are replaced after a change of the template.
@@ -255,7 +256,9 @@ impl Template {
         let TemplateMetadata { labels, annotations } = object.metadata.unwrap_or_default();
         let inject = Inject::of(annotations.as_ref());
         let (labels, mut annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
+        let native_sidecar_overrides = NativeSidecarOverrides::of(|key| annotations.get(key).map(String::as_str));
         Self {
+            native_sidecar_overrides,
             reconcile: labels.get(RECONCILE).or(annotations.get(RECONCILE)).map(|it| it.as_str().into()),
             restarted_for: annotations.remove(RESTARTED_FOR_ANNOTATION).map(Into::into),
             inject,

@@ -38,7 +38,13 @@ fn the_fields_for_rollouts_are_read_from_every_kind() {
         assert_eq!(found.labels.get("app").map(|app| &**app), Some("web"));
         assert_eq!(found.annotations, BTreeMap::from([("config.linkerd.io/rollout-hash".into(), "h".into())]));
         let restarted_for = Some("h-t".into());
-        let expected = Template { reconcile: None, restarted_for, inject: Inject::Enabled, host_network: true };
+        let expected = Template {
+            reconcile: None,
+            restarted_for,
+            inject: Inject::Enabled,
+            host_network: true,
+            ..Template::default()
+        };
         assert_eq!(found.template, expected);
     }
     let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});

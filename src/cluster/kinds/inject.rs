@@ -10,8 +10,9 @@ pub enum Inject {
     /// `enabled` or `ingress`.
     Enabled,
     Disabled,
-    /// Any other value, the empty one included. On a Pod it still overrides the annotation of the namespace.
+    /// Any other value. On a Pod it still overrides the annotation of the namespace.
     Invalid,
+    /// No value, or an empty one.
     #[default]
     Absent,
 }
@@ -21,7 +22,7 @@ pub enum Inject {
 impl Inject {
     pub(in crate::cluster) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         match annotations.and_then(|all| all.get(INJECT_ANNOTATION)).map(String::as_str) {
-            None => Self::Absent,
+            None | Some("") => Self::Absent,
             Some("enabled" | "ingress") => Self::Enabled,
             Some("disabled") => Self::Disabled,
             Some(_) => Self::Invalid,
@@ -31,6 +32,12 @@ impl Inject {
     /// Returns the value of a Pod or template, or that of its namespace if the annotation is absent.
     pub fn or(self, of_namespace: Self) -> Self {
         if self == Self::Absent { of_namespace } else { self }
+    }
+
+    /// Whether the injector injects a proxy into a Pod with this annotation. An invalid annotation of the namespace
+    /// prevents that for all its Pods.
+    pub fn requests_proxy(self, of_namespace: Self) -> bool {
+        of_namespace != Self::Invalid && self.or(of_namespace) == Self::Enabled
     }
 }
 
@@ -46,10 +53,24 @@ mod tests {
             ("ingress", Inject::Enabled),
             ("disabled", Inject::Disabled),
             ("Enabled", Inject::Invalid),
-            ("", Inject::Invalid),
+            ("", Inject::Absent),
         ] {
             let annotations = BTreeMap::from([(INJECT_ANNOTATION.to_owned(), value.to_owned())]);
             assert_eq!(Inject::of(Some(&annotations)), expected, "{value:?}");
+        }
+    }
+    /// The recorded decisions of Linkerd's injector for each pair of annotations.
+    #[test]
+    fn a_proxy_is_requested_as_by_linkerds_table() {
+        use Inject::{Absent, Disabled, Enabled, Invalid};
+        for (of_namespace, injected) in [
+            (Enabled, [true, true, false, false]),
+            (Disabled, [false, true, false, false]),
+            (Absent, [false, true, false, false]),
+            (Invalid, [false, false, false, false]),
+        ] {
+            let requested = [Absent, Enabled, Disabled, Invalid].map(|of_pod| of_pod.requests_proxy(of_namespace));
+            assert_eq!(requested, injected, "{of_namespace:?}");
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod remote_kubeconfig;
 pub mod server;
 pub mod service;
 pub mod service_profile;
+pub mod sidecar;
 
 use std::{collections::BTreeMap, fmt::Debug};
 

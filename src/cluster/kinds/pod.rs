@@ -13,10 +13,11 @@ use super::{
     owner::Owner,
     port_ranges::PortRanges,
     proxy::{Environment, Injected, ProxyPorts},
+    sidecar::{HasToken, InitStatuses, InjectionBarrier, NetworkSetup, NetworkValidation, is_sidecar},
 };
 use crate::api::{
-    CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION, PROXY_NAME,
-    SKIP_INBOUND_PORTS_ANNOTATION,
+    CNI_RESOURCE_LABEL, CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION,
+    PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION,
 };
 use crate::{
     api::{NamespacedName, lean_metadata},
@@ -48,6 +49,8 @@ pub struct Pod {
     /// `None` without a proxy. Equal values are shared by the Pods in the state.
     pub injected: Option<Arc<Injected>>,
     pub inject: Inject,
+    pub injection_barrier: InjectionBarrier,
+    pub network_validation: NetworkValidation,
     pub created: Option<Timestamp>,
     pub terminating: bool,
     pub phase: PodPhase,
@@ -95,6 +98,7 @@ struct PodSpec {
     node_name: Option<String>,
     service_account_name: Option<String>,
     host_network: Option<bool>,
+    automount_service_account_token: Option<bool>,
     init_containers: Option<Vec<Container>>,
     containers: Option<Vec<Container>>,
 }
@@ -111,15 +115,17 @@ struct PodStatus {
     host_ip: Option<String>,
     #[serde(rename = "hostIPs")]
     host_ips: Option<Vec<IpObject>>,
+    init_container_statuses: InitStatuses,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Container {
     name: String,
     ports: Option<Vec<ContainerPortObject>>,
     image: Option<String>,
     env: Environment,
+    volume_mounts: HasToken,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -141,6 +147,11 @@ impl Pod {
     /// Whether the Pod is part of a Linkerd control plane.
     pub fn is_control_plane(&self) -> bool {
         self.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some()
+    }
+
+    /// Whether Linkerd's webhook for injection excludes the Pod by its labels.
+    pub fn is_excluded_from_injection(&self) -> bool {
+        self.is_control_plane() || self.labels.get(CNI_RESOURCE_LABEL).is_some()
     }
 
     /// Its addresses in the Pod network.
@@ -170,16 +181,27 @@ impl Projected for Pod {
     const INFORMER_LAG: Option<&'static str> = Some("pods_informer_lag_seconds");
 
     fn project(wire: PodObject, problems: &mut Problems) -> Self {
-        let PodSpec { node_name, service_account_name, host_network, init_containers, containers } =
-            wire.spec.unwrap_or_default();
-        let PodStatus { phase, pod_ip, pod_ips, host_ip, host_ips } = wire.status.unwrap_or_default();
+        let PodSpec {
+            node_name,
+            service_account_name,
+            host_network,
+            init_containers,
+            containers,
+            automount_service_account_token,
+        } = wire.spec.unwrap_or_default();
+        let PodStatus { phase, pod_ip, pod_ips, host_ip, host_ips, init_container_statuses } =
+            wire.status.unwrap_or_default();
+        let init_count = init_containers.as_ref().map_or(0, Vec::len);
         let containers: Vec<Container> = init_containers.into_iter().chain(containers).flatten().collect();
+        let (init_containers, app_containers) = containers.split_at_checked(init_count).unwrap_or_default();
         let ports: Box<[ContainerPort]> =
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
         let annotations = wire.metadata.annotations.as_ref();
         let annotation = |key| annotations.and_then(|all| all.get(key));
         // Init containers come first: a native sidecar is one of them.
         let proxy = containers.iter().find(|it| it.name == PROXY_NAME);
+        let is_native = init_containers.iter().any(|it| it.name == PROXY_NAME);
+        let network = NetworkSetup::of(init_containers.iter().map(|it| it.name.as_str()));
         let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION)
             .map(|text| PortRanges::parse(text, ports.iter().map(|port| (&*port.name, port.number)), problems));
         let labels: Labels = wire.metadata.labels.iter().flatten().collect();
@@ -195,8 +217,11 @@ impl Projected for Pod {
                 .map(|text| PortRanges::parse(text, [], problems))
                 .unwrap_or_default(),
             proxy: proxy.and_then(|it| ProxyPorts::of(&it.env)),
-            injected: proxy.map(|it| Arc::new(Injected::of(&it.env, it.image.as_deref(), annotations))),
+            injected: proxy
+                .map(|it| Arc::new(Injected::of(&it.env, it.image.as_deref(), annotations, is_native, network))),
             inject: Inject::of(annotations),
+            injection_barrier: barrier(init_containers, app_containers, automount_service_account_token),
+            network_validation: init_container_statuses.0,
             created: wire.metadata.creation_timestamp.map(|time| time.0),
             terminating: wire.metadata.deletion_timestamp.is_some(),
             phase: match phase.as_deref() {
@@ -219,6 +244,19 @@ impl Projected for Pod {
     }
 }
 
+fn barrier(init_containers: &[Container], containers: &[Container], automount: Option<bool>) -> InjectionBarrier {
+    let has_sidecar =
+        |all: &[Container], is_init| all.iter().any(|it| is_sidecar(&it.name, it.image.as_deref(), is_init));
+    let has_token = automount != Some(false) && containers.first().is_some_and(|first| first.volume_mounts.0);
+    if has_sidecar(init_containers, true) || has_sidecar(containers, false) {
+        InjectionBarrier::Sidecar
+    } else if has_token {
+        InjectionBarrier::None
+    } else {
+        InjectionBarrier::NoToken
+    }
+}
+
 impl ContainerPort {
     /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it.
     fn parse(object: &ContainerPortObject) -> Option<Self> {
@@ -236,7 +274,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::testing::pod;
+    use crate::cluster::kinds::sidecar::NativeSidecarOverrides;
+    use crate::cluster::testing::{pod, pod_with_status};
     use crate::cluster::{State, Watched};
 
     fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
@@ -296,10 +335,22 @@ mod tests {
             proxy_version: Some("edge-1".into()),
             trust_roots: None,
             pinned: false,
+            native_sidecar: false,
+            native_sidecar_overrides: NativeSidecarOverrides::default(),
+            network: NetworkSetup::Unknown,
         };
         assert_eq!(injected(json!({}), json!({"containers": [app]})), None);
         assert_eq!(injected(json!({}), json!({"containers": [app, container]})), Some(bare.clone()));
-        assert_eq!(injected(json!(null), json!({"initContainers": [container]})), Some(bare.clone()));
+        let native = Injected { native_sidecar: true, ..bare.clone() };
+        assert_eq!(injected(json!(null), json!({"initContainers": [container]})), Some(native.clone()));
+        for (init, network) in [
+            ("linkerd-init", NetworkSetup::InitContainer),
+            ("linkerd-network-validator", NetworkSetup::CniPlugin),
+            ("istio-init", NetworkSetup::Unknown),
+        ] {
+            let spec = json!({"initContainers": [{"name": "mine"}, {"name": init}, container]});
+            assert_eq!(injected(json!(null), spec), Some(Injected { network, ..native.clone() }), "{init}");
+        }
         let annotated = json!({"linkerd.io/proxy-version": "edge-2", "linkerd.io/trust-root-sha256": "ff"});
         let annotated = injected(annotated, json!({"containers": [container]}));
         let (proxy_version, trust_roots) = (Some("edge-2".into()), Some("ff".into()));
@@ -320,10 +371,46 @@ mod tests {
     }
 
     #[test]
+    fn what_prevents_injection_is_read_from_the_containers() {
+        let token = json!([{"name": "a", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]);
+        let other = json!([{"name": "a", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount/"}]);
+        let app = |mounts: &Value| json!({"name": "app", "volumeMounts": mounts});
+        for (spec, expected) in [
+            (json!({"containers": [app(&token)]}), InjectionBarrier::None),
+            (json!({"containers": [app(&token)], "automountServiceAccountToken": true}), InjectionBarrier::None),
+            (json!({"containers": [app(&token)], "automountServiceAccountToken": false}), InjectionBarrier::NoToken),
+            (json!({"containers": [app(&other), app(&token)]}), InjectionBarrier::NoToken),
+            (json!({"containers": [app(&json!(null))]}), InjectionBarrier::NoToken),
+            (json!({"containers": [app(&token), {"name": "istio-proxy"}]}), InjectionBarrier::Sidecar),
+            (
+                json!({"containers": [app(&token)], "initContainers": [{"name": "linkerd-init"}]}),
+                InjectionBarrier::Sidecar,
+            ),
+            (json!({"containers": [{"name": "linkerd-init", "volumeMounts": token}]}), InjectionBarrier::None),
+        ] {
+            assert_eq!(pod(&json!({}), &spec).0.injection_barrier, expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn the_state_of_the_network_validator_is_read_from_the_status() {
+        let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        let status = json!({"initContainerStatuses": [{"name": "linkerd-network-validator", "state": running}]});
+        assert_eq!(pod_with_status(&json!({}), &status).network_validation, NetworkValidation::Running);
+        assert_eq!(pod_with_status(&json!({}), &json!({})).network_validation, NetworkValidation::Quiet);
+    }
+
+    #[test]
     fn the_control_plane_label_and_the_inject_annotation_are_read_and_another_uid_is_a_change() {
         let labels = json!({"linkerd.io/control-plane-component": "identity"});
         assert!(pod(&json!({ "labels": labels }), &json!({})).0.is_control_plane());
         assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
+        for (label, is_excluded) in
+            [("linkerd.io/cni-resource", true), ("linkerd.io/control-plane-component", true), ("app", false)]
+        {
+            let found = pod(&json!({"labels": {label: ""}}), &json!({})).0;
+            assert_eq!(found.is_excluded_from_injection(), is_excluded, "{label}");
+        }
         let annotations = json!({"linkerd.io/inject": "disabled"});
         assert_eq!(pod(&json!({ "annotations": annotations }), &json!({})).0.inject, Inject::Disabled);
         let mut state = State::default();

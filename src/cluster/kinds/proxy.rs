@@ -17,6 +17,7 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
+use super::sidecar::{NativeSidecarOverrides, NetworkSetup};
 use crate::{
     api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION},
     text::truncate,
@@ -45,6 +46,11 @@ pub struct Injected {
     pub trust_roots: Option<Box<str>>,
     /// Whether an annotation of the Pod or its namespace selects the proxy.
     pub pinned: bool,
+    /// Whether the proxy is a native sidecar.
+    pub native_sidecar: bool,
+    /// The annotations of the Pod, which include those that it inherited.
+    pub native_sidecar_overrides: NativeSidecarOverrides,
+    pub network: NetworkSetup,
 }
 
 /// All [`Injected`], with the number of Pods that have each: thousands of Pods share a few.
@@ -84,11 +90,14 @@ impl ProxyPorts {
 // === impl Injected ===
 
 impl Injected {
-    /// Reads the environment and image of the proxy's container, and the Pod's annotations.
+    /// Reads the environment and image of the proxy's container, and the Pod's annotations. `native_sidecar` is whether
+    /// that container is an init container.
     pub(in crate::cluster) fn of(
         environment: &Environment,
         image: Option<&str>,
         annotations: Option<&BTreeMap<String, String>>,
+        native_sidecar: bool,
+        network: NetworkSetup,
     ) -> Self {
         let annotation = |key| annotations.and_then(|all| all.get(key)).map(String::as_str);
         let kept = |text: &str| Box::from(truncate(text, LONGEST_VALUE));
@@ -98,6 +107,9 @@ impl Injected {
             proxy_version: version.or_else(|| tag(image?)).map(kept),
             trust_roots: annotation(TRUST_ROOT_ANNOTATION).map(kept),
             pinned: PINNING_ANNOTATIONS.into_iter().any(|key| annotation(key).is_some()),
+            native_sidecar,
+            native_sidecar_overrides: NativeSidecarOverrides::of(annotation),
+            network,
         }
     }
 }
@@ -235,7 +247,9 @@ mod tests {
     fn equal_values_are_shared_until_the_last_pod_releases_them() {
         let injected = |marker: &str| {
             let marker = Some(marker.into());
-            Arc::new(Injected { marker, proxy_version: None, trust_roots: Some("roots".into()), pinned: false })
+            let mut injected = Injected::of(&Environment::default(), None, None, true, NetworkSetup::Unknown);
+            (injected.marker, injected.trust_roots) = (marker, Some("roots".into()));
+            Arc::new(injected)
         };
         let mut all = AllInjected::default();
         let (a, b, other) = (all.share(injected("a")), all.share(injected("a")), all.share(injected("b")));

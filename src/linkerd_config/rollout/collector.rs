@@ -14,6 +14,7 @@ use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
 pub(super) struct RolloutCollector {
     latest: Arc<LatestProgress>,
     pods: IntGaugeVec,
+    problems: IntGaugeVec,
     workloads: IntGaugeVec,
     no_progress: IntGauge,
 }
@@ -28,6 +29,13 @@ impl RolloutCollector {
                     "Pods, by how they compare with the configuration in effect",
                 ),
                 &["class"],
+            )?,
+            problems: IntGaugeVec::new(
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_pods_with_problems",
+                    "Meshed Pods whose network or proxy does not have the configured shape, by problem",
+                ),
+                &["problem"],
             )?,
             workloads: IntGaugeVec::new(
                 Opts::new(
@@ -46,14 +54,15 @@ impl RolloutCollector {
 
 impl Collector for RolloutCollector {
     fn desc(&self) -> Vec<&Desc> {
-        [self.pods.desc(), self.workloads.desc(), self.no_progress.desc()].concat()
+        [self.pods.desc(), self.problems.desc(), self.workloads.desc(), self.no_progress.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         let progress = self.latest.get();
         let (pods, workloads, no_progress) =
             progress.map(|it| (it.pods, it.workloads, it.no_progress)).unwrap_or_default();
-        let RolloutPods { meshed: _, current, outdated, pinned, unknown, uninjected, completed } = pods;
+        let RolloutPods { meshed: _, current, outdated, pinned, unknown, uninjected, completed, .. } = pods;
+        let RolloutPods { waiting_for_network, other_shape, .. } = pods;
         for (class, count) in [
             ("current", current),
             ("outdated", outdated),
@@ -63,6 +72,9 @@ impl Collector for RolloutCollector {
             ("completed", completed),
         ] {
             self.pods.with_label_values(&[class]).set(count);
+        }
+        for (problem, count) in [("waiting_for_network", waiting_for_network), ("other_shape", other_shape)] {
+            self.problems.with_label_values(&[problem]).set(count);
         }
         let RolloutWorkloads { selected: _, updated, updating, pending, failed, skipped } = workloads;
         for (state, count) in [
@@ -75,6 +87,6 @@ impl Collector for RolloutCollector {
             self.workloads.with_label_values(&[state]).set(count);
         }
         self.no_progress.set(no_progress.into());
-        [self.pods.collect(), self.workloads.collect(), self.no_progress.collect()].concat()
+        [self.pods.collect(), self.problems.collect(), self.workloads.collect(), self.no_progress.collect()].concat()
     }
 }

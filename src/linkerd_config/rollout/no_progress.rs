@@ -126,7 +126,8 @@ fn describe(health: &Health) -> &str {
         Health::Evicting => "its Pods have to be evicted",
         Health::StillOutdated => "its new Pods are out of date",
         Health::Reverted => "another client reverts its restart",
-        Health::Uninjected(_) => "a Pod has no proxy",
+        Health::Uninjected(_) | Health::SeemsUninjected(_) => "a Pod has no proxy",
+        Health::StillUncovered => "its new Pods have no proxy, or one of another shape",
         Health::ToBeReverted => "its restart has to be reverted",
     }
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     api::{
         CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
-        linkerd_config::{DriftWindow, Mode, RolloutSpec, RolloutTrigger},
+        linkerd_config::{DriftWindow, Mode, ProxyShapeStatus, RolloutSpec, RolloutTrigger},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     events::object_reference,
@@ -53,6 +53,8 @@ pub struct DesiredProxies {
     /// The injection hash that Pods must have; `None` if injectors do not set one.
     pub injection_hash: Option<Arc<str>>,
     pub proxy_version: Option<Arc<str>>,
+    /// The shape without annotations of Pods and namespaces; `None` if the document is unknown.
+    pub shape: Option<ProxyShapeStatus>,
     pub trust: DesiredTrust,
     pub baseline: Option<Baseline>,
     /// When injectors may have used a document that other writers changed.
@@ -132,6 +134,7 @@ impl RolloutTarget {
             proxies: DesiredProxies {
                 injection_hash: injection_hash.map(Arc::from),
                 proxy_version: status.proxy_version.as_deref().map(Arc::from),
+                shape: status.proxy_shape,
                 baseline: rollout.baseline_hash.map(|hash| Baseline {
                     hash: hash.into(),
                     installed: rollout.installed_hash.map(Arc::from),

@@ -19,7 +19,10 @@ use super::{
     trust::DesiredTrust,
 };
 use crate::{
-    api::{NamespacedName, linkerd_config::OptIn},
+    api::{
+        NamespacedName,
+        linkerd_config::{OptIn, ProxyShapeStatus},
+    },
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
 };
@@ -148,6 +151,7 @@ pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
         proxies: DesiredProxies {
             injection_hash: Some(WANTED.into()),
             proxy_version: Some("edge-1".into()),
+            shape: Some(ProxyShapeStatus { native_sidecar: true, cni_enabled: false, token_projection: true }),
             trust: DesiredTrust {
                 wanted: Some(roots.clone()),
                 known: TrustBundles::for_test([others, roots]),

@@ -79,7 +79,8 @@ impl RolloutTotals {
 }
 
 fn add_pods(sum: &mut RolloutPods, counts: &RolloutPods, sign: i64) {
-    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = *counts;
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed, .. } = *counts;
+    let RolloutPods { waiting_for_network, other_shape, .. } = *counts;
     sum.meshed += sign * meshed;
     sum.current += sign * current;
     sum.outdated += sign * outdated;
@@ -87,4 +88,6 @@ fn add_pods(sum: &mut RolloutPods, counts: &RolloutPods, sign: i64) {
     sum.unknown += sign * unknown;
     sum.uninjected += sign * uninjected;
     sum.completed += sign * completed;
+    sum.waiting_for_network += sign * waiting_for_network;
+    sum.other_shape += sign * other_shape;
 }

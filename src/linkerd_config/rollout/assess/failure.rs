@@ -3,7 +3,7 @@
 //! Everyone who may change a workload can write its record, so the record alone is no evidence. What counts is what the
 //! Pods and the template show now.
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{
     annotations::RolloutAnnotations,
@@ -21,6 +21,8 @@ use crate::{
 
 /// Maximum size in bytes of the reason in a record. Ours are shorter.
 const LONGEST_REASON: usize = 63;
+/// The greatest difference between the clocks of the operator and of the API server that is compensated.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
 /// Returns what a failure of the restart in the record counts for now. `adopted` is when the operator adopted the
 /// configuration: it restarted no workload before.
@@ -30,7 +32,7 @@ pub(super) fn failure_weight(
     pod_counts: &PodCounts<'_>,
     adopted: Option<Timestamp>,
 ) -> FailureWeight {
-    let uninjected = new_uninjected(resource, annotated, pod_counts);
+    let uninjected = new_uninjected(resource, annotated, pod_counts).map(|(pod, _)| pod);
     if annotated.is_restart() {
         // A template that carries our value was changed by our restart, or replaced its Pods as our restart would.
         return match resource.template.restarted_for.as_deref() == Some(annotated.hash) {
@@ -71,16 +73,26 @@ pub(super) fn recorded_failure(
     }
 }
 
-/// Returns the newest Pod that our restart left without a proxy.
+/// Returns the newest Pod that our restart left without a proxy, and whether it is certain that the restart created it.
 pub(super) fn new_uninjected<'a>(
     resource: &AppsWorkload,
     annotated: &RolloutAnnotations<'_>,
     pod_counts: &PodCounts<'a>,
-) -> Option<&'a Pod> {
-    // After a complete restart every Pod is new. The clocks of the operator and of the API server may differ.
+) -> Option<(&'a Pod, bool)> {
+    // After a complete restart every Pod is new. The clocks of the operator and of the API server may differ. The status
+    // of the workload may arrive before the deletions of its old Pods.
     let all_are_new = annotated.is_restart()
         && matches!(resource.update, UpdateStrategy::Rolling | UpdateStrategy::Recreate)
+        && resource.template.restarted_for.as_deref() == Some(annotated.hash)
         && is_complete(resource);
-    let is_new = |pod: &&Pod| all_are_new || annotated.started.is_none_or(|started| pod.created >= Some(started));
-    pod_counts.uninjected.iter().map(|pod| &***pod).filter(is_new).max_by_key(|pod| pod.created)
+    let is_certain = |pod: &Pod| match annotated.started {
+        None => true,
+        Some(started) if !pod_counts.is_restarted_for_uninjected => pod.created >= Some(started),
+        // The old Pods may have no proxy either, and may be a moment older than the restart.
+        Some(started) if annotated.is_restart() => pod.created > started.checked_add(CLOCK_SKEW).ok(),
+        Some(started) => pod.created > Some(started),
+    };
+    let is_new = |pod: &&Pod| all_are_new || is_certain(pod);
+    let newest = pod_counts.uninjected.iter().map(|pod| &***pod).filter(is_new).max_by_key(|pod| pod.created)?;
+    Some((newest, is_certain(newest)))
 }

@@ -6,6 +6,7 @@
 
 pub mod annotations;
 mod completeness;
+pub mod coverage;
 mod failure;
 mod injection;
 pub mod outdated;
@@ -20,6 +21,7 @@ use k8s_openapi::jiff::Timestamp;
 use self::{
     annotations::{RolloutAnnotations, RolloutState},
     completeness::{incomplete, is_complete, marks, missing, only_misscheduled, shows_all_pods},
+    coverage::InjectionContext,
     failure::{failure_weight, new_uninjected, recorded_failure},
     injection::breaking_annotation,
     pod_counts::PodCounts,
@@ -60,8 +62,9 @@ pub struct WorkloadFacts<'a> {
 }
 
 pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
-    let of_namespace = facts.namespace.map_or(Inject::Absent, |namespace| namespace.inject);
-    let pod_counts = PodCounts::of(facts.pods, of_namespace, target);
+    let template = facts.resource.map(|resource| &resource.template);
+    let context = InjectionContext { namespace: facts.namespace, template };
+    let pod_counts = PodCounts::of(facts.pods, context, target);
     let state = match facts.namespace {
         Some(namespace) => state(facts, namespace, &pod_counts, target),
         // The watch has not delivered the namespace yet.
@@ -163,8 +166,17 @@ fn selected_state(
     }
     if annotated.is_moving() && attempt > 0 {
         let is_done = is_complete && shows_all_pods(resource, pod_counts);
-        let health = if let Some(pod) = new_uninjected(resource, &annotated, pod_counts) {
-            Health::Uninjected(Arc::clone(&pod.key.name))
+        // With the method Evict, new Pods of the same shape would be evicted again and again.
+        let is_evicted_in_vain = !annotated.is_restart()
+            && pod_counts
+                .newest_of_other_shape
+                .zip(annotated.started)
+                .is_some_and(|(newest, started)| newest > started);
+        let health = if let Some((pod, is_certain)) = new_uninjected(resource, &annotated, pod_counts) {
+            let name = Arc::clone(&pod.key.name);
+            if is_certain { Health::Uninjected(name) } else { Health::SeemsUninjected(name) }
+        } else if is_evicted_in_vain {
+            Health::StillUncovered
         } else if is_done && outdated.is_empty() {
             Health::Healthy
         } else if annotated.is_restart() && !is_in_template {
@@ -173,6 +185,9 @@ fn selected_state(
             incomplete(resource, pod_counts)
         } else if annotated.is_restart() && only_misscheduled(resource, outdated.len()) {
             Health::WaitingForNodes(SkipReason::WaitingForNodes.why().to_owned())
+        } else if annotated.is_restart() && !pod_counts.other_configuration {
+            // A missing proxy or its shape does not depend on the configuration: a second restart would not help.
+            Health::StillUncovered
         } else if annotated.is_restart() {
             Health::StillOutdated
         } else {
@@ -192,7 +207,7 @@ fn selected_state(
     // Our restart left Pods without a proxy, so this workload stays tracked until every Pod has one.
     let has_failed = annotated.is_moving() || annotated.state == Some(RolloutState::Failed);
     let lacks_proxies = has_failed && !pod_counts.uninjected.is_empty();
-    if pod_counts.counts.meshed == 0 && !lacks_proxies {
+    if pod_counts.counts.meshed == 0 && pod_counts.outdated.is_empty() && !lacks_proxies {
         return WorkloadState::Unmeshed;
     }
     if pod_counts.outdated.is_empty() && !lacks_proxies {
@@ -259,7 +274,7 @@ fn skip_reason(
     method: RolloutMethod,
     is_out_of_reach: bool,
 ) -> Option<SkipReason> {
-    let requests_proxy = resource.template.inject.or(namespace.inject) == Inject::Enabled;
+    let requests_proxy = resource.template.inject.requests_proxy(namespace.inject);
     // Another webhook may request a proxy for each Pod.
     let requested = facts.pods.iter().any(|pod| pod.inject == Inject::Enabled);
     let by_template = method == RolloutMethod::Restart;

@@ -1,6 +1,6 @@
 //! Whether a running Pod is out of date. Pure.
 //!
-//! In: a Pod, whether its namespace requests proxies, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod
+//! In: a Pod, the [`InjectionContext`] of its workload, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod
 //! that is not part of the mesh. Always holds: only the injected values of a Pod and its creation time make it out of
 //! date; a Pod that lacks this information is not out of date.
 //!
@@ -9,12 +9,10 @@
 //! the document had changes by other writers is out of date with any marker. Pods without a marker are assumed to run
 //! with the document before the operator's first write, and later Pods with the installer's present document.
 
+use super::coverage::{InjectionContext, lacks_proxy, other_shape};
 use crate::{
     api::linkerd_config::RolloutTrigger,
-    cluster::kinds::{
-        inject::Inject,
-        pod::{Pod, PodPhase},
-    },
+    cluster::kinds::pod::{Pod, PodPhase},
     linkerd_config::rollout::{target::RolloutTarget, trust::PodTrust},
     values::Hash,
 };
@@ -28,7 +26,7 @@ pub enum PodClass {
     Pinned,
     /// The Pod does not show which configuration it runs with.
     Unknown,
-    /// The Pod requests a proxy, and has none.
+    /// The Pod should have a proxy, and has none.
     Uninjected,
     /// The Pod has a proxy, and has succeeded or failed.
     Completed,
@@ -40,33 +38,39 @@ pub struct OutdatedCauses {
     pub configuration: bool,
     pub version: bool,
     pub trust_roots: bool,
+    /// The proxy has another shape. Set only with the trigger for it: otherwise the Pod counts as up to date.
+    pub shape: bool,
 }
 
 // === impl OutdatedCauses ===
 
 impl OutdatedCauses {
     fn any(self) -> bool {
-        self.configuration || self.version || self.trust_roots
+        self.configuration || self.version || self.trust_roots || self.shape
     }
 
     /// Whether the policy restarts workloads for any of these causes.
     pub fn trigger(self, target: &RolloutTarget) -> bool {
+        self.shape || self.is_other_configuration(target)
+    }
+
+    /// Whether the policy restarts workloads for any of these causes but the shape of the proxy.
+    pub fn is_other_configuration(self, target: &RolloutTarget) -> bool {
         self.configuration && target.is_trigger(RolloutTrigger::ProxyConfig)
             || self.version && target.is_trigger(RolloutTrigger::ProxyVersion)
             || self.trust_roots && target.is_trigger(RolloutTrigger::TrustRoots)
     }
 }
 
-/// Returns the class of a Pod. `of_namespace` is the annotation of its namespace.
-pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Option<PodClass> {
+/// Returns the class of a Pod.
+pub fn classify(pod: &Pod, context: InjectionContext<'_>, target: &RolloutTarget) -> Option<PodClass> {
     if pod.is_control_plane() || pod.terminating {
         return None;
     }
     let desired = &target.proxies;
     let finished = pod.phase == PodPhase::Finished;
     let Some(injected) = &pod.injected else {
-        let requests_proxy = pod.inject.or(of_namespace) == Inject::Enabled && !pod.host_network;
-        return (requests_proxy && !finished).then_some(PodClass::Uninjected);
+        return lacks_proxy(pod, context, target).then_some(PodClass::Uninjected);
     };
     if pod.control_plane_namespace() != Some(&*target.config.config_map.namespace) {
         return None;
@@ -80,6 +84,7 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
     let is_another_version = differs(desired.proxy_version.as_deref(), injected.proxy_version.as_deref());
     let mut causes = OutdatedCauses {
         trust_roots: desired.trust.compare(injected.trust_roots.as_deref()) != PodTrust::Current,
+        shape: target.is_trigger(RolloutTrigger::ProxyShape) && other_shape(injected, context, target).is_some(),
         ..OutdatedCauses::default()
     };
     let wanted = desired.injection_hash.as_deref();

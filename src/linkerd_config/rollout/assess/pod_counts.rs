@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::outdated::{PodClass, classify};
+use super::{
+    coverage::{InjectionContext, other_shape, waits_for_network},
+    outdated::{PodClass, classify},
+};
 use crate::{
-    api::linkerd_config::RolloutPods,
-    cluster::kinds::{
-        inject::Inject,
-        pod::{Pod, PodPhase},
-    },
+    api::linkerd_config::{RolloutPods, RolloutTrigger},
+    cluster::kinds::pod::{Pod, PodPhase},
     linkerd_config::rollout::{
         target::RolloutTarget,
         trust::{PodTrust, TrustCounts},
@@ -20,9 +20,16 @@ use crate::{
 #[derive(Default)]
 pub(super) struct PodCounts<'a> {
     pub counts: RolloutPods,
-    /// Pods that are out of date for a cause that restarts workloads.
+    /// Pods that are out of date for a cause that restarts workloads. With the trigger for it, they include those
+    /// without a proxy.
     pub outdated: Vec<&'a Arc<Pod>>,
     pub uninjected: Vec<&'a Arc<Pod>>,
+    /// Whether workloads are restarted for Pods without a proxy.
+    pub is_restarted_for_uninjected: bool,
+    /// Whether a Pod is out of date for a cause other than a missing proxy and its shape. A second restart may help.
+    pub other_configuration: bool,
+    /// The creation time of the newest Pod that is out of date only for the shape of its proxy.
+    pub newest_of_other_shape: Option<Timestamp>,
     /// Whether an outdated Pod has trust anchors other than those of the mesh.
     pub other_trust_roots: bool,
     pub trust: TrustCounts,
@@ -41,18 +48,23 @@ pub(super) struct PodCounts<'a> {
 // === impl PodCounts ===
 
 impl<'a> PodCounts<'a> {
-    /// Counts Pods. `of_namespace` is the annotation of their namespace.
-    pub(super) fn of(pods: &'a [Arc<Pod>], of_namespace: Inject, target: &RolloutTarget) -> Self {
-        let mut pod_counts = Self::default();
+    /// Counts Pods.
+    pub(super) fn of(pods: &'a [Arc<Pod>], context: InjectionContext<'_>, target: &RolloutTarget) -> Self {
+        let is_restarted_for_uninjected = target.is_trigger(RolloutTrigger::Uninjected);
+        let mut pod_counts = Self { is_restarted_for_uninjected, ..Self::default() };
         for pod in pods {
             if !pod.terminating && pod.phase != PodPhase::Finished {
                 pod_counts.live += 1;
                 pod_counts.newest = pod_counts.newest.max(pod.created);
             }
-            let Some(class) = classify(pod, of_namespace, target) else { continue };
+            let Some(class) = classify(pod, context, target) else { continue };
             let counts = &mut pod_counts.counts;
             let meshed = !matches!(class, PodClass::Uninjected | PodClass::Completed);
             counts.meshed += i64::from(meshed);
+            if let Some(injected) = pod.injected.as_deref().filter(|_| meshed) {
+                counts.waiting_for_network += i64::from(waits_for_network(pod).is_some());
+                counts.other_shape += i64::from(other_shape(injected, context, target).is_some());
+            }
             pod_counts.suspects +=
                 i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
             if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_roots.as_deref()).filter(|_| meshed) {
@@ -76,12 +88,21 @@ impl<'a> PodCounts<'a> {
                 PodClass::Uninjected => {
                     counts.uninjected += 1;
                     pod_counts.uninjected.push(pod);
+                    if is_restarted_for_uninjected {
+                        pod_counts.outdated.push(pod);
+                    }
                 }
                 PodClass::Outdated(causes) => {
                     counts.outdated += 1;
                     if causes.trigger(target) {
                         pod_counts.other_trust_roots |= causes.trust_roots;
                         pod_counts.outdated.push(pod);
+                        match causes.is_other_configuration(target) {
+                            true => pod_counts.other_configuration = true,
+                            false => {
+                                pod_counts.newest_of_other_shape = pod_counts.newest_of_other_shape.max(pod.created);
+                            }
+                        }
                     }
                 }
             }

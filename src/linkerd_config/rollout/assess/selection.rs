@@ -9,14 +9,12 @@ use std::sync::Arc;
 use strum::{EnumIter, IntoStaticStr};
 
 use crate::{
-    api::{KUBE_SYSTEM, RECONCILE, linkerd_config::OptIn},
+    api::{CERT_MANAGER, KUBE_SYSTEM, RECONCILE, linkerd_config::OptIn},
     cluster::{
         index::{label_selector::LabelSelector, selector::Labels},
         kinds::namespace::Namespace,
     },
 };
-
-const CERT_MANAGER: &str = "cert-manager";
 
 /// Which workloads a LinkerdConfig selects.
 #[derive(Clone, Debug, PartialEq)]

@@ -96,6 +96,10 @@ pub enum Health {
     Reverted,
     /// A Pod started without a proxy.
     Uninjected(Arc<str>),
+    /// As [`Health::Uninjected`], unless the Pod is an old one whose deletion the watch has not delivered yet.
+    SeemsUninjected(Arc<str>),
+    /// The new Pods have no proxy or one of another shape, as the old ones.
+    StillUncovered,
     /// The configuration was rolled back, and the template annotation has to be rolled back as well.
     ToBeReverted,
 }

@@ -420,3 +420,30 @@ fn a_daemon_set_that_waits_for_nodes_does_not_fail_and_loses_its_place_at_the_de
     assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/2"]);
     assert_eq!(schedule.stalled, Some((name, "299 of 300".to_owned())));
 }
+
+#[test]
+fn a_missing_proxy_that_may_be_one_of_an_old_pod_and_a_shape_that_stays_fail_only_if_they_last() {
+    for (health, reason) in [
+        (Health::Uninjected("p".into()), "Uninjected"),
+        (Health::SeemsUninjected("p".into()), "Uninjected"),
+        (Health::StillUncovered, "StillOutdated"),
+    ] {
+        let is_certain = matches!(health, Health::Uninjected(_));
+        let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+        let set = |schedule: &mut RolloutSchedule, health: &Health, now| {
+            schedule.set(&name, in_progress(RolloutState::Updating, health.clone()), at(now));
+        };
+        set(&mut schedule, &health, 110);
+        if is_certain {
+            assert_eq!(failure(&mut schedule, 110), Some(reason));
+            continue;
+        }
+        assert_eq!((failure(&mut schedule, 110), schedule.next(&LIMITS, at(114)).look_again), (None, Some(at(115))));
+        // The deletion of the old Pod arrives in time.
+        set(&mut schedule, &Health::Healthy, 114);
+        assert_eq!(failure(&mut schedule, 116), None);
+        set(&mut schedule, &health, 120);
+        assert_eq!(failure(&mut schedule, 124), None);
+        assert_eq!(failure(&mut schedule, 125), Some(reason));
+    }
+}

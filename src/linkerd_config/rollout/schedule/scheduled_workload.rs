@@ -94,7 +94,13 @@ impl ScheduledWorkload {
                     _ => None,
                 }
             }
-            Health::Uninjected(pod) => {
+            Health::SeemsUninjected(_) | Health::StillUncovered if !self.has_lasted(SETTLED, now, next) => None,
+            Health::StillUncovered => {
+                let message = "its new Pods still have no proxy, or one of another shape than configured: find what else \
+                               injects or changes them";
+                fail("StillOutdated", message.to_owned())
+            }
+            Health::Uninjected(pod) | Health::SeemsUninjected(pod) => {
                 let message = format!("Pod {pod} started without a proxy: check the proxy injector and its webhook");
                 fail("Uninjected", message)
             }

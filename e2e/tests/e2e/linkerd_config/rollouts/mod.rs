@@ -11,6 +11,7 @@
 //! * The numbers of scenarios are those of section 6.13 of the specification.
 
 mod blocked;
+mod coverage;
 mod crash;
 mod drift;
 mod evict;
