@@ -11,7 +11,8 @@ use std::{
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 4] = ["destination", "external_workload", "linkerd_config", "proxy_injector"];
+const JOBS: [&str; 5] =
+    ["destination", "external_workload", "linkerd_config", "proxy_injector", "webhook_certificates"];
 
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -59,6 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("webhook", &["text"]),
     ("proxy_injector", &["api", "cluster", "tasks", "text", "values", "webhook"]),
+    ("webhook_certificates", &["api", "client", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (
@@ -81,6 +83,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tasks",
             "version",
             "webhook",
+            "webhook_certificates",
         ],
     ),
 ];

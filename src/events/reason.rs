@@ -39,6 +39,8 @@ pub enum Reason {
     ProxyUpToDate,
     ProxyRolloutFailed,
     ProxyRolloutSkipped,
+    WebhookCertificateIssued,
+    WebhookCertificateFailed,
 }
 
 // === impl Reason ===
@@ -64,7 +66,8 @@ impl Reason {
             | Self::InjectorDenied
             | Self::ConfigRolledBack
             | Self::RolloutHalted
-            | Self::ProxyRolloutFailed => "Warning",
+            | Self::ProxyRolloutFailed
+            | Self::WebhookCertificateFailed => "Warning",
             _ => "Normal",
         }
     }
