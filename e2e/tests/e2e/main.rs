@@ -31,3 +31,8 @@ mod process;
 mod profile;
 mod proxy_injector;
 mod values_yaml;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod webhook_certificates;
