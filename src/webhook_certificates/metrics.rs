@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use prometheus::{
     IntCounterVec, IntGauge, Opts, Registry,
     core::{Collector, Desc},
@@ -83,7 +84,7 @@ impl Collector for ExpiryCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(self.certificate.not_after().map_or(0, |end| end.as_second()));
+        self.gauge.set(self.certificate.not_after().map_or(0, Timestamp::as_second));
         self.gauge.collect()
     }
 }

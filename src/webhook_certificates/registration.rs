@@ -114,6 +114,8 @@ impl fmt::Display for BundlePatch {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use serde_json::Value;
 
     use super::*;
@@ -147,15 +149,15 @@ mod tests {
         let configuration = configuration(&[
             url,
             webhook("other-namespace", "linkerd", name, ""),
-            webhook("ours", namespace, name, &bundle(&[old.clone()])),
+            webhook("ours", namespace, name, &bundle(from_ref(&old))),
             webhook("other-service", namespace, "cert-manager-webhook", ""),
-            webhook("current", namespace, name, &bundle(&[new.clone()])),
+            webhook("current", namespace, name, &bundle(from_ref(&new))),
         ]);
         let whole = serde_json::to_value(&configuration).unwrap();
         let registration = Registration::of_mutating(configuration, &service()).unwrap();
         assert_eq!(registration.webhooks.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 4]);
         assert_eq!(registration.webhooks[0].trusted, [old]);
-        let patch = registration.patch(|_| bundle(&[new.clone()])).unwrap();
+        let patch = registration.patch(|_| bundle(from_ref(&new))).unwrap();
         assert_eq!(patch.to_string(), "MutatingWebhookConfiguration ours");
         let mut patched = whole.clone();
         json_patch::patch(&mut patched, &patch.patch).unwrap();
@@ -186,6 +188,6 @@ mod tests {
         let garbage = configuration(&[webhook("a", "linkerd-operator-system", "linkerd-operator-webhook", "garbage")]);
         let registration = Registration::of_mutating(garbage, &service()).unwrap();
         assert_eq!(registration.webhooks[0].trusted, []);
-        assert!(registration.patch(|_| bundle(&[new.clone()])).is_some());
+        assert!(registration.patch(|_| bundle(from_ref(&new))).is_some());
     }
 }

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(TrustCertificate::list(format!("{text}{text}").as_bytes(), 5), both, "each is read once");
         assert_eq!(TrustCertificate::list(text.as_bytes(), 1), both[..1]);
         assert_eq!(TrustCertificate::list(format!("{text}\n{}", "x".repeat(BUNDLE_BYTES)).as_bytes(), 5), []);
-        let broken = format!("# a comment\n{}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", text);
+        let broken = format!("# a comment\n{text}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
         assert_eq!(TrustCertificate::list(broken.as_bytes(), 5), both);
     }
 
