@@ -11,8 +11,14 @@ use std::{
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 5] =
-    ["destination", "external_workload", "linkerd_config", "proxy_injector", "service_profile_validator"];
+const JOBS: [&str; 6] = [
+    "destination",
+    "external_workload",
+    "linkerd_config",
+    "proxy_injector",
+    "service_profile_validator",
+    "webhook_certificates",
+];
 
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -75,6 +81,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("proxy_injector", &["api", "cluster", "events", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
+    ("webhook_certificates", &["api", "client", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (
@@ -98,6 +105,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tasks",
             "version",
             "webhook",
+            "webhook_certificates",
         ],
     ),
 ];

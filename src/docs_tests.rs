@@ -113,7 +113,13 @@ fn is_test_name(code: &str) -> bool {
 fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
     let page = read(&repository().join(BOOK).join("reference/rbac.md"));
     let mut roles = 0;
-    for directory in ["config/rbac", "config/control-plane", "config/components/multicluster/control-plane"] {
+    for directory in [
+        "config/rbac",
+        "config/control-plane",
+        "config/components/multicluster/control-plane",
+        "config/components/proxy-injector",
+        "config/components/webhook-server",
+    ] {
         for manifest in files(directory, "yaml") {
             for document in serde_yaml::Deserializer::from_str(&read(&manifest)) {
                 let role = Value::deserialize(document).unwrap();

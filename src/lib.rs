@@ -49,4 +49,5 @@ pub mod text;
 pub mod values;
 pub mod version;
 pub mod webhook;
+pub mod webhook_certificates;
 pub mod write;

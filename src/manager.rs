@@ -29,6 +29,7 @@ use crate::{
     webhook::{
         self, Handler, Routes, ServingCertificate, ValidationHandler, ValidationMetrics, Validator, WebhookServer,
     },
+    webhook_certificates,
 };
 
 /// The deadline for streams to end.
@@ -47,10 +48,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let registry = metrics::registry()?;
     let config = client::config(args.kubeconfig.as_deref()).await?;
-    let operator_namespace = match args.enable_linkerd_config {
+    let operator_namespace = match args.enable_linkerd_config || args.webhook_certificate_secret.is_some() {
         true => Some(args.operator_namespace.clone().or_else(client::pod_namespace).context(
             "the operator's namespace is unknown outside a pod: set --operator-namespace, for example to \
-             linkerd-operator-system, or --enable-linkerd-config=false",
+             linkerd-operator-system, or --enable-linkerd-config=false without --webhook-certificate-secret",
         )?),
         false => None,
     };
@@ -111,7 +112,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     // This task ends when the last sender of Events is dropped, which is after the controllers and the webhook have
     // stopped. In place of Linkerd's injector, Linkerd's Role permits only Events of the core.
     let api = if args.replaced_injector.is_some() { EventsApi::Core } else { EventsApi::Events };
-    let writes_events = args.enable_external_workload || args.enable_linkerd_config || args.enable_proxy_injector;
+    let writes_events = args.enable_external_workload
+        || args.enable_linkerd_config
+        || args.enable_proxy_injector
+        || args.webhook_certificate_secret.is_some();
     let events = writes_events.then(|| events::spawn(&client, api, &identity, &registry, &mut support)).transpose()?;
     let (mut routes, mut webhooks, mut injector) = (Routes::default(), None::<Arc<dyn Handler>>, None);
     if let (Some(cluster), Some(observer), Some(events)) = (&cluster, injector_observer, &events) {
@@ -144,10 +148,26 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     if !routes.is_empty() {
         webhooks = Some(Arc::new(routes));
     }
+    let certificates =
+        args.webhook_certificate_secret.as_deref().zip(operator_namespace.as_deref()).map(|(secret, namespace)| {
+            webhook_certificates::CertificateSettings::new(namespace, secret, &args.webhook_service)
+        });
+    let mut followed = None;
     if let (Some(handler), Some(listener)) = (webhooks, webhook_listener) {
-        let tls = args.webhook_folder.join(webhook::TLS_FOLDER);
-        let certificate = ServingCertificate::from_folder(&tls)?;
-        readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
+        let certificate = match &certificates {
+            Some(settings) => {
+                let certificate = Arc::<ServingCertificate>::default();
+                followed = Some(webhook_certificates::follow(&client, &settings.secret, &certificate, &mut readers));
+                certificate
+            }
+            None => {
+                let tls = args.webhook_folder.join(webhook::TLS_FOLDER);
+                let certificate = ServingCertificate::from_folder(&tls)?;
+                readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
+                certificate
+            }
+        };
+        webhook_certificates::publish_expiry(&certificate, &registry)?;
         let server = WebhookServer { listener, certificate, handler };
         servers.spawn("webhook", server.serve(stop.clone()));
     }
@@ -164,6 +184,18 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         lease::spawn(&client, election, required, metrics, stop_leases.clone(), &mut support)
     };
     let mut leaderships = Vec::new();
+    if let (Some(settings), Some(events), true) = (certificates, &events, followed.is_some()) {
+        let namespace = settings.secret.namespace.to_string();
+        let leadership = elect(&namespace, webhook_certificates::LEASE, None, &elections);
+        let deps = webhook_certificates::CertificateDeps {
+            client: client.clone(),
+            leadership: leadership.clone(),
+            events: events.clone(),
+            registry: registry.clone(),
+        };
+        webhook_certificates::spawn(deps, settings, stop.clone(), &mut writers)?;
+        leaderships.push(leadership);
+    }
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
         let deps = |leadership: &lease::Leadership| ControllerDeps {
             client: client.clone(),
@@ -212,8 +244,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let unsupported = cluster.as_ref().filter(|_| refuses_unsupported).and_then(destination::unsupported_services);
         let injector_waits = injector.as_ref().is_some_and(|injector| !injector.is_ready());
         let configuration = injector.as_ref().and_then(proxy_injector::ConfigurationStatus::problem);
-        let waits = unsupported.is_some() || injector_waits || problems.iter().any(|problem| problem.blocks_readiness);
-        let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration);
+        let certificate = followed.as_ref().and_then(webhook_certificates::FollowedSecret::problem);
+        let certificate_waits = followed.as_ref().is_some_and(|followed| !followed.is_ready());
+        let waits = unsupported.is_some()
+            || injector_waits
+            || certificate_waits
+            || problems.iter().any(|problem| problem.blocks_readiness);
+        let texts =
+            problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration).chain(certificate);
         Readiness {
             ready: !stopping.is_cancelled() && !waits,
             waiting_for: texts.chain(leadership).chain(remotes).collect(),

@@ -54,7 +54,7 @@ pub mod restarts;
 mod shared;
 pub mod shipped;
 pub mod slow_client;
-mod tls;
+pub mod tls;
 pub mod validator;
 pub mod wait;
 mod watchdog;

@@ -3,16 +3,19 @@
 //! * In: PEM texts. Out: an acceptor and a connector. Always: they use the ring provider, independent of the process
 //!   default.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::certificate::ServingCertificate;
+
+const DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) fn acceptor(
     serving: &ServingCertificate,
@@ -28,10 +31,23 @@ pub(crate) fn acceptor(
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Trusts only this CA.
+/// Connects, and returns the certificate of the server. It must be valid for the name, and signed by one of these CAs.
+pub async fn certificate_of(address: SocketAddr, name: &str, ca_pem: &str) -> Result<CertificateDer<'static>> {
+    let connect = async {
+        let stream = TcpStream::connect(address).await?;
+        let stream = connector(ca_pem)?.connect(ServerName::try_from(name.to_owned())?, stream).await?;
+        let presented = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first().cloned());
+        presented.context("the server has no certificate")
+    };
+    timeout(DEADLINE, connect).await.with_context(|| format!("{address} did not finish a TLS handshake"))?
+}
+
+/// Trusts only these CAs.
 pub(crate) fn connector(ca_pem: &str) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;
+    for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
+        roots.add(certificate?)?;
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?

@@ -36,6 +36,9 @@ pub use service_profile::{
 pub const CONFIG_GROUP: &str = "config.linkerd.io";
 /// The `kind` of an owner reference to a [`LinkerdConfig`].
 pub const LINKERD_CONFIG_KIND: &str = "LinkerdConfig";
+/// The label, with the value `true`, of the Secret with the certificate that the operator manages for its webhooks, and of
+/// the webhook configurations whose `caBundle` it writes.
+pub const MANAGED_CERTIFICATE_LABEL: &str = "config.linkerd.io/managed-certificate";
 /// The finalizer that delays the deletion of a [`LinkerdConfig`] until the installer's document is restored.
 pub const RESTORE_BASE_FINALIZER: &str = "config.linkerd.io/restore-base";
 /// Opts workloads in to restarts or out of them: a label of a namespace, a workload or a Pod template, or an annotation

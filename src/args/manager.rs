@@ -77,6 +77,21 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_FOLDER", value_name = "FOLDER", default_value = "/var/run/linkerd")]
     pub webhook_folder: PathBuf,
 
+    /// Name of the Secret, in the operator's namespace, in which the operator keeps the certificate of its webhooks. It
+    /// issues and renews the certificate. If unset, the certificate is read from --webhook-folder
+    #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_CERTIFICATE_SECRET", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub webhook_certificate_secret: Option<String>,
+
+    /// Name of the Service of the webhooks, in the operator's namespace, for the certificate that the operator issues
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_WEBHOOK_SERVICE",
+        value_name = "NAME",
+        default_value = "linkerd-operator-webhook",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub webhook_service: String,
+
     /// Interval of the full resync, which compares every Service with its EndpointSlices
     #[arg(
         long,

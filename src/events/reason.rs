@@ -50,6 +50,8 @@ pub enum Reason {
     InjectionSkipped,
     InjectionWarning,
     InjectionFailed,
+    WebhookCertificateIssued,
+    WebhookCertificateFailed,
 }
 
 // === impl Reporter ===
@@ -105,7 +107,8 @@ impl Reason {
             | Self::RolloutHalted
             | Self::ProxyRolloutFailed
             | Self::InjectionWarning
-            | Self::InjectionFailed => "Warning",
+            | Self::InjectionFailed
+            | Self::WebhookCertificateFailed => "Warning",
             _ => "Normal",
         }
     }

@@ -1,8 +1,8 @@
-//! The certificate of the webhook server, which follows its files.
+//! The certificate of the webhook server, which follows its files or is offered each new pair.
 //!
-//! In: the folder of a mounted Secret of type `kubernetes.io/tls`. Out: the certificate and the key for each TLS
+//! In: the folder of a mounted Secret of type `kubernetes.io/tls`, or pairs. Out: the certificate and the key for each TLS
 //! handshake. Always holds: the certificate and the key in use match; a new pair that is not valid leaves the old one
-//! in use.
+//! in use; without a pair, handshakes fail.
 
 use std::{
     fs,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use jiff::Timestamp;
 use parking_lot::RwLock;
 use rustls::{
     Error, InconsistentKeys,
@@ -26,23 +27,25 @@ use rustls::{
 use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tracing::{info, warn};
+use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 const CERTIFICATE_FILE: &str = "tls.crt";
 const KEY_FILE: &str = "tls.key";
 /// How often the files are read. The kubelet itself may need more than a minute to update them.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The certificate and the key that a server presents. A new pair is used from the next TLS handshake on.
-#[derive(Debug)]
-pub struct ServingCertificate(RwLock<InUse>);
+/// The certificate and the key that a server presents, if it has them. A new pair is used from the next TLS handshake on.
+#[derive(Debug, Default)]
+pub struct ServingCertificate(RwLock<Option<InUse>>);
 
 #[derive(Debug)]
 struct InUse {
     pair: Arc<CertifiedKey>,
     hash: PairHash,
+    not_after: Timestamp,
 }
 
-/// The bytes of both files.
+/// The bytes of both files, or of both keys of a Secret.
 struct PairFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -74,9 +77,27 @@ impl ServingCertificate {
     /// When a file cannot be read or is not valid, or when the key does not belong to the certificate. The error names
     /// the file and says what to do.
     pub fn from_folder(folder: &Path) -> anyhow::Result<Arc<Self>> {
-        let files = PairFiles::read(folder)?;
-        let pair = Arc::new(files.parse(folder)?);
-        Ok(Arc::new(Self(RwLock::new(InUse { pair, hash: files.hash() }))))
+        let in_use = PairFiles::read(folder)?.parse(folder)?;
+        Ok(Arc::new(Self(RwLock::new(Some(in_use)))))
+    }
+
+    /// Uses this pair, in PEM. Returns whether it is another one than before.
+    ///
+    /// # Errors
+    /// When the pair is not valid. Then the one in use stays.
+    pub fn offer(&self, certificate: &[u8], key: &[u8]) -> anyhow::Result<bool> {
+        let pair = PairFiles { certificate: certificate.to_vec(), key: key.to_vec() };
+        if self.uses(&pair.hash()) {
+            return Ok(false);
+        }
+        let in_use = pair.parse(Path::new(""))?;
+        *self.0.write() = Some(in_use);
+        Ok(true)
+    }
+
+    /// Returns when the certificate in use expires; `None` without one.
+    pub fn not_after(&self) -> Option<Timestamp> {
+        self.0.read().as_ref().map(|in_use| in_use.not_after)
     }
 
     /// Reads the files every 5 s, forever, and uses each new valid pair.
@@ -95,13 +116,13 @@ impl ServingCertificate {
         let (hash, why) = match PairFiles::read(folder) {
             Ok(files) => {
                 let hash = files.hash();
-                if hash == self.0.read().hash {
+                if self.uses(&hash) {
                     *reported = Reported::default();
                     return None;
                 }
                 match files.parse(folder) {
-                    Ok(pair) => {
-                        *self.0.write() = InUse { pair: Arc::new(pair), hash };
+                    Ok(in_use) => {
+                        *self.0.write() = Some(in_use);
                         *reported = Reported::default();
                         info!(folder = %folder.display(), "using the new webhook certificate");
                         return None;
@@ -114,14 +135,18 @@ impl ServingCertificate {
         reported.add(Unusable { hash, why: format!("{why:#}") })
     }
 
-    fn current(&self) -> Arc<CertifiedKey> {
-        Arc::clone(&self.0.read().pair)
+    fn uses(&self, hash: &PairHash) -> bool {
+        self.0.read().as_ref().is_some_and(|in_use| in_use.hash == *hash)
+    }
+
+    fn current(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.read().as_ref().map(|in_use| Arc::clone(&in_use.pair))
     }
 }
 
 impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current())
+        self.current()
     }
 }
 
@@ -138,7 +163,8 @@ impl PairFiles {
         Ok(Self { certificate: read(CERTIFICATE_FILE)?, key: read(KEY_FILE)? })
     }
 
-    fn parse(&self, folder: &Path) -> anyhow::Result<CertifiedKey> {
+    /// Errors name the files in this folder.
+    fn parse(&self, folder: &Path) -> anyhow::Result<InUse> {
         let (certificate, key) = (folder.join(CERTIFICATE_FILE), folder.join(KEY_FILE));
         let (certificate, key) = (certificate.display(), key.display());
         let chain = CertificateDer::pem_slice_iter(&self.certificate)
@@ -157,7 +183,10 @@ impl PairFiles {
             .map_err(|error| anyhow!("{key} cannot be used: {error}: use an RSA, ECDSA P-256, P-384 or Ed25519 key"))?;
         let pair = CertifiedKey::new(chain, signer);
         match pair.keys_match() {
-            Ok(()) => Ok(pair),
+            Ok(()) => {
+                let not_after = pair.cert.first().and_then(|leaf| not_after(leaf)).unwrap_or(Timestamp::MAX);
+                Ok(InUse { pair: Arc::new(pair), hash: self.hash(), not_after })
+            }
             Err(Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
                 bail!("{key} is not the key of the first certificate in {certificate}: write a pair that matches")
             }
@@ -169,6 +198,11 @@ impl PairFiles {
         let parts = [&self.certificate, &self.key].map(Sha256::digest);
         Sha256::digest(parts.concat()).into()
     }
+}
+
+fn not_after(certificate: &[u8]) -> Option<Timestamp> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
 
 // === impl Reported ===
@@ -197,6 +231,7 @@ mod tests {
     /// only here.
     const PKCS1: &str = include_str!("testdata/pkcs1.pem");
     const SEC1: &str = include_str!("testdata/sec1.pem");
+    const END_OF_SEC1: &str = "2126-11-01T14:33:36Z";
 
     fn folder(issued: &Issued) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -210,7 +245,7 @@ mod tests {
     }
 
     fn presented(certificate: &ServingCertificate) -> Vec<CertificateDer<'static>> {
-        certificate.current().cert.clone()
+        certificate.current().unwrap().cert.clone()
     }
 
     #[test]
@@ -245,6 +280,27 @@ mod tests {
         fs::remove_file(folder.path().join("tls.key")).unwrap();
         let error = format!("{:#}", ServingCertificate::from_folder(folder.path()).unwrap_err());
         assert!(error.contains("tls.key: mount a Secret"), "{error}");
+    }
+
+    #[test]
+    fn without_a_pair_there_is_none_and_an_offered_one_is_used_until_a_better_one_is_offered() {
+        let certificate = ServingCertificate::default();
+        assert!(certificate.current().is_none() && certificate.not_after().is_none());
+        let (one, other) = (issue(), issue());
+        let offer = |certificate: &ServingCertificate, pair: &str, key: &str| {
+            certificate.offer(pair.as_bytes(), key.as_bytes()).map_err(|error| format!("{error:#}"))
+        };
+        assert!(offer(&certificate, &one.certificate, &other.key).unwrap_err().starts_with("tls.key is not the key"));
+        assert!(certificate.current().is_none());
+        assert_eq!(offer(&certificate, &one.certificate, &one.key), Ok(true));
+        assert_eq!(offer(&certificate, &one.certificate, &one.key), Ok(false));
+        offer(&certificate, "", &other.key).unwrap_err();
+        assert_eq!(presented(&certificate), [one.der()]);
+        assert_eq!(offer(&certificate, &other.certificate, &other.key), Ok(true));
+        assert_eq!(presented(&certificate), [other.der()]);
+        // Made by `openssl req`; `openssl x509 -noout -enddate` prints the time.
+        assert_eq!(offer(&certificate, SEC1, SEC1), Ok(true));
+        assert_eq!(certificate.not_after().unwrap().to_string(), END_OF_SEC1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -132,7 +132,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::webhook::testing::{Running, SOON, answer, http1, http2, request};
+    use crate::webhook::testing::{Running, SOON, Script, answer, http1, http2, issue, request};
 
     #[tokio::test]
     async fn silent_connections_do_not_keep_a_new_client_out() {
@@ -195,6 +195,40 @@ mod tests {
         running.stop.cancel();
         running.stopped().await;
         timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn without_a_certificate_handshakes_fail_until_there_is_one() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let certificate = Arc::<ServingCertificate>::default();
+        let handler = Arc::<Script>::default() as Arc<dyn Handler>;
+        let server = WebhookServer { listener, certificate: Arc::clone(&certificate), handler };
+        let task = tokio::spawn(server.serve_within(Limits::DEFAULT, stop.clone()));
+        let issued = issue();
+        let error = issued.connect(address, "h2").await.unwrap_err().to_string();
+        assert!(error.contains("received fatal alert"), "{error}");
+        certificate.offer(issued.certificate.as_bytes(), issued.key.as_bytes()).unwrap();
+        let mut client = http2(issued.connect(address, "h2").await.unwrap()).await;
+        assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
+        stop.cancel();
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+
+    /// A rotation drops no connection and no request.
+    #[tokio::test]
+    async fn a_new_pair_leaves_open_connections_and_their_requests_alone() {
+        let running = Running::start(Limits::DEFAULT).await;
+        let mut client = http2(running.connect("h2").await).await;
+        let waiting = tokio::spawn(client.send_request(request("/wait", "x")));
+        running.script.begun().await;
+        let next = issue();
+        running.certificate.offer(next.certificate.as_bytes(), next.key.as_bytes()).unwrap();
+        running.issued.connect(running.address, "h2").await.unwrap_err();
+        next.connect(running.address, "h2").await.unwrap();
+        running.script.release();
+        assert_eq!(answer(async { waiting.await.unwrap() }).await.1, "/wait 1");
+        assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
     }
 
     #[tokio::test]

@@ -167,7 +167,7 @@ impl Injector {
             published,
             replicas: shared,
             next: AtomicUsize::new(0),
-            address: registration::machine_address()?,
+            address: machine_address()?,
             directory: control_plane.directory().to_owned(),
             _watches: watches,
         };

@@ -36,3 +36,8 @@ mod proxy_injector;
 )]
 mod validation;
 mod values_yaml;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod webhook_certificates;

@@ -162,9 +162,10 @@ fn crds(crds: &[(&'static str, Known<bool>)]) -> Vec<Check> {
         let description = format!("the CRD {name} exists");
         match exists {
             Ok(true) => Check::success(description),
-            Ok(false) if name.ends_with(".config.linkerd.io") => {
-                Check::error(description, "apply the operator's CRD: kubectl apply --server-side -f crd/linkerdconfigs.yaml")
-            }
+            Ok(false) if name.ends_with(".config.linkerd.io") => Check::error(
+                description,
+                "apply the operator's CRD: kubectl apply --server-side -f crd/linkerdconfigs.yaml",
+            ),
             Ok(false) => Check::warning(description, "install Linkerd's CRDs: linkerd install --crds"),
             Err(reason) => Check::error(description, reason),
         }

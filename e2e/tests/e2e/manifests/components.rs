@@ -55,6 +55,69 @@ async fn each_component_leaves_out_the_roles_of_its_job_and_nothing_else() -> Re
     Ok(())
 }
 
+#[tokio::test]
+async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_change_nothing_else() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    let folder = "config/default";
+    let whole = control_plane.shipped(folder).await?;
+    let server = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"]
+        .map(|kind| format!("{kind}/linkerd-operator-webhook-certificate"));
+    let injector = ["ClusterRole", "ClusterRoleBinding"].map(|kind| format!("{kind}/linkerd-operator-proxy-injector"));
+    let mut added: BTreeSet<_> = server.into_iter().chain(injector).collect();
+    added.insert("Service/linkerd-operator-webhook".to_owned());
+    added.insert("MutatingWebhookConfiguration/linkerd-operator-proxy-injector".to_owned());
+    added.insert("ValidatingWebhookConfiguration/linkerd-operator-validation".to_owned());
+    // In another namespace, after a component that adds a Deployment, and with the NetworkPolicy.
+    let lines = format!(
+        "{}\nnamespace: mesh-operator\n",
+        components(&["separate-destination", "webhook-server", "proxy-injector", "webhooks"])
+    );
+    let objects =
+        control_plane.shipped_with(folder, &components(&["webhook-server", "proxy-injector", "webhooks"])).await?;
+    assert_eq!(ids(&objects).difference(&ids(&whole)).cloned().collect::<BTreeSet<_>>(), added);
+    for object in &whole {
+        let changed = objects
+            .iter()
+            .find(|it| id(it) == id(object) && it["metadata"]["namespace"] == object["metadata"]["namespace"]);
+        ensure!(changed.is_some_and(|it| it == object || object["kind"] == "Deployment"), "{} changed", id(object));
+    }
+    let container = &of_kind(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+    let env = container["env"].as_array().context("env")?;
+    for (name, value) in [
+        ("LINKERD_OPERATOR_WEBHOOK_CERTIFICATE_SECRET", "linkerd-operator-webhook"),
+        ("LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR", "true"),
+        ("LINKERD_OPERATOR_ENABLE_WEBHOOKS", "true"),
+    ] {
+        ensure!(env.contains(&json!({"name": name, "value": value})), "{name}: {env:?}");
+    }
+    ensure!(
+        container["ports"]
+            .as_array()
+            .is_some_and(|ports| ports.contains(&json!({"name": "webhook", "containerPort": 9443}))),
+        "{container}"
+    );
+
+    let elsewhere = control_plane.shipped_with(folder, &lines).await?;
+    for kind in ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"] {
+        let [configuration] = of_kind(&elsewhere, kind)[..] else { anyhow::bail!("expected one {kind}") };
+        let service = &configuration["webhooks"][0]["clientConfig"]["service"];
+        assert_eq!(
+            (&service["namespace"], &service["name"]),
+            (&json!("mesh-operator"), &json!("linkerd-operator-webhook"))
+        );
+        assert_eq!(configuration["webhooks"][0]["failurePolicy"], "Ignore");
+    }
+    for deployment in of_kind(&elsewhere, "Deployment") {
+        let text = deployment.to_string();
+        let is_server = deployment["metadata"]["name"] == ACCOUNT;
+        assert_eq!(text.contains("WEBHOOK_CERTIFICATE_SECRET"), is_server, "{}", id(deployment));
+    }
+    let policy = control_plane.shipped_with("config/network-policy", &components(&["webhook-server"])).await?;
+    let ingress = of_kind(&policy, "NetworkPolicy")[0]["spec"]["ingress"].as_array().context("ingress")?;
+    ensure!(ingress.contains(&json!({"ports": [{"port": "webhook"}]})), "{ingress:?}");
+    Ok(())
+}
+
 /// The component for Linkerd's namespace that belongs to a component.
 fn in_linkerd(name: &str) -> Option<&str> {
     match name {

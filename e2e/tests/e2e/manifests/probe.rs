@@ -43,11 +43,12 @@ impl Probe {
         let all = collection(group, plural, namespace);
         let object = format!("{all}/{}", name.as_deref().unwrap_or(OBJECT));
         let one = subresource.map_or(object.clone(), |subresource| format!("{object}/{subresource}"));
+        let selector = name.as_ref().map(|name| format!("&fieldSelector=metadata.name%3D{name}")).unwrap_or_default();
         let live = async || -> Result<Value> { Ok(admin.request(Request::get(&object).body(Vec::new())?).await?) };
         let (method, path, body) = match (verb.as_str(), subresource) {
             ("get", _) => (Method::GET, one, None),
-            ("list", _) => (Method::GET, format!("{all}?limit=1"), None),
-            ("watch", _) => (Method::GET, format!("{all}?watch=true&timeoutSeconds=5"), None),
+            ("list", _) => (Method::GET, format!("{all}?limit=1{selector}"), None),
+            ("watch", _) => (Method::GET, format!("{all}?watch=true&timeoutSeconds=5{selector}"), None),
             ("create", Some("eviction")) => {
                 let metadata = json!({"name": OBJECT, "namespace": namespace});
                 let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata});
@@ -96,8 +97,10 @@ impl Probe {
 }
 
 fn is_cluster_wide(plural: &str) -> bool {
-    let plurals = ["nodes", "namespaces", "linkerdconfigs", "mutatingwebhookconfigurations"];
-    plurals.contains(&plural) || plural == "validatingwebhookconfigurations"
+    matches!(
+        plural,
+        "nodes" | "namespaces" | "linkerdconfigs" | "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
+    )
 }
 
 fn collection(group: &str, plural: &str, namespace: Option<&str>) -> String {
@@ -127,6 +130,8 @@ pub(super) fn objects() -> Vec<Value> {
     let (here, linkerd, operator) = (Some(NAMESPACE), Some("linkerd"), Some("linkerd-operator-system"));
     let pod = json!({"containers": [{"name": "web", "image": "web:1"}]});
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": pod});
+    let mut job = json!({"spec": pod});
+    job["spec"]["restartPolicy"] = json!("Never");
     let workload = json!({"spec": {"selector": {"matchLabels": {"app": "web"}}, "template": template}});
     let pod = json!({ "spec": pod });
     let event = json!({
@@ -149,6 +154,8 @@ pub(super) fn objects() -> Vec<Value> {
         object("apps/v1", "Deployment", here, OBJECT, workload.clone()),
         object("apps/v1", "StatefulSet", here, OBJECT, workload.clone()),
         object("apps/v1", "DaemonSet", here, OBJECT, workload.clone()),
+        object("apps/v1", "ReplicaSet", here, OBJECT, workload.clone()),
+        object("batch/v1", "Job", here, OBJECT, json!({"spec": {"suspend": true, "template": job}})),
         object("events.k8s.io/v1", "Event", here, OBJECT, event),
         object("v1", "ConfigMap", linkerd, "linkerd-config", json!({"data": {"values": "{}"}})),
         object("apps/v1", "ControllerRevision", linkerd, OBJECT, json!({"revision": 1, "data": {}})),
@@ -159,6 +166,9 @@ pub(super) fn objects() -> Vec<Value> {
         lease(linkerd, "linkerd-operator"),
         lease(operator, OBJECT),
         lease(operator, "linkerd-operator"),
+        lease(operator, "linkerd-operator-webhook-certificate"),
+        object("v1", "Secret", operator, OBJECT, json!({})),
+        object("v1", "Secret", operator, "linkerd-operator-webhook", json!({})),
         object("config.linkerd.io/v1alpha1", "LinkerdConfig", None, OBJECT, json!({"spec": {}})),
         object(
             "admissionregistration.k8s.io/v1",

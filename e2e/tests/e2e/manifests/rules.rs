@@ -8,6 +8,7 @@ use e2e::{
     mesh::SOON,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
+use http::Method;
 use hyper::StatusCode;
 use kube::Client;
 use serde_json::{Value, json};
@@ -16,6 +17,15 @@ use super::{
     FOLDERS,
     probe::{self, NAMESPACE},
 };
+
+/// The overlays with the components of the webhooks.
+const WEBHOOK_OVERLAYS: [(&str, &str); 2] = [
+    (
+        "config/default",
+        "components: [../../config/components/webhook-server, ../../config/components/proxy-injector, ../../config/components/webhooks]",
+    ),
+    ("config/control-plane", "components: [../../config/components/proxy-injector/control-plane]"),
+];
 
 /// One verb on one resource, for all its objects or the named one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,19 +137,40 @@ async fn shipped_roles(control_plane: &ControlPlane) -> Result<Vec<Role>> {
     Ok(roles)
 }
 
+/// The roles that the components of the webhooks add.
+async fn roles_of_webhooks(control_plane: &ControlPlane) -> Result<Vec<Role>> {
+    let shipped: Vec<_> =
+        shipped_roles(control_plane).await?.iter().map(|role| (role.id(), role.namespace.clone())).collect();
+    let mut roles = Vec::new();
+    for (folder, lines) in WEBHOOK_OVERLAYS {
+        roles.extend(control_plane.shipped_with(folder, lines).await?.iter().filter_map(Role::read));
+    }
+    roles.retain(|role| !shipped.contains(&(role.id(), role.namespace.clone())));
+    assert_eq!(roles.len(), 4, "{:?}", roles.iter().map(Role::id).collect::<Vec<_>>());
+    Ok(roles)
+}
+
 #[tokio::test]
 async fn no_permission_is_unbounded() -> Result<()> {
-    for role in shipped_roles(e2e::shared().await?).await? {
+    let control_plane = e2e::shared().await?;
+    let shipped = shipped_roles(control_plane).await?;
+    let roles = shipped.into_iter().chain(roles_of_webhooks(control_plane).await?);
+    for role in roles {
         for rule in role.rules.as_array().context("rules")? {
             ensure!(rule.get("nonResourceURLs").is_none(), "{}: {rule}", role.id());
         }
         for permission in role.permissions() {
             let Permission { resource, group, name, verb } = &permission;
             let wild = [resource, group, verb].iter().any(|text| text.contains('*'));
-            let secret = resource.starts_with("secrets") || resource.starts_with("serviceaccounts");
+            // The Secret of the webhooks. Its list and watch select the name.
+            let own = role.name == "linkerd-operator-webhook-certificate"
+                && role.namespace.as_deref() == Some(OPERATOR_NAMESPACE)
+                && resource == "secrets"
+                && (name.as_deref() == Some("linkerd-operator-webhook") || verb == "create");
+            let secret = resource.starts_with("secrets") && !own || resource.starts_with("serviceaccounts");
             let power = matches!(verb.as_str(), "escalate" | "bind" | "impersonate" | "deletecollection");
             // Our requests to list, watch or create contain no name, so a rule with one would be useless.
-            let useless = name.is_some() && matches!(verb.as_str(), "list" | "watch" | "create");
+            let useless = !own && name.is_some() && matches!(verb.as_str(), "list" | "watch" | "create");
             ensure!(!wild && !secret && !power && !useless, "{}: {permission:?}", role.id());
         }
     }
@@ -161,13 +192,67 @@ async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result
     control_plane.kubectl(&["delete", policies, "--all"]).await?;
     control_plane.install_crds("crd").await?;
     control_plane.apply(&probe::objects()).await?;
-    let admin = control_plane.client().await?;
     let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
     let operator = kubeconfig::client(&path).await?;
     let roles = shipped_roles(control_plane).await?;
+    probe_roles(control_plane, &roles, &operator).await?;
+    // Requests that no rule allows.
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/namespaces/linkerd/secrets",
+        "/api/v1/namespaces/linkerd-operator-system/secrets",
+        "/api/v1/configmaps",
+        "/api/v1/namespaces/linkerd-operator-system/configmaps",
+        "/api/v1/namespaces/linkerd/configmaps/linkerd-identity-trust-roots",
+        "/apis/coordination.k8s.io/v1/namespaces/linkerd/leases/policy-controller-write",
+        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    ] {
+        let (status, text) = probe::Probe::get(path).send(&operator).await?;
+        ensure!(status == StatusCode::FORBIDDEN, "{path}: {status} {text}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_permission_of_the_webhooks_is_sufficient_and_necessary_for_its_request() -> Result<()> {
+    let control_plane = &ControlPlane::start(Options::default()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    for (folder, lines) in WEBHOOK_OVERLAYS {
+        let mut objects = control_plane.shipped_with(folder, lines).await?;
+        let is_policy = |kind: &str| kind.starts_with("ValidatingAdmissionPolicy");
+        objects.retain(|it| !it["kind"].as_str().is_some_and(|kind| kind == "Deployment" || is_policy(kind)));
+        control_plane.apply(&objects).await?;
+    }
+    control_plane.install_crds("crd").await?;
+    control_plane.apply(&probe::objects()).await?;
+    let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+    let operator = kubeconfig::client(&path).await?;
+    let roles = roles_of_webhooks(control_plane).await?;
+    probe_roles(control_plane, &roles, &operator).await?;
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/namespaces/linkerd/secrets",
+        "/api/v1/namespaces/linkerd-operator-system/secrets",
+        "/api/v1/namespaces/linkerd-operator-system/secrets/probe",
+    ] {
+        let (status, text) = probe::Probe::get(path).send(&operator).await?;
+        ensure!(status == StatusCode::FORBIDDEN, "{path}: {status} {text}");
+    }
+    let configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
+    let patch = Some(json!({"metadata": {"annotations": {"probe": "patched"}}}));
+    let other =
+        probe::Probe::new(Method::PATCH, format!("{configurations}/linkerd-proxy-injector-webhook-config"), patch);
+    let (status, text) = other.send(&operator).await?;
+    ensure!(status == StatusCode::FORBIDDEN, "{status} {text}");
+    Ok(())
+}
+
+/// Sends a request for each permission of the roles, with and without that permission.
+async fn probe_roles(control_plane: &ControlPlane, roles: &[Role], operator: &Client) -> Result<()> {
+    let admin = control_plane.client().await?;
     let operators: Vec<_> = roles.iter().filter(|role| role.is_operators()).flat_map(Role::permissions).collect();
     let mut probes = 0;
-    for role in &roles {
+    for role in roles {
         let alone = role.client(control_plane).await?;
         let permissions = role.permissions();
         for permission in &permissions {
@@ -182,9 +267,9 @@ async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result
             };
             passes(&alone).await?;
             if role.is_operators() {
-                passes(&operator).await?;
+                passes(operator).await?;
             } else if !operators.contains(permission) {
-                let (status, text) = request.send(&operator).await?;
+                let (status, text) = request.send(operator).await?;
                 ensure!(
                     status == StatusCode::FORBIDDEN,
                     "the operator has a permission for users only: {status} {text}"
@@ -203,19 +288,5 @@ async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result
         }
     }
     println!("{probes} permissions, each probed with and without it");
-    // Requests that no rule allows.
-    for path in [
-        "/api/v1/secrets",
-        "/api/v1/namespaces/linkerd/secrets",
-        "/api/v1/namespaces/linkerd-operator-system/secrets",
-        "/api/v1/configmaps",
-        "/api/v1/namespaces/linkerd-operator-system/configmaps",
-        "/api/v1/namespaces/linkerd/configmaps/linkerd-identity-trust-roots",
-        "/apis/coordination.k8s.io/v1/namespaces/linkerd/leases/policy-controller-write",
-        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
-    ] {
-        let (status, text) = probe::Probe::get(path).send(&operator).await?;
-        ensure!(status == StatusCode::FORBIDDEN, "{path}: {status} {text}");
-    }
     Ok(())
 }

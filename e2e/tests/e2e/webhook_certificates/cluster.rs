@@ -1,0 +1,237 @@
+//! A cluster with the shipped manifests and components, and managers with the ServiceAccount and the environment of the
+//! shipped Deployment, to which the API server connects through the shipped Service and webhook configuration.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, eventually,
+    injector::machine_address,
+    mesh::SOON,
+    port,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, is_named},
+    tls::certificate_of,
+};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        admissionregistration::v1::MutatingWebhookConfiguration,
+        core::v1::{Pod, Secret},
+        discovery::v1::EndpointSlice,
+    },
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+pub(super) const SECRET: &str = "linkerd-operator-webhook";
+pub(super) const SERVICE: &str = "linkerd-operator-webhook";
+pub(super) const LEASE: &str = "linkerd-operator-webhook-certificate";
+pub(super) const CONFIGURATION: &str = "linkerd-operator-proxy-injector";
+const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
+/// The namespace of the created Pods.
+const APP: &str = "app";
+/// The components, in both folders.
+const COMPONENTS: &str = "components: [../../config/components/webhook-server, ../../config/components/proxy-injector]";
+const LINKERDS_COMPONENTS: &str = "components: [../../config/components/proxy-injector/control-plane]";
+
+pub(super) struct Cluster {
+    pub(super) control_plane: ControlPlane,
+    pub(super) client: Client,
+    objects: Vec<Value>,
+}
+
+pub(super) struct Replica {
+    pub(super) manager: Manager,
+    pub(super) address: SocketAddr,
+    slice: String,
+}
+
+impl Cluster {
+    /// Starts a cluster with all manifests except the webhook configuration, and without managers.
+    pub(super) async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        let client = control_plane.client().await?;
+        for namespace in ["linkerd", APP] {
+            control_plane.kubectl(&["create", "namespace", namespace]).await?;
+        }
+        let objects = control_plane.shipped_with("config/default", COMPONENTS).await?;
+        let is_applied =
+            |object: &Value| object["kind"] != "Deployment" && object["kind"] != "MutatingWebhookConfiguration";
+        let mut applied: Vec<_> = objects.iter().filter(|object| is_applied(object)).cloned().collect();
+        // Without kube-proxy and the controllers, the test writes the endpoints of the Service.
+        for service in applied.iter_mut().filter(|object| object["kind"] == "Service" && is_named(object, SERVICE)) {
+            service["spec"].as_object_mut().context("no spec")?.remove("selector");
+        }
+        for (name, key, text) in [
+            ("linkerd-config", "values", crate::injector::HELM),
+            ("linkerd-identity-trust-roots", "ca-bundle.crt", "one\n"),
+        ] {
+            let metadata = json!({"name": name, "namespace": "linkerd"});
+            applied.push(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: text}}));
+        }
+        applied.extend(control_plane.shipped_with("config/control-plane", LINKERDS_COMPONENTS).await?);
+        control_plane.apply(&applied).await?;
+        Ok(Self { control_plane, client, objects })
+    }
+
+    /// Applies the shipped webhook configuration with this failure policy, as `kubectl apply --server-side` does.
+    pub(super) async fn register(&self, policy: &str) -> Result<()> {
+        let shipped = self.objects.iter().find(|object| object["kind"] == "MutatingWebhookConfiguration");
+        let mut configuration = shipped.context("no webhook configuration is shipped")?.clone();
+        configuration["webhooks"][0]["failurePolicy"] = json!(policy);
+        self.control_plane.apply(&[configuration]).await
+    }
+
+    /// Applies the shipped configuration of the validation with this failure policy.
+    pub(super) async fn register_validation(&self, policy: &str) -> Result<()> {
+        let component = "components: [../../config/components/webhooks]";
+        let objects = self.control_plane.shipped_with("config/default", component).await?;
+        let shipped = objects.into_iter().find(|object| object["kind"] == "ValidatingWebhookConfiguration");
+        let mut configuration = shipped.context("no webhook configuration is shipped")?;
+        configuration["webhooks"][0]["failurePolicy"] = json!(policy);
+        self.control_plane.apply(&[configuration]).await
+    }
+
+    /// Starts a manager without waiting for it.
+    pub(super) async fn replica(&self) -> Result<Replica> {
+        let deployment = self.objects.iter().find(|object| object["kind"] == "Deployment");
+        let container = &deployment.context("no Deployment")?["spec"]["template"]["spec"]["containers"][0];
+        let env = container["env"].as_array().into_iter().flatten();
+        let env = env.filter_map(|it| Some((it["name"].as_str()?.to_owned(), it["value"].as_str()?.to_owned())));
+        let ip = machine_address()?;
+        let address = SocketAddr::from((ip, port::free_at(ip)?));
+        let account = self.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+        let mut args = vec![
+            format!("--operator-namespace={OPERATOR_NAMESPACE}"),
+            format!("--webhook-addr={address}"),
+            "--leader-election-lease-duration=5s".to_owned(),
+            "--leader-election-renew-deadline=3s".to_owned(),
+            "--leader-election-retry-period=500ms".to_owned(),
+        ];
+        args.extend(["destination", "external-workload", "linkerd-config"].map(|job| format!("--enable-{job}=false")));
+        let options =
+            ManagerOptions { args, env: env.collect(), kubeconfig: Some(account), ..ManagerOptions::default() };
+        let manager = Manager::start(&self.control_plane, options)?;
+        Ok(Replica { manager, address, slice: format!("{SERVICE}-{}", address.port()) })
+    }
+
+    /// Starts a manager, waits until it is ready, and makes it an endpoint of the Service.
+    pub(super) async fn ready_replica(&self) -> Result<Replica> {
+        let mut replica = self.replica().await?;
+        replica.manager.ready(SOON).await?;
+        self.add_endpoint(&replica).await?;
+        Ok(replica)
+    }
+
+    pub(super) async fn add_endpoint(&self, replica: &Replica) -> Result<()> {
+        let slice: EndpointSlice = serde_json::from_value(json!({
+            "metadata": {"name": replica.slice, "labels": {"kubernetes.io/service-name": SERVICE}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [replica.address.ip()], "conditions": {"ready": true}}],
+            "ports": [{"name": "webhook", "port": replica.address.port(), "protocol": "TCP"}],
+        }))?;
+        self.slices().create(&PostParams::default(), &slice).await?;
+        Ok(())
+    }
+
+    pub(super) async fn remove_endpoint(&self, replica: &Replica) -> Result<()> {
+        self.slices().delete(&replica.slice, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    fn slices(&self) -> Api<EndpointSlice> {
+        Api::namespaced(self.client.clone(), OPERATOR_NAMESPACE)
+    }
+
+    pub(super) fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), OPERATOR_NAMESPACE)
+    }
+
+    pub(super) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates a Pod that asks for a proxy, as a dry run, and checks that it has one.
+    pub(super) async fn inject(&self) -> Result<()> {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
+            "spec": {"serviceAccountName": "default", "containers": [{"name": "web", "image": "web"}]},
+        }))?;
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let pod = Api::<Pod>::namespaced(self.client.clone(), APP).create(&params, &pod).await?;
+        let mut containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        ensure!(containers.any(|it| it.name == "linkerd-proxy"), "the Pod has no proxy");
+        Ok(())
+    }
+
+    pub(super) async fn injects(&self) -> Result<()> {
+        eventually(SOON, "a Pod to get a proxy", async || self.inject().await).await
+    }
+
+    /// A value of the Secret; empty if it is missing.
+    pub(super) async fn value(&self, key: &str) -> Result<Vec<u8>> {
+        let secret = self.secrets().get_opt(SECRET).await?;
+        let data = secret.and_then(|secret| secret.data).unwrap_or_default();
+        Ok(data.get(key).map(|value| value.0.clone()).unwrap_or_default())
+    }
+
+    /// The `caBundle` of the configuration; empty if there is none.
+    pub(super) async fn bundle(&self) -> Result<String> {
+        let configuration = self.configurations().get_opt(CONFIGURATION).await?;
+        let webhook = configuration.and_then(|it| it.webhooks?.into_iter().next());
+        let bundle = webhook.and_then(|it| it.client_config.ca_bundle).unwrap_or_default();
+        Ok(String::from_utf8(bundle.0)?)
+    }
+
+    /// Sets the `caBundle`, or removes it if the text is empty.
+    pub(super) async fn set_bundle(&self, pem: &str) -> Result<()> {
+        let (path, bundle) = ("/webhooks/0/clientConfig/caBundle", ByteString(pem.as_bytes().to_vec()));
+        let operation = match pem {
+            "" => json!([{"op": "remove", "path": path}]),
+            _ => json!([{"op": "add", "path": path, "value": bundle}]),
+        };
+        let patch = Patch::<()>::Json(serde_json::from_value(operation)?);
+        self.configurations().patch(CONFIGURATION, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Deletes a key of the Secret.
+    pub(super) async fn delete_key(&self, key: &str) -> Result<()> {
+        let operation = json!([{"op": "remove", "path": format!("/data/{key}")}]);
+        let patch = Patch::<()>::Json(serde_json::from_value(operation)?);
+        self.secrets().patch(SECRET, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    pub(super) async fn delete_secret(&self) -> Result<()> {
+        self.secrets().delete(SECRET, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Waits until each replica presents the leaf of the Secret, which is not `before` and which the API server trusts.
+    pub(super) async fn rotated(&self, before: &[u8], replicas: &[&Replica], deadline: Duration) -> Result<()> {
+        eventually(deadline, "the new leaf in each replica", async || {
+            let leaf = self.value("tls.crt").await?;
+            ensure!(!leaf.is_empty() && leaf != before, "the Secret has the old leaf or none");
+            let bundle = self.bundle().await?;
+            for replica in replicas {
+                let presented = certificate_of(replica.address, NAME, &bundle).await?;
+                let leaf = pem_to_der(&leaf)?;
+                ensure!(presented.as_ref() == leaf, "{} presents the old leaf", replica.address);
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// The bytes of one certificate.
+fn pem_to_der(pem: &[u8]) -> Result<Vec<u8>> {
+    let text = std::str::from_utf8(pem)?;
+    let base64: String = text.lines().filter(|line| !line.starts_with("-----")).collect();
+    let ByteString(der) = serde_json::from_value(json!(base64))?;
+    Ok(der)
+}

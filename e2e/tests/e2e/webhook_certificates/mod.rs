@@ -1,0 +1,253 @@
+//! The certificate that the operator manages for its webhooks, on a real API server that verifies it: with the shipped
+//! manifests and permissions, under load, with two replicas.
+
+mod cluster;
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use cluster::{CONFIGURATION, Cluster, LEASE, Replica, SECRET};
+
+/// A rotation of the authority waits for the API servers, and then everything must happen soon.
+const ROTATION: Duration = Duration::from_secs(60);
+
+/// Clients that create Pods all the time, through a webhook whose failure policy is `Fail`.
+struct Load {
+    created: Arc<AtomicUsize>,
+    lost: Arc<Mutex<Vec<String>>>,
+    stop: Arc<AtomicBool>,
+    tasks: JoinSet<()>,
+}
+
+impl Load {
+    fn start(cluster: &Arc<Cluster>) -> Self {
+        let (created, lost) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (stop, mut tasks) = (Arc::<AtomicBool>::default(), JoinSet::new());
+        for _ in 0..4 {
+            let (cluster, created, lost) = (Arc::clone(cluster), Arc::clone(&created), Arc::clone(&lost));
+            let stop = Arc::clone(&stop);
+            tasks.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    match cluster.inject().await {
+                        Ok(()) => _ = created.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => {
+                            lost.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+                        }
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            });
+        }
+        Self { created, lost, stop, tasks }
+    }
+
+    /// Stops the clients, and returns the number of created Pods.
+    async fn lost_nothing(mut self) -> Result<usize> {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended?;
+        }
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let created = self.created.load(Ordering::Relaxed);
+        ensure!(lost.is_empty(), "{} of {created} Pods were lost, first: {:?}", lost.len(), lost.first());
+        Ok(created)
+    }
+}
+
+async fn is_led_by(replica: &Replica) -> bool {
+    replica.manager.is_leading(LEASE).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_install_works_in_any_order_and_what_others_break_is_repaired() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // The configuration is there before the operator.
+    cluster.register("Fail").await?;
+    ensure!(cluster.inject().await.is_err(), "a Pod was created without a webhook");
+    let replica = cluster.ready_replica().await?;
+    cluster.injects().await?;
+    let (leaf, bundle) = (cluster.value("tls.crt").await?, cluster.bundle().await?);
+    assert_eq!(bundle.matches("BEGIN CERTIFICATE").count(), 1, "{bundle}");
+
+    // The configuration is created again, and applied again without a `caBundle`.
+    cluster.configurations().delete(CONFIGURATION, &DeleteParams::default()).await?;
+    cluster.register("Fail").await?;
+    cluster.injects().await?;
+    cluster.register("Fail").await?;
+    assert_eq!(cluster.bundle().await?, bundle, "an apply of the manifest keeps the caBundle");
+
+    // Another client writes another authority, and then none.
+    for reset in [cluster.control_plane.ca_pem()?, ""] {
+        cluster.set_bundle(reset).await?;
+        eventually(SOON, "the caBundle to be repaired", async || {
+            let repaired = cluster.bundle().await?;
+            ensure!(repaired.starts_with(&bundle), "it is another one: {repaired}");
+            Ok(())
+        })
+        .await?;
+    }
+    cluster.injects().await?;
+    assert_eq!(cluster.value("tls.crt").await?, leaf, "nothing of this needs a new certificate");
+
+    // Without our label, the Secret is not changed, and the replica keeps its certificate.
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"config.linkerd.io/managed-certificate": null}}}));
+    cluster.secrets().patch(SECRET, &PatchParams::default(), &patch).await?;
+    cluster.delete_key("tls.crt").await?;
+    eventually(SOON, "the log to name the Secret", async || {
+        ensure!(replica.manager.log().contains("exists without the label"), "it does not");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(cluster.value("tls.crt").await?, b"");
+    cluster.inject().await?;
+    let (_, ready) = replica.manager.get("/ready").await?;
+    ensure!(ready.contains("it has no tls.crt yet"), "{ready}");
+    Ok(())
+}
+
+/// Both configurations with `Fail`, and no operator.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_that_its_start_needs() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.register("Fail").await?;
+    cluster.register_validation("Fail").await?;
+    eventually(SOON, "the webhook to be called", async || {
+        ensure!(cluster.inject().await.is_err(), "a Pod was created without a webhook");
+        Ok(())
+    })
+    .await?;
+    let opaque = json!({"config.linkerd.io/opaque-ports": "3306"});
+    let port = json!([{"port": 3306}]);
+    let containers = |name: &str| json!([{"name": name, "image": "x"}]);
+    let proxied = json!({"serviceAccountName": "default", "containers": containers("web"), "initContainers": containers("linkerd-proxy")});
+    let plain = json!({"serviceAccountName": "default", "containers": containers("web")});
+    for (kind, namespace, annotations, spec, is_refused) in [
+        ("services", "app", json!({}), json!({"ports": port}), true),
+        ("services", "app", opaque.clone(), json!({"ports": port}), false),
+        ("pods", "app", opaque.clone(), plain.clone(), true),
+        ("pods", "app", json!({}), proxied.clone(), true),
+        ("pods", "app", opaque.clone(), proxied, false),
+        ("pods", "kube-system", json!({}), plain.clone(), false),
+        ("pods", "linkerd", json!({}), plain.clone(), false),
+        ("pods", OPERATOR_NAMESPACE, json!({}), plain, false),
+    ] {
+        let object = json!({"metadata": {"generateName": "a-", "annotations": annotations}, "spec": spec});
+        let request = http::Request::post(format!("/api/v1/namespaces/{namespace}/{kind}?dryRun=All"));
+        let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
+        let error = cluster.client.request_text(request).await.err().map(|error| error.to_string()).unwrap_or_default();
+        // The namespace of the operator has a Pod Security Standard, which this Pod violates.
+        assert_eq!(error.contains("failed calling webhook"), is_refused, "{kind} in {namespace}: {object}: {error}");
+    }
+
+    // A LinkerdConfig that existed before can be labeled and deleted, also with a finalizer.
+    let config = |labels: serde_json::Value, spec: serde_json::Value| {
+        json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+            "metadata": {"name": "mesh", "labels": labels, "finalizers": ["example.com/keep"]}, "spec": spec})
+    };
+    let refused = async |object: &serde_json::Value| {
+        cluster.control_plane.apply(std::slice::from_ref(object)).await.err().map(|error| format!("{error:#}"))
+    };
+    cluster.register_validation("Ignore").await?;
+    eventually(SOON, "the policy Ignore", async || {
+        ensure!(refused(&config(json!({}), json!({}))).await.is_none(), "it is refused");
+        Ok(())
+    })
+    .await?;
+    cluster.register_validation("Fail").await?;
+    eventually(SOON, "the policy Fail", async || {
+        let error = refused(&config(json!({}), json!({"mode": "Observe"}))).await.context("it is accepted")?;
+        ensure!(error.contains("failed calling webhook"), "{error}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(refused(&config(json!({"team": "mesh"}), json!({}))).await, None);
+    let delete = ["delete", "linkerdconfig", "mesh", "--wait=false"];
+    cluster.control_plane.kubectl(&delete).await?;
+    let without = ["patch", "linkerdconfig", "mesh", "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#];
+    cluster.control_plane.kubectl(&without).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_without_a_certificate_is_not_ready_but_runs() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // Without its Role, the operator can neither read nor write the Secret.
+    cluster
+        .control_plane
+        .kubectl(&["delete", "role", "linkerd-operator-webhook-certificate", "-n", "linkerd-operator-system"])
+        .await?;
+    let mut replica = cluster.replica().await?;
+    eventually(SOON, "/ready to name the Secret", async || {
+        let (status, body) = replica.manager.get("/ready").await?;
+        ensure!(!status.is_success() && body.contains("the webhooks have no certificate"), "{status} {body}");
+        ensure!(body.contains("secrets \"linkerd-operator-webhook\" is forbidden"), "{body}");
+        Ok(())
+    })
+    .await?;
+    ensure!(replica.manager.is_running(), "it ended");
+    let shipped = cluster
+        .control_plane
+        .shipped_with("config/default", "components: [../../config/components/webhook-server]")
+        .await?;
+    let role = shipped
+        .into_iter()
+        .find(|it| it["kind"] == "Role" && it["metadata"]["name"] == "linkerd-operator-webhook-certificate");
+    cluster.control_plane.apply(&[role.context("the Role is not shipped")?]).await?;
+    replica.manager.ready(ROTATION).await
+}
+
+/// Also the leader is killed between the new authority and its leaf.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_rotations_under_load_lose_no_admission() -> Result<()> {
+    let cluster = Arc::new(Cluster::start().await?);
+    let mut first = cluster.ready_replica().await?;
+    let mut second = cluster.ready_replica().await?;
+    cluster.register("Fail").await?;
+    cluster.injects().await?;
+    let load = Load::start(&cluster);
+
+    for _ in 0..100 {
+        let before = cluster.value("tls.crt").await?;
+        cluster.delete_key("tls.crt").await?;
+        cluster.rotated(&before, &[&first, &second], SOON).await?;
+    }
+    for _ in 0..3 {
+        let (before, authorities) = (cluster.value("tls.crt").await?, cluster.value("ca.crt").await?);
+        cluster.delete_secret().await?;
+        cluster.rotated(&before, &[&first, &second], ROTATION).await?;
+        ensure!(cluster.value("ca.crt").await? != authorities, "the authority is the old one");
+    }
+
+    // The leader dies when the Secret has a new authority and no leaf.
+    let before = cluster.value("tls.crt").await?;
+    cluster.delete_secret().await?;
+    eventually(SOON, "a new authority without a leaf", async || {
+        let (authorities, leaf) = (cluster.value("ca.crt").await?, cluster.value("tls.crt").await?);
+        ensure!(!authorities.is_empty() && leaf.is_empty(), "the leader has not begun, or is done");
+        Ok(())
+    })
+    .await?;
+    let (leader, other) = if is_led_by(&first).await { (&mut first, &second) } else { (&mut second, &first) };
+    // As a cluster does when a Pod is not ready any more. Otherwise the API server would also call the dead replica.
+    cluster.remove_endpoint(leader).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    leader.manager.kill().await?;
+    cluster.rotated(&before, &[other], ROTATION).await?;
+    ensure!(is_led_by(other).await, "the other replica does not lead");
+
+    let created = load.lost_nothing().await?;
+    println!("{created} Pods were created during 104 rotations");
+    ensure!(created > 500, "only {created} Pods were created");
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Follows the Secret in every replica, and hands its pair to the server.
+//!
+//! In: a watch of one Secret. Out: the [`ServingCertificate`] in use, and why there is none. Always holds: a Secret that
+//! is deleted or cannot be used leaves the pair in use; a watch that fails is retried without limit.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
+use kube::{
+    Api, Client, Resource,
+    runtime::watcher::{self, Event, watcher},
+};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::secret::{LEAF, LEAF_KEY, value};
+use crate::{api::NamespacedName, retry::backoff, webhook::ServingCertificate};
+
+/// The timeout of a watch in seconds, after which it is resumed.
+const WATCH_SECONDS: u32 = 60;
+/// Without a failure for this time, a watch counts as healthy again.
+const HEALTHY: Duration = Duration::from_secs(120);
+
+/// Whether this replica has a certificate.
+#[derive(Clone)]
+pub struct FollowedSecret(Arc<Followed>);
+
+struct Followed {
+    key: NamespacedName,
+    certificate: Arc<ServingCertificate>,
+    /// Why the watch or the content of the Secret cannot be used.
+    problems: Mutex<FollowProblems>,
+}
+
+#[derive(Default)]
+struct FollowProblems {
+    watch: Option<String>,
+    content: Option<String>,
+}
+
+// === impl FollowedSecret ===
+
+impl FollowedSecret {
+    pub(super) fn new(key: NamespacedName, certificate: Arc<ServingCertificate>) -> Self {
+        let problems = FollowProblems { content: Some("it was not read yet".to_owned()), watch: None };
+        Self(Arc::new(Followed { key, certificate, problems: Mutex::new(problems) }))
+    }
+
+    /// Whether there is a certificate. It stays while the Secret cannot be read.
+    pub fn is_ready(&self) -> bool {
+        self.0.certificate.not_after().is_some()
+    }
+
+    /// Returns why there is no certificate, or not the one of the Secret, for `/ready`.
+    pub fn problem(&self) -> Option<String> {
+        let Followed { key, certificate, problems } = &*self.0;
+        let problems = problems.lock();
+        let why = problems.watch.as_ref().or(problems.content.as_ref());
+        match (certificate.not_after(), why) {
+            (None, Some(why)) => Some(format!("the webhooks have no certificate: Secret {key}: {why}")),
+            (None, None) => Some(format!("the webhooks have no certificate: waiting for Secret {key}")),
+            (Some(end), _) if end <= Timestamp::now() => {
+                Some(format!("the certificate of the webhooks expired at {end}: Secret {key}"))
+            }
+            (Some(_), Some(why)) => Some(format!("the webhooks keep their last certificate: Secret {key}: {why}")),
+            (Some(_), None) => None,
+        }
+    }
+
+    /// Follows the Secret, forever.
+    pub(super) async fn follow(self, client: Client) {
+        let api: Api<Secret> = Api::namespaced(client, &self.0.key.namespace);
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.0.key.name));
+        let mut is_listed = false;
+        watched(api, config, |event| match event {
+            Ok(Event::Init) => is_listed = false,
+            Ok(Event::InitApply(secret) | Event::Apply(secret)) => {
+                is_listed = true;
+                self.works();
+                self.use_pair(&secret);
+            }
+            Ok(Event::InitDone) => {
+                self.works();
+                if !is_listed {
+                    self.lacks("it does not exist".to_owned());
+                }
+            }
+            Ok(Event::Delete(_)) => {
+                self.works();
+                self.lacks("it was deleted".to_owned());
+            }
+            Err(error) => {
+                let problem = Some(format!("it cannot be watched: {error}"));
+                let mut problems = self.0.problems.lock();
+                if problems.watch != problem {
+                    warn!(secret = %self.0.key, %error, "could not watch the Secret of the webhooks, retrying");
+                    problems.watch = problem;
+                }
+            }
+        })
+        .await;
+    }
+
+    fn works(&self) {
+        self.0.problems.lock().watch = None;
+    }
+
+    fn use_pair(&self, secret: &Secret) {
+        let (leaf, key) = (value(secret, LEAF), value(secret, LEAF_KEY));
+        if leaf.is_empty() {
+            return self.lacks(format!("it has no {LEAF} yet"));
+        }
+        match self.0.certificate.offer(leaf, key) {
+            Ok(is_new) => {
+                self.0.problems.lock().content = None;
+                if is_new {
+                    info!(secret = %self.0.key, "using the new certificate of the webhooks");
+                }
+            }
+            Err(error) => self.lacks(format!("{error:#}")),
+        }
+    }
+
+    fn lacks(&self, why: String) {
+        let mut problems = self.0.problems.lock();
+        if problems.content.as_ref() != Some(&why) {
+            warn!(secret = %self.0.key, why, "the Secret has no usable certificate, keeping the last one if there is one");
+            problems.content = Some(why);
+        }
+    }
+}
+
+/// Watches objects, forever. Each failure is passed on as a text, and followed by a new list.
+pub(super) async fn watched<K>(api: Api<K>, config: watcher::Config, mut seen: impl FnMut(Result<Event<K>, String>))
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+{
+    let config = config.timeout(WATCH_SECONDS);
+    let (mut failures, mut last) = (0_u32, None::<Instant>);
+    loop {
+        let mut events = Box::pin(watcher(api.clone(), config.clone()));
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => seen(Ok(event)),
+                Err(error) => {
+                    seen(Err(crate::client::describe(&error)));
+                    break;
+                }
+            }
+        }
+        if last.replace(Instant::now()).is_some_and(|last| last.elapsed() > HEALTHY) {
+            failures = 0;
+        }
+        sleep(backoff(failures, Duration::from_millis(200), Duration::from_secs(10))).await;
+        failures = failures.saturating_add(1);
+    }
+}
