@@ -38,7 +38,7 @@ pub(super) struct InjectorClients {
 }
 
 /// The result of reading a webhook configuration.
-enum Registered {
+enum WebhookRegistration {
     Absent(String),
     /// The Service that it refers to, if any, and a client.
     Present(Option<NamespacedName>, Result<WebhookClient, String>),
@@ -69,11 +69,11 @@ impl InjectorClients {
         Self::of(linkerd, operator, namespace)
     }
 
-    fn of(linkerd: Registered, operator: Registered, namespace: &str) -> (Self, InjectorServices) {
+    fn of(linkerd: WebhookRegistration, operator: WebhookRegistration, namespace: &str) -> (Self, InjectorServices) {
         let (is_absent, linkerd) = match linkerd {
-            Registered::Absent(why) => (true, Err(why)),
-            Registered::Unknown(why) => (false, Err(why)),
-            Registered::Present(service, client) => {
+            WebhookRegistration::Absent(why) => (true, Err(why)),
+            WebhookRegistration::Unknown(why) => (false, Err(why)),
+            WebhookRegistration::Present(service, client) => {
                 let is_linkerds = service.is_some_and(|it| *it.name == *INJECTOR && *it.namespace == *namespace);
                 let other = || {
                     described(
@@ -86,8 +86,8 @@ impl InjectorClients {
             }
         };
         let (service, operator) = match operator {
-            Registered::Absent(why) | Registered::Unknown(why) => (None, Err(why)),
-            Registered::Present(service, client) => (service, client),
+            WebhookRegistration::Absent(why) | WebhookRegistration::Unknown(why) => (None, Err(why)),
+            WebhookRegistration::Present(service, client) => (service, client),
         };
         let services = InjectorServices { without_linkerd: is_absent && service.is_some(), operator: service };
         (Self { linkerd, operator }, services)
@@ -101,27 +101,27 @@ impl InjectorClients {
     }
 }
 
-async fn read(client: &Client, name: &str, webhook: &str) -> Registered {
+async fn read(client: &Client, name: &str, webhook: &str) -> WebhookRegistration {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     match super::prober::within(webhooks.get_opt(name)).await {
         Ok(Some(configuration)) => registered(configuration, name, webhook),
-        Ok(None) => Registered::Absent(format!("MutatingWebhookConfiguration {name} does not exist")),
-        Err(why) => Registered::Unknown(format!("MutatingWebhookConfiguration {name} cannot be read: {why}")),
+        Ok(None) => WebhookRegistration::Absent(format!("MutatingWebhookConfiguration {name} does not exist")),
+        Err(why) => WebhookRegistration::Unknown(format!("MutatingWebhookConfiguration {name} cannot be read: {why}")),
     }
 }
 
-fn registered(configuration: MutatingWebhookConfiguration, name: &str, webhook: &str) -> Registered {
+fn registered(configuration: MutatingWebhookConfiguration, name: &str, webhook: &str) -> WebhookRegistration {
     let described = |why: &str| described(name, webhook, why);
     let hook = configuration.webhooks.into_iter().flatten().find(|hook| hook.name == webhook);
-    let Some(hook) = hook else { return Registered::Absent(described("it does not exist")) };
+    let Some(hook) = hook else { return WebhookRegistration::Absent(described("it does not exist")) };
     let bundle = hook.client_config.ca_bundle.map(|bundle| bundle.0).unwrap_or_default();
     let Some(service) = hook.client_config.service else {
-        return Registered::Present(None, Err(described("it does not refer to a Service")));
+        return WebhookRegistration::Present(None, Err(described("it does not refer to a Service")));
     };
     let path = service.path.as_deref().unwrap_or("/");
     let client = WebhookClient::new(&service.name, &service.namespace, path, &bundle).map_err(|why| described(&why));
     let key = NamespacedName::new(service.namespace.as_str(), service.name.as_str());
-    Registered::Present(Some(key), client)
+    WebhookRegistration::Present(Some(key), client)
 }
 
 fn described(name: &str, webhook: &str, why: &str) -> String {
@@ -132,17 +132,17 @@ fn described(name: &str, webhook: &str, why: &str) -> String {
 mod tests {
     use super::*;
 
-    fn services(linkerd: Registered, operator: Registered) -> Vec<String> {
+    fn services(linkerd: WebhookRegistration, operator: WebhookRegistration) -> Vec<String> {
         let (_, services) = InjectorClients::of(linkerd, operator, "linkerd");
         services.all(&"linkerd".into()).map(|(injector, service)| format!("{injector:?} {service}")).collect()
     }
 
-    fn present(namespace: &str, name: &str) -> Registered {
-        Registered::Present(Some(NamespacedName::new(namespace, name)), Err("no certificate".to_owned()))
+    fn present(namespace: &str, name: &str) -> WebhookRegistration {
+        WebhookRegistration::Present(Some(NamespacedName::new(namespace, name)), Err("no certificate".to_owned()))
     }
 
-    fn absent() -> Registered {
-        Registered::Absent("it does not exist".to_owned())
+    fn absent() -> WebhookRegistration {
+        WebhookRegistration::Absent("it does not exist".to_owned())
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(services(absent(), operator()), [of_operator]);
         assert_eq!(services(linkerd(), operator()), [of_linkerd, of_operator]);
         assert_eq!(services(absent(), absent()), [of_linkerd], "its replicas should be called");
-        let unknown = || Registered::Unknown("forbidden".to_owned());
+        let unknown = || WebhookRegistration::Unknown("forbidden".to_owned());
         assert_eq!(services(unknown(), operator()), [of_linkerd, of_operator]);
         assert_eq!(services(linkerd(), unknown()), [of_linkerd]);
     }
