@@ -198,9 +198,9 @@ mod tests {
 
     fn counts(registry: &Registry) -> Vec<(String, String)> {
         let families = registry.gather();
-        let metrics = families.iter().flat_map(|family| family.get_metric());
+        let metrics = families.iter().flat_map(prometheus::proto::MetricFamily::get_metric);
         let counts = metrics.map(|metric| {
-            let labels: Vec<_> = metric.get_label().iter().map(|label| label.value()).collect();
+            let labels: Vec<_> = metric.get_label().iter().map(prometheus::proto::LabelPair::value).collect();
             (labels.join(" "), metric.get_counter().get_value().to_string())
         });
         counts.collect()

@@ -10,7 +10,7 @@ use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v
 use serde::Serialize;
 
 use super::{
-    metrics::RemoteCluster,
+    metrics::CheckedCluster,
     read::{CheckFacts, CheckedConfig, CheckedReplica, Known, PreflightFacts, ReplicaRole},
 };
 use crate::text::and_more;
@@ -33,11 +33,11 @@ pub(super) struct CheckReport {
 #[serde(rename_all = "camelCase")]
 pub(super) struct CheckCategory {
     pub(super) category_name: String,
-    pub(super) checks: Vec<Check>,
+    pub(super) checks: Vec<InstallationCheck>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Check {
+pub(super) struct InstallationCheck {
     pub(super) description: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
@@ -52,9 +52,9 @@ pub(super) enum CheckResult {
     Error,
 }
 
-// === impl Check ===
+// === impl InstallationCheck ===
 
-impl Check {
+impl InstallationCheck {
     pub(super) fn success(description: impl Into<String>) -> Self {
         Self { description: description.into(), error: None, result: CheckResult::Success }
     }
@@ -79,7 +79,7 @@ impl Check {
 // === impl CheckReport ===
 
 impl CheckReport {
-    fn new(categories: impl IntoIterator<Item = (&'static str, Vec<Check>)>) -> Self {
+    fn new(categories: impl IntoIterator<Item = (&'static str, Vec<InstallationCheck>)>) -> Self {
         let categories = categories.into_iter().filter(|(_, checks)| !checks.is_empty());
         let categories: Vec<_> =
             categories.map(|(name, checks)| CheckCategory { category_name: name.to_owned(), checks }).collect();
@@ -90,26 +90,31 @@ impl CheckReport {
 
 /// The report if the API server cannot be reached at all.
 pub(super) fn without_client(reason: &str) -> CheckReport {
-    CheckReport::new([("linkerd-operator-api", vec![Check::error("can create a client of the API server", reason)])])
+    CheckReport::new([(
+        "linkerd-operator-api",
+        vec![InstallationCheck::error("can create a client of the API server", reason)],
+    )])
 }
 
 /// Judges a cluster before the operator is installed.
 pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
     let mut linkerd = vec![match &facts.linkerd_config {
-        Ok(true) => Check::success("Linkerd's control plane is installed"),
-        Ok(false) => Check::error(
+        Ok(true) => InstallationCheck::success("Linkerd's control plane is installed"),
+        Ok(false) => InstallationCheck::error(
             "Linkerd's control plane is installed",
             "there is no ConfigMap linkerd-config: install Linkerd",
         ),
-        Err(reason) => Check::error("Linkerd's control plane is installed", reason),
+        Err(reason) => InstallationCheck::error("Linkerd's control plane is installed", reason),
     }];
     linkerd.extend(crds(&facts.linkerd_crds));
     let permissions = facts.permissions.iter().map(|(what, allowed)| {
         let description = format!("can {what}");
         match allowed {
-            Ok(true) => Check::success(description),
-            Ok(false) => Check::error(description, "you do not have this permission, which the manifests need"),
-            Err(reason) => Check::error(description, reason),
+            Ok(true) => InstallationCheck::success(description),
+            Ok(false) => {
+                InstallationCheck::error(description, "you do not have this permission, which the manifests need")
+            }
+            Err(reason) => InstallationCheck::error(description, reason),
         }
     });
     CheckReport::new([
@@ -140,46 +145,46 @@ pub(super) fn installation(facts: &CheckFacts) -> CheckReport {
     ])
 }
 
-fn api_server(version: &Known<String>) -> Check {
+fn api_server(version: &Known<String>) -> InstallationCheck {
     let description = "can query the API server";
     let version = match version {
         Ok(version) => version,
-        Err(reason) => return Check::error(description, reason),
+        Err(reason) => return InstallationCheck::error(description, reason),
     };
     let minor = version.trim_start_matches('v').split('.').nth(1);
     let minor = minor.map(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()));
     match minor.and_then(|minor| minor.parse::<u32>().ok()) {
-        Some(minor) if minor < OLDEST_MINOR => Check::warning(
+        Some(minor) if minor < OLDEST_MINOR => InstallationCheck::warning(
             description,
             format!("Kubernetes {version} was never tested: the operator is tested with 1.{OLDEST_MINOR} or later"),
         ),
-        _ => Check::success(description),
+        _ => InstallationCheck::success(description),
     }
 }
 
-fn crds(crds: &[(&'static str, Known<bool>)]) -> Vec<Check> {
+fn crds(crds: &[(&'static str, Known<bool>)]) -> Vec<InstallationCheck> {
     let check = |(name, exists): &(&'static str, Known<bool>)| {
         let description = format!("the CRD {name} exists");
         match exists {
-            Ok(true) => Check::success(description),
-            Ok(false) if name.ends_with(".config.linkerd.io") => Check::error(
+            Ok(true) => InstallationCheck::success(description),
+            Ok(false) if name.ends_with(".config.linkerd.io") => InstallationCheck::error(
                 description,
                 "apply the operator's CRD: kubectl apply --server-side -f crd/linkerdconfigs.yaml",
             ),
-            Ok(false) => Check::warning(description, "install Linkerd's CRDs: linkerd install --crds"),
-            Err(reason) => Check::error(description, reason),
+            Ok(false) => InstallationCheck::warning(description, "install Linkerd's CRDs: linkerd install --crds"),
+            Err(reason) => InstallationCheck::error(description, reason),
         }
     };
     crds.iter().map(check).collect()
 }
 
-fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<Check> {
+fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<InstallationCheck> {
     let replicas = match replicas {
         Ok(replicas) => replicas,
-        Err(reason) => return vec![Check::error("can list the Pods of the operator", reason)],
+        Err(reason) => return vec![InstallationCheck::error("can list the Pods of the operator", reason)],
     };
     if replicas.is_empty() {
-        return vec![Check::error(
+        return vec![InstallationCheck::error(
             "the operator is installed",
             "there is no Pod of the operator: deploy it, or set --operator-namespace and --linkerd-namespace",
         )];
@@ -193,23 +198,23 @@ fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<Check> {
         }
         match &replica.ready {
             Ok(ready) if ready.is_ready => {
-                waiting.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}")))
+                waiting.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}")));
             }
             Ok(ready) => not_ready.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}"))),
             Err(reason) => not_ready.push(format!("{name}: {reason}")),
         }
     }
     let mut checks = vec![
-        Check::of("all Pods of the operator are running", &not_running),
-        Check::of("all replicas are ready", &not_ready),
+        InstallationCheck::of("all Pods of the operator are running", &not_running),
+        InstallationCheck::of("all replicas are ready", &not_ready),
     ];
     checks.push(match waiting.as_slice() {
-        [] => Check::success("no replica waits for anything"),
-        waiting => Check::warning("no replica waits for anything", listed(waiting)),
+        [] => InstallationCheck::success("no replica waits for anything"),
+        waiting => InstallationCheck::warning("no replica waits for anything", listed(waiting)),
     });
     let managers = replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager).count();
     if managers == 1 {
-        checks.push(Check::warning(
+        checks.push(InstallationCheck::warning(
             "a replica can fail without an interruption",
             "the operator has one replica: run at least two",
         ));
@@ -218,34 +223,36 @@ fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<Check> {
 }
 
 /// Judges whether a replica leads.
-fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> Check {
+fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> InstallationCheck {
     let description = format!("a replica holds the Lease {name}");
     let lease = match lease {
         Ok(Some(lease)) => lease,
         Ok(None) => {
-            return Check::warning(description, "it does not exist: no replica runs the job of this Lease");
+            return InstallationCheck::warning(description, "it does not exist: no replica runs the job of this Lease");
         }
-        Err(reason) => return Check::error(description, reason),
+        Err(reason) => return InstallationCheck::error(description, reason),
     };
     let spec = lease.spec.as_ref();
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
     let Some(holder) = holder else {
-        return Check::error(description, "no replica holds it: read the logs of the replicas");
+        return InstallationCheck::error(description, "no replica holds it: read the logs of the replicas");
     };
     let age = spec.and_then(|spec| spec.renew_time.as_ref()).map(|renewed| now.duration_since(renewed.0).as_secs());
     let duration = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or_default();
     match age {
         // Clocks may differ by a few seconds, so this is not exact.
-        Some(age) if age <= 2 * i64::from(duration) => Check::success(description),
-        Some(age) => Check::error(description, format!("{holder} renewed it {age} s ago: is that replica running?")),
-        None => Check::error(description, format!("{holder} never renewed it")),
+        Some(age) if age <= 2 * i64::from(duration) => InstallationCheck::success(description),
+        Some(age) => {
+            InstallationCheck::error(description, format!("{holder} renewed it {age} s ago: is that replica running?"))
+        }
+        None => InstallationCheck::error(description, format!("{holder} never renewed it")),
     }
 }
 
-fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<Check> {
+fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
     let configs = match configs {
         Ok(configs) => configs,
-        Err(reason) => return vec![Check::error("can list LinkerdConfigs", reason)],
+        Err(reason) => return vec![InstallationCheck::error("can list LinkerdConfigs", reason)],
     };
     let mut checks = Vec::new();
     for config in configs {
@@ -253,40 +260,40 @@ fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<Check> {
         let condition = |name: &str| config.conditions.iter().find(|condition| condition.type_ == name);
         let explained = |it: &Condition| format!("{}: {}", it.reason, it.message);
         checks.push(match condition("Ready") {
-            _ if !config.is_observed => {
-                Check::error(description, "the operator has not processed its last change yet: is the job enabled?")
-            }
-            Some(ready) if ready.status == "True" => Check::success(description),
-            Some(ready) if config.is_active => Check::error(description, explained(ready)),
+            _ if !config.is_observed => InstallationCheck::error(
+                description,
+                "the operator has not processed its last change yet: is the job enabled?",
+            ),
+            Some(ready) if ready.status == "True" => InstallationCheck::success(description),
+            Some(ready) if config.is_active => InstallationCheck::error(description, explained(ready)),
             // Another one is in effect.
-            Some(ready) => Check::warning(description, explained(ready)),
-            None => Check::error(description, "it has no condition Ready: is the job enabled?"),
+            Some(ready) => InstallationCheck::warning(description, explained(ready)),
+            None => InstallationCheck::error(description, "it has no condition Ready: is the job enabled?"),
         });
         let present = WARNING_CONDITIONS.iter().filter_map(|name| condition(name)).filter(|it| it.status == "True");
-        checks.extend(
-            present
-                .map(|it| Check::warning(format!("LinkerdConfig {} has no {}", config.name, it.type_), explained(it))),
-        );
+        checks.extend(present.map(|it| {
+            InstallationCheck::warning(format!("LinkerdConfig {} has no {}", config.name, it.type_), explained(it))
+        }));
     }
     checks
 }
 
 /// Judges each other cluster, as all replicas see it.
-fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<Check> {
-    let mut clusters = BTreeMap::<&str, Vec<(String, RemoteCluster)>>::new();
+fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
+    let mut clusters = BTreeMap::<&str, Vec<(String, CheckedCluster)>>::new();
     for replica in replicas {
         for (cluster, state) in &replica.remote_clusters {
             clusters.entry(cluster).or_default().push((replica.name(), *state));
         }
     }
-    let check = |(cluster, views): (&str, Vec<(String, RemoteCluster)>)| {
+    let check = |(cluster, views): (&str, Vec<(String, CheckedCluster)>)| {
         let description = format!("the cluster {cluster} can be watched");
         let not_synced: Vec<_> = views.iter().filter(|(_, state)| !state.is_synced).collect();
         let failing: Vec<_> = views.iter().filter(|(_, state)| state.failing_seconds > 0.0).collect();
         if !not_synced.is_empty() {
             let names = not_synced.iter().take(SHOWN).map(|(name, _)| name.as_str());
             let names = and_more(names, not_synced.len(), ", ");
-            return Check::error(
+            return InstallationCheck::error(
                 description,
                 format!("{names} has not listed it: read the log, and renew the link: linkerd multicluster link"),
             );
@@ -295,9 +302,12 @@ fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<Check> {
             let lines =
                 failing.iter().map(|(name, it)| format!("{name}: a watch fails for {:.0} s", it.failing_seconds));
             let lines: Vec<_> = lines.collect();
-            return Check::warning(description, format!("{}\nits last known endpoints stay in use", listed(&lines)));
+            return InstallationCheck::warning(
+                description,
+                format!("{}\nits last known endpoints stay in use", listed(&lines)),
+            );
         }
-        Check::success(description)
+        InstallationCheck::success(description)
     };
     clusters.into_iter().map(check).collect()
 }

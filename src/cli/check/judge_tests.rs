@@ -66,7 +66,7 @@ fn good() -> CheckFacts {
 /// The checks that do not succeed: the description and the error, after a mark.
 fn problems(report: &CheckReport) -> Vec<String> {
     let checks = report.categories.iter().flat_map(|category| &category.checks);
-    let line = |check: &Check| match (check.result, &check.error) {
+    let line = |check: &InstallationCheck| match (check.result, &check.error) {
         (CheckResult::Success, None) => None,
         (result, error) => Some(format!("{result:?}: {}: {}", check.description, error.as_deref().unwrap_or_default())),
     };
@@ -181,7 +181,7 @@ fn containers_that_replace_linkerds_need_no_lease_and_no_crd_of_the_operator() {
 
 #[test]
 fn each_other_cluster_is_named_with_its_state() {
-    let cluster = |is_synced, failing_seconds| RemoteCluster { is_synced, failing_seconds };
+    let cluster = |is_synced, failing_seconds| CheckedCluster { is_synced, failing_seconds };
     let (success, found) = changed(|facts| {
         let replicas = facts.replicas.as_mut().unwrap();
         replicas[0].remote_clusters =

@@ -1,6 +1,6 @@
 //! Reads the state of the other clusters from the metrics of a replica.
 //!
-//! * In: Prometheus' text format, from another process. Out: a [`RemoteCluster`] for each label `cluster`.
+//! * In: Prometheus' text format, from another process. Out: a [`CheckedCluster`] for each label `cluster`.
 //! * Always: a line that cannot be read is skipped; the number of clusters is bounded.
 
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ const MOST: usize = 200;
 
 /// Another cluster, as one replica sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct RemoteCluster {
+pub(super) struct CheckedCluster {
     pub(super) is_synced: bool,
     /// How long a watch of the cluster has been failing.
     pub(super) failing_seconds: f64,
 }
 
-pub(super) fn remote_clusters(metrics: &str) -> BTreeMap<String, RemoteCluster> {
-    let mut clusters = BTreeMap::<String, RemoteCluster>::new();
+pub(super) fn remote_clusters(metrics: &str) -> BTreeMap<String, CheckedCluster> {
+    let mut clusters = BTreeMap::<String, CheckedCluster>::new();
     for line in metrics.lines() {
         let Some((name, cluster, value)) = sample(line) else { continue };
         if clusters.len() >= MOST && !clusters.contains_key(cluster) {
@@ -59,8 +59,8 @@ linkerd_operator_remote_cluster_synced{cluster=\"broken
 linkerd_operator_remote_cluster_synced{cluster=\"odd\"} many
 ";
         let expected = [
-            ("east".to_owned(), RemoteCluster { is_synced: true, failing_seconds: 12.5 }),
-            ("west".to_owned(), RemoteCluster { is_synced: false, failing_seconds: 0.0 }),
+            ("east".to_owned(), CheckedCluster { is_synced: true, failing_seconds: 12.5 }),
+            ("west".to_owned(), CheckedCluster { is_synced: false, failing_seconds: 0.0 }),
         ];
         assert_eq!(remote_clusters(metrics), expected.into());
     }

@@ -34,16 +34,16 @@ fn mark(result: CheckResult) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::check::judge::{Check, CheckCategory};
+    use crate::cli::check::judge::{CheckCategory, InstallationCheck};
 
     #[test]
     fn a_report_is_printed_as_linkerd_prints_one() {
         let categories = vec![CheckCategory {
             category_name: "linkerd-operator".to_owned(),
             checks: vec![
-                Check::success("a works"),
-                Check::warning("b works", "it is slow"),
-                Check::error("c works", "no\nway"),
+                InstallationCheck::success("a works"),
+                InstallationCheck::warning("b works", "it is slow"),
+                InstallationCheck::error("c works", "no\nway"),
             ],
         }];
         let expected = "\

@@ -27,7 +27,7 @@ use kube::{
 };
 use tokio::time::timeout;
 
-use super::metrics::{RemoteCluster, remote_clusters};
+use super::metrics::{CheckedCluster, remote_clusters};
 use crate::{
     api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP},
     client, external_workload, linkerd_config,
@@ -88,7 +88,7 @@ pub(super) struct CheckedReplica {
     /// Why the Pod is not running.
     pub(super) pod_problem: Option<String>,
     pub(super) ready: Known<CheckedReadiness>,
-    pub(super) remote_clusters: BTreeMap<String, RemoteCluster>,
+    pub(super) remote_clusters: BTreeMap<String, CheckedCluster>,
 }
 
 /// The answer of `/ready`.

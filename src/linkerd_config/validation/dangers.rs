@@ -7,7 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
     jiff::{SignedDuration, Timestamp},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::expiry::first_expiry;
 use crate::{
@@ -52,12 +52,8 @@ pub fn dangers(spec: &LinkerdConfigSpec, bundle: Option<&str>, now: Timestamp) -
     }
     for (path, dangerous, reason) in DANGEROUS_VALUES {
         let value = path.iter().try_fold(&json!(spec.values), |value, key| value.get(*key)).cloned();
-        let is_dangerous = match &value {
-            Some(Value::String(text)) => text == dangerous,
-            Some(value) => value.to_string() == dangerous,
-            None => false,
-        };
-        if is_dangerous {
+        let value = value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+        if value.as_deref() == Some(dangerous) {
             found.push(format!("spec.values: {} is {dangerous}: {reason}", path.join(".")));
         }
     }
@@ -79,7 +75,7 @@ fn of_rollout(rollout: &RolloutSpec) -> Vec<String> {
     let is_all = |limit: &IntOrString| *limit == IntOrString::String("100%".to_owned());
     let is_empty = |selector: &LabelSelector| {
         let LabelSelector { match_labels, match_expressions } = selector;
-        match_labels.as_ref().is_none_or(|labels| labels.is_empty())
+        match_labels.as_ref().is_none_or(std::collections::BTreeMap::is_empty)
             && match_expressions.as_ref().is_none_or(Vec::is_empty)
     };
     let selects_all = |selector: &Option<LabelSelector>| selector.as_ref().is_none_or(is_empty);
