@@ -29,6 +29,10 @@ mod multicluster;
 mod other_version;
 mod process;
 mod profile;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
 mod proxy_injector;
 #[allow(
     clippy::indexing_slicing,
