@@ -203,7 +203,7 @@ fn the_page_of_flags_is_generated_from_the_command_line() {
         .to_owned();
     let mut root = Args::command();
     root.build();
-    for command in root.get_subcommands().filter(|command| command.get_name() != "help") {
+    for command in root.get_subcommands().filter(|it| it.get_name() != "help" && !it.is_hide_set()) {
         write!(text, "\n## linkerd-operator {}\n\n", command.get_name()).unwrap();
         let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
         writeln!(text, "{}\n", wrapped(&sentence(&about), "")).unwrap();
