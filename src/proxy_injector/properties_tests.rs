@@ -20,10 +20,15 @@ use super::{
     owner::{intermediate, workload},
     reviewed::ReviewedObject,
 };
-use crate::webhook::review::ReviewRequest;
+use crate::{
+    values::{Document, Path},
+    webhook::review::ReviewRequest,
+};
 
-static CONFIGURATION: LazyLock<Configuration> =
-    LazyLock::new(|| Configuration::read(include_str!("../values/testdata/installed.yaml"), "anchors").unwrap());
+/// The document that Linkerd's chart renders.
+const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
+
+static CONFIGURATION: LazyLock<Configuration> = LazyLock::new(|| Configuration::read(INSTALLED, "anchors").unwrap());
 
 /// Texts that have a meaning in some format.
 const SPECIAL: [&str; 22] = [
@@ -334,5 +339,45 @@ proptest! {
             patched(&pod, &outcome)
         };
         prop_assert_eq!(replaced(&injected(&hostile), &hostile, "plain"), injected("plain"));
+    }
+}
+
+/// Values of several types, some of which fit at a few paths only.
+fn declared_value() -> impl Strategy<Value = Value> {
+    let texts = SPECIAL.map(|text| json!(text)).into_iter();
+    let texts =
+        texts.chain(["off", "no", "legacy", "insecure", "audit", "10.0.0.0/8", "70000"].map(|text| json!(text)));
+    let others = [
+        json!(null),
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(70_000),
+        json!(1.5),
+        json!([]),
+        json!({}),
+        json!({"unknown": 1}),
+        json!([{"name": "A", "value": "1"}]),
+    ];
+    select(texts.chain(others).collect::<Vec<_>>())
+}
+
+proptest! {
+    /// Two parts of the program read the document: the LinkerdConfig controller before it is written, and the injector.
+    #[test]
+    fn a_document_without_problems_is_never_refused_by_the_injector(
+        changes in vec((any::<prop::sample::Index>(), declared_value()), 1..6),
+    ) {
+        let mut document = Document::parse(INSTALLED).unwrap();
+        let paths: Vec<Path> = document.leaves().map(|(path, _)| path).collect();
+        for (at, value) in changes {
+            document.set(at.get(&paths), value);
+        }
+        if document.problems().is_empty() {
+            let read = Configuration::read(&document.to_yaml(), "anchors");
+            prop_assert!(read.is_ok(), "{}: {:?}", document.to_yaml(), read.err());
+        }
     }
 }
