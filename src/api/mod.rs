@@ -63,7 +63,7 @@ pub const CANARY_NAMESPACES_ANNOTATION: &str = "config.linkerd.io/canary-namespa
 /// The annotation of a ConfigMap that the operator writes, and its value.
 pub const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
 pub const OPERATOR: &str = "linkerd-operator";
-/// The audit annotation in the answers of the operator's webhooks. Its value begins with [`OPERATOR`].
+/// The audit annotation in the answers of the operator's proxy injector. Its value begins with [`OPERATOR`].
 pub const WEBHOOK_AUDIT_ANNOTATION: &str = "answered-by";
 /// The Service and the Deployment of Linkerd's proxy injector.
 pub const INJECTOR: &str = "linkerd-proxy-injector";

@@ -101,7 +101,10 @@ mod tests {
         let canary = CanaryConfiguration::new(texts(INSTALLED, r#"{"matchLabels": {"canary": "yes"}}"#));
         assert!(is_included(&canary, &[("canary", "yes"), ("team", "a")]));
         assert!(!is_included(&canary, &[("canary", "no")]) && !is_included(&canary, &[]));
-        let canary = CanaryConfiguration::new(texts(INSTALLED, r#"{"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}"#));
+        let canary = CanaryConfiguration::new(texts(
+            INSTALLED,
+            r#"{"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}"#,
+        ));
         assert!(is_included(&canary, &[("team", "a")]) && !is_included(&canary, &[("canary", "yes")]));
         let canary = CanaryConfiguration::new(None);
         assert!(!is_included(&canary, &[("team", "a")]) && canary.problem().is_none());

@@ -24,6 +24,7 @@ use super::{
     source::CurrentConfiguration,
 };
 use crate::{
+    api::KUBE_SYSTEM,
     events::{Events, Notice},
     webhook::{
         Handler,
@@ -72,11 +73,14 @@ impl InjectionHandler {
             return request.denied(&unknown);
         }
         let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
-        let target =
-            ReviewTarget { namespace: &namespace.annotations, namespace_name: &request.namespace, workload: workload.as_ref() };
+        let target = ReviewTarget {
+            namespace: &namespace.annotations,
+            namespace_name: &request.namespace,
+            workload: workload.as_ref(),
+        };
         // A canary never includes the control plane, in whose namespace the operator probes for the configuration of all
         // others.
-        let configuration = match request.namespace == self.controller_namespace {
+        let configuration = match [KUBE_SYSTEM, &self.controller_namespace].contains(&&*request.namespace) {
             true => self.current.get(),
             false => self.current.of_labels(&namespace.labels),
         };
@@ -87,7 +91,8 @@ impl InjectionHandler {
                 labels.annotation_at = decision.annotation_at;
                 self.metrics.allowed(&labels, &decision, !patch.is_empty());
                 debug!(namespace = request.namespace, pod = pod.name, skipped = ?decision.skipped, "reviewed an object");
-                request.allowed(&Patch(patch), warnings)
+                // The LinkerdConfig controller recognizes the operator's injector by the name.
+                request.allowed_by_name(&Patch(patch), warnings)
             }
             Err(reason) => {
                 self.metrics.denied(&labels);

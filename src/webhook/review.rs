@@ -100,6 +100,15 @@ impl<'de, T: Deserialize<'de>> ReviewRequest<T> {
 impl<T> ReviewRequest<T> {
     /// Returns the answer that allows the object, with a patch.
     pub fn allowed(&self, patch: &Patch, warnings: Vec<String>) -> Vec<u8> {
+        self.allowed_with(patch, warnings, None)
+    }
+
+    /// Returns the same answer with the name of this program in an audit annotation.
+    pub fn allowed_by_name(&self, patch: &Patch, warnings: Vec<String>) -> Vec<u8> {
+        self.allowed_with(patch, warnings, Some(json!({ WEBHOOK_AUDIT_ANNOTATION: server_name() })))
+    }
+
+    fn allowed_with(&self, patch: &Patch, warnings: Vec<String>, audit_annotations: Option<Value>) -> Vec<u8> {
         let has_patch = !patch.0.is_empty();
         self.answer(&ReviewResponse {
             uid: &self.uid,
@@ -108,8 +117,7 @@ impl<T> ReviewRequest<T> {
             patch_type: has_patch.then_some("JSONPatch"),
             status: None,
             warnings: limited(warnings),
-            // The LinkerdConfig controller recognizes the operator's injector by it.
-            audit_annotations: Some(json!({ WEBHOOK_AUDIT_ANNOTATION: server_name() })),
+            audit_annotations,
         })
     }
 
@@ -184,8 +192,11 @@ mod tests {
         let expected = json!({"uid": "u", "allowed": false, "status": {"message": "no"}});
         assert_eq!((&denied["response"], &denied["apiVersion"]), (&expected, &json!("admission.k8s.io/v1")));
         let name = format!("linkerd-operator/{}", env!("CARGO_PKG_VERSION"));
+        let named: Value = serde_json::from_slice(&request.allowed_by_name(&Patch::default(), Vec::new())).unwrap();
+        let expected = json!({"uid": "u", "allowed": true, "auditAnnotations": {"answered-by": name}});
+        assert_eq!(named["response"], expected);
         let unchanged: Value = serde_json::from_slice(&request.allowed(&Patch::default(), Vec::new())).unwrap();
-        assert_eq!(unchanged["response"], json!({"uid": "u", "allowed": true, "auditAnnotations": {"answered-by": name}}));
+        assert_eq!(unchanged["response"], json!({"uid": "u", "allowed": true}));
     }
 
     #[test]
