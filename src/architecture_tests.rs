@@ -43,7 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "events", "lease", "queue"]),
     ("destination", &["api", "client", "cluster", "listen", "memory", "proto", "queue", "resources", "tasks", "text"]),
-    ("webhook", &["text"]),
+    ("webhook", &["api", "text"]),
     (
         "external_workload",
         &[

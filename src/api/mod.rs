@@ -56,6 +56,15 @@ pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 /// The ConfigMap that Linkerd's proxy injector reads.
 pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
+/// The ConfigMap with the configuration of a canary. Only the operator's proxy injector reads it.
+pub const CANARY_CONFIG_MAP: &str = "linkerd-config-canary";
+/// The annotation of [`CANARY_CONFIG_MAP`] with the label selector of the canary namespaces, as JSON.
+pub const CANARY_NAMESPACES_ANNOTATION: &str = "config.linkerd.io/canary-namespaces";
+/// The annotation of a ConfigMap that the operator writes, and its value.
+pub const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
+pub const OPERATOR: &str = "linkerd-operator";
+/// The audit annotation in the answers of the operator's proxy injector. Its value begins with [`OPERATOR`].
+pub const WEBHOOK_AUDIT_ANNOTATION: &str = "answered-by";
 /// The Service and the Deployment of Linkerd's proxy injector.
 pub const INJECTOR: &str = "linkerd-proxy-injector";
 /// The MutatingWebhookConfiguration of the proxy injector, and the name of its webhook.

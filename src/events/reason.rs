@@ -37,6 +37,9 @@ pub enum Reason {
     InjectorSyncTimeout,
     InjectorDenied,
     ConfigRolledBack,
+    CanaryStarted,
+    CanaryPromoted,
+    CanaryFailed,
     RolloutStarted,
     RolloutCompleted,
     RolloutPaused,
@@ -104,6 +107,7 @@ impl Reason {
             | Self::InjectorSyncTimeout
             | Self::InjectorDenied
             | Self::ConfigRolledBack
+            | Self::CanaryFailed
             | Self::RolloutHalted
             | Self::ProxyRolloutFailed
             | Self::InjectionWarning

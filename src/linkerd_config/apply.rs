@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::{
     LinkerdConfigReconciler,
+    canary::CanaryDecision,
     conditions::condition_reason,
     dereference::ReconcileInput,
     drift::with_drift_window,
@@ -43,6 +44,8 @@ pub(super) struct ReconcileOutcome {
     pub(super) rolls_back: bool,
     /// Why a required rollback restores nothing.
     pub(super) rollback_refused: Option<&'static str>,
+    /// What happens to the document that the plan holds back, or that it promotes.
+    pub(super) canary: Option<CanaryDecision>,
 }
 
 /// Whether the document that a revert overwrote was kept.
@@ -69,6 +72,7 @@ impl Default for ReconcileOutcome {
             baseline: None,
             rolls_back: false,
             rollback_refused: None,
+            canary: None,
         }
     }
 }

@@ -17,7 +17,10 @@ use super::{
     plan::PlanVerdict,
 };
 use crate::{
-    api::{NamespacedName, linkerd_config::LinkerdConfigStatus},
+    api::{
+        NamespacedName,
+        linkerd_config::{CanaryPhase, CanaryStatus, LinkerdConfigStatus},
+    },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::{and_more, truncated},
     values::{Path, Problem},
@@ -27,6 +30,8 @@ pub(super) const ACCEPTED: &str = "Accepted";
 pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
 pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
+/// The reason of ConfigMapSynced and Ready while the declared document is held back.
+pub(super) const CANARY: &str = "Canary";
 const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
 
 /// The reasons of Stalled while another writer keeps undoing the operator's writes.
@@ -84,8 +89,8 @@ pub(super) fn condition_rows(
     };
     let ready = match row.status {
         Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "the declared configuration is in effect"),
-        // These modes do what the resource requests.
-        _ if matches!(row.reason, "Observing" | "Suspended") => {
+        // The operator does what the resource requests.
+        _ if matches!(row.reason, "Observing" | "Suspended" | CANARY) => {
             ConditionRow::new(READY, Some(true), row.reason, row.message.clone())
         }
         _ if *verdict == PlanVerdict::Restored && row.reason == "Restored" => {
@@ -117,6 +122,26 @@ pub(super) fn condition_rows(
 /// and tools that follow kstatus consider a resource without it current, which suits a resource that is kept in reserve.
 pub(super) fn conflicted(message: String) -> [ConditionRow; 1] {
     [ConditionRow::new(ACCEPTED, Some(false), "Conflicted", message)]
+}
+
+/// Shows the state of a canary in the conditions of a held document. A canary that makes progress is what the resource
+/// requests, so only the others prevent Ready.
+pub(super) fn add_canary(rows: &mut Vec<ConditionRow>, canary: &CanaryStatus) {
+    let message = format!("configuration {} is {:?}: {}", canary.hash, canary.phase, canary.message);
+    for row in rows.iter_mut().filter(|row| row.reason == CANARY) {
+        row.message.clone_from(&message);
+    }
+    if !canary.phase.is_active()
+        && let Some(ready) = rows.iter_mut().find(|row| row.type_ == READY)
+    {
+        *ready = ConditionRow::new(READY, Some(false), CANARY, message.as_str());
+    }
+    let stalled = match canary.phase {
+        CanaryPhase::Failed => "CanaryFailed",
+        CanaryPhase::Unsupported => "CanaryUnsupported",
+        _ => return,
+    };
+    rows.push(ConditionRow::new(STALLED, Some(true), stalled, message));
 }
 
 /// Keeps the condition Stalled of a contested ConfigMap between two writes of the other writer: the declared document
@@ -165,6 +190,10 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
         PlanVerdict::Restored => {
             let message = "the declared configuration failed: the ConfigMap has the document from before it";
             (CONFIG_MAP_SYNCED, false, "Restored", message.to_owned())
+        }
+        PlanVerdict::Canary => {
+            let message = "the declared configuration is tried in the canary namespaces first: see status.canary";
+            (CONFIG_MAP_SYNCED, false, CANARY, message.to_owned())
         }
         PlanVerdict::ValidationFailed(problems) => {
             let message = format!("the proxy injector cannot use this configuration: {}", list_problems(problems));

@@ -10,7 +10,7 @@ use super::{
     writer::REVISION_ANNOTATION,
 };
 use crate::{
-    api::linkerd_config::LinkerdConfigStatus,
+    api::{CANARY_CONFIG_MAP, linkerd_config::LinkerdConfigStatus},
     cluster::{
         Kind,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
@@ -29,6 +29,8 @@ pub(super) struct ReconcileInput {
     pub(super) live: Option<Arc<ConfigMap>>,
     /// The ConfigMap `linkerd-identity-trust-roots`.
     pub(super) trust_roots: Option<Arc<ConfigMap>>,
+    /// The ConfigMap `linkerd-config-canary`.
+    pub(super) canary_map: Option<Arc<ConfigMap>>,
 }
 
 /// The input documents of the active resource's plan.
@@ -65,6 +67,7 @@ impl LinkerdConfigReconciler {
             active: active::of(&state.linkerd_configs, &config.target).cloned(),
             live: state.config_maps.get(&config.target).cloned(),
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
+            canary_map: state.config_maps.find(&config.target.namespace, CANARY_CONFIG_MAP).cloned(),
             config,
         })
     }

@@ -13,9 +13,13 @@ use super::{
     resolve_base::BaseChange,
 };
 use crate::{
-    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS},
+    api::{
+        CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS,
+        linkerd_config::CanaryPhase,
+    },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     events::{Notice, Reason, object_reference},
+    text::and_more,
 };
 
 /// The inputs of the Events of a reconcile.
@@ -67,7 +71,7 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
             add(reason, format!("{outcome}: {}", condition_message(after, INJECTOR_SYNCED)));
         }
     }
-    for (reason, note) in rollout_events(before, after) {
+    for (reason, note) in canary_event(before, after).into_iter().chain(rollout_events(before, after)) {
         add(reason, note);
     }
     let Some(plan) = plan else { return notices };
@@ -146,7 +150,28 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
     add_updated_event(notices, input)
 }
 
-/// Returns the Events of the rollout.
+/// Returns the Event of a canary whose phase changed.
+fn canary_event(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Option<(Reason, String)> {
+    let canary = after.canary.as_ref()?;
+    let known = before.canary.as_ref().filter(|known| known.hash == canary.hash).map(|known| known.phase);
+    if known == Some(canary.phase) {
+        return None;
+    }
+    let (hash, message) = (&canary.hash, &canary.message);
+    match canary.phase {
+        CanaryPhase::Progressing if known.is_none_or(|known| !known.is_active()) => {
+            let namespaces = and_more(&canary.namespaces, canary.namespaces.len(), ", ");
+            Some((Reason::CanaryStarted, format!("Namespaces {namespaces} get configuration {hash} before all others")))
+        }
+        CanaryPhase::Promoted => {
+            Some((Reason::CanaryPromoted, format!("All namespaces get configuration {hash}: {message}")))
+        }
+        CanaryPhase::Failed => Some((Reason::CanaryFailed, format!("Configuration {hash} was taken back: {message}"))),
+        _ => None,
+    }
+}
+
+/// Returns the Events of the rollout. While canary namespaces are restarted, the Events of the canary describe it.
 fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Vec<(Reason, String)> {
     const TYPE: &str = "RolloutComplete";
     let Some(rollout) = &after.rollout else { return Vec::new() };
@@ -157,8 +182,14 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
     let was = |wanted| condition_reason(before, TYPE) == Some(wanted) && condition_reason(after, TYPE) != Some(wanted);
     let so_far = || condition_message(after, TYPE);
     let mut notices = Vec::new();
+    let in_canary = |status: &LinkerdConfigStatus| status.canary.as_ref().is_some_and(|it| it.phase.is_active());
+    let of_canary = in_canary(before) || in_canary(after);
     // The rollout of a fallback document has a separate Event.
-    if rollout.started_at.is_some() && rollout.started_at != known.started_at && rollout.rolled_back.is_none() {
+    if !of_canary
+        && rollout.started_at.is_some()
+        && rollout.started_at != known.started_at
+        && rollout.rolled_back.is_none()
+    {
         notices.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
     }
     if became("Paused") {
@@ -170,7 +201,7 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
     if became("Halted") {
         notices.push((Reason::RolloutHalted, so_far()));
     }
-    if rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
+    if !of_canary && rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
         notices.push((Reason::RolloutCompleted, format!("Rolled out configuration {hash}: {}", so_far())));
     }
     notices

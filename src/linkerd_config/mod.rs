@@ -3,7 +3,8 @@
 //! ```text
 //! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                   └─▶ status, events (pure) ──▶ status, Events      (while leading)
-//!              injector: probes of the ready replicas ──┘
+//!              injector: probes of the ready replicas ──┤
+//!              canary: a document that some namespaces get first
 //! ```
 //!
 //! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, the answers of the injectors. Out: writes
@@ -16,6 +17,7 @@
 pub mod active;
 mod apply;
 pub mod base;
+mod canary;
 mod collector;
 pub mod conditions;
 pub mod control_plane;
@@ -46,7 +48,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-pub(crate) use self::base::baseline;
+pub(crate) use self::{base::baseline, canary::active_canary};
 use self::{
     collector::LinkerdConfigCollector, injector::Injectors, reconcile_cache::ReconcileCache, rollout::Rollouts,
     writer::ConfigWriter,

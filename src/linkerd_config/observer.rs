@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::active;
 use crate::{
-    api::{self, INJECTOR, NamespacedName, OPERATOR_WEBHOOK_SERVICE, TRUST_ROOTS},
+    api::{self, CANARY_CONFIG_MAP, INJECTOR, NamespacedName, OPERATOR_WEBHOOK_SERVICE, TRUST_ROOTS},
     cluster::{
         Change, Diff, Kind, Observer, State, WatchScope,
         index::store::Store,
@@ -73,7 +73,7 @@ impl Observer for LinkerdConfigObserver {
                 Change::ConfigMap(diff) => {
                     let key = &diff.latest().key;
                     match &*key.name {
-                        TRUST_ROOTS => add(&mut active::in_namespace(configs, &key.namespace)),
+                        TRUST_ROOTS | CANARY_CONFIG_MAP => add(&mut active::in_namespace(configs, &key.namespace)),
                         _ => add(&mut active::of(configs, key).into_iter()),
                     }
                 }
@@ -217,6 +217,7 @@ mod tests {
         };
         assert_eq!(config_map("linkerd", "linkerd-config"), "a");
         assert_eq!(config_map("linkerd", "linkerd-identity-trust-roots"), "a");
+        assert_eq!(config_map("linkerd", "linkerd-config-canary"), "a");
         assert_eq!(config_map("linkerd", "other"), "");
         assert_eq!(config_map("other", "linkerd-identity-trust-roots"), "");
         let slice = |service: &str, version: &str, address: &str| {

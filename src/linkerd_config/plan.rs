@@ -8,6 +8,10 @@
 
 use super::{
     base::Base,
+    canary::{
+        self,
+        document::{CanaryDocument, HeldInput, held},
+    },
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
     overlay::{self, Overlay, ValueSource},
@@ -43,6 +47,8 @@ pub struct PlanInput<'a> {
     pub failed: &'a [String],
     /// The document before the one in effect, if a rollback may restore it.
     pub predecessor: Option<&'a Predecessor>,
+    /// Whether a declared document that affects injection is held back, because canary namespaces get it first.
+    pub holds_back: bool,
 }
 
 #[derive(Debug)]
@@ -73,6 +79,8 @@ pub struct ConfigPlan {
     pub proxy_shape: Option<ProxyShapeStatus>,
     /// The injection hash of the installer's document.
     pub installed_hash: Option<String>,
+    /// The declared document, if it is held back. `effective` is then the document that stays in force.
+    pub canary: Option<CanaryDocument>,
 }
 
 #[derive(Debug)]
@@ -101,6 +109,8 @@ pub enum PlanVerdict {
     InvalidBase(String),
     /// The declared document failed: the ConfigMap holds the document before it.
     Restored,
+    /// The declared document is held back: the ConfigMap holds the document before it.
+    Canary,
     /// Changes of other writers are kept, because drift.action is Report.
     Drifted,
     /// Changes of other writers are kept for now, because they recur after each revert.
@@ -134,6 +144,7 @@ impl ConfigPlan {
             proxy_version: None,
             proxy_shape: None,
             installed_hash: None,
+            canary: None,
         }
     }
 }
@@ -204,8 +215,9 @@ fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
 /// Returns the overlay of a valid resource, or all problems of the resource.
 fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     let PlanInput { spec, document, base, bundle, .. } = *input;
+    let of_canary = canary::problems(spec);
     let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
-    let of_rollout = rollout::problems(spec);
+    let of_rollout = [rollout::problems(spec), of_canary].concat();
     match Overlay::new(spec, bundle, known) {
         Ok(overlay) if of_rollout.is_empty() => Ok(overlay),
         Ok(_) => Err(of_rollout),
@@ -228,10 +240,14 @@ fn plan_document(
     if let Some(reason) = skew::unsupported_linkerd(&base.document) {
         return ConfigPlan::only(PlanVerdict::UnsupportedVersion(reason));
     }
-    let effective = overlay.effective(&base.effective, &base.document);
+    let declared = overlay.effective(&base.effective, &base.document);
+    let version_problems = skew::problems(&declared, &base.document);
+    let version_skew = skew::version_skew(&declared, &base.document);
+    let mut hashes = injection_hashes(input.base, found, found_hash);
+    let in_force = held_back(input, &declared, &base.document, live, found, &hashes);
+    let canary = in_force.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
+    let effective = in_force.unwrap_or_else(|| declared.clone());
     base.effective = effective.clone();
-    let version_problems = skew::problems(&effective, &base.document);
-    let version_skew = skew::version_skew(&effective, &base.document);
     base.trust_bundles = input.trust_bundles.clone();
     let mut wanted = effective.clone();
     // With drift.action Report, the changes of other writers stay in the document.
@@ -240,7 +256,6 @@ fn plan_document(
         copy_paths(&mut wanted, found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let mut hashes = injection_hashes(input.base, found, found_hash);
     let has_failed = input.failed.contains(&hashes.of(&wanted));
     let predecessor = input.predecessor.filter(|_| has_failed);
     // Without a usable predecessor, the failed document is kept.
@@ -272,9 +287,9 @@ fn plan_document(
     let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
         InjectorSyncMethod::Probe | InjectorSyncMethod::DryRun => {
             let known = base.document.problems();
-            effective.problems().into_iter().partition(|problem| known.contains(problem))
+            declared.problems().into_iter().partition(|problem| known.contains(problem))
         }
-        InjectorSyncMethod::Delay => (Vec::new(), effective.problems()),
+        InjectorSyncMethod::Delay => (Vec::new(), declared.problems()),
     };
     let problems = [problems, version_problems].concat();
     let without_writes = |verdict| ConfigPlan {
@@ -287,7 +302,7 @@ fn plan_document(
         ..ConfigPlan::only(verdict)
     };
     if !problems.is_empty() {
-        let is_declared = |problem: &Problem| overlay.source(&problem.path, &effective) != ValueSource::Base;
+        let is_declared = |problem: &Problem| overlay.source(&problem.path, &declared) != ValueSource::Base;
         return without_writes(match problems.iter().any(is_declared) {
             true => PlanVerdict::Invalid(problems),
             false => PlanVerdict::ValidationFailed(problems),
@@ -305,6 +320,7 @@ fn plan_document(
     let verdict = match (is_restored, is_reported) {
         (true, _) => PlanVerdict::Restored,
         (false, true) => PlanVerdict::Drifted,
+        (false, false) if canary.is_some() => PlanVerdict::Canary,
         (false, false) => PlanVerdict::Synced,
     };
     let new_base = is_new_base.then_some(base);
@@ -315,6 +331,7 @@ fn plan_document(
         installed_hash,
         proxy_version: overlay::proxy_version(&wanted),
         proxy_shape: Some(overlay::proxy_shape(&wanted)),
+        canary,
         ..without_writes(verdict)
     };
     if is_synced {
@@ -327,15 +344,35 @@ fn plan_document(
             false => without_writes(PlanVerdict::Immutable),
         };
     }
-    let declared = if is_restored { &wanted } else { &effective };
+    let in_force = if is_restored { &wanted } else { &effective };
     let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
-    let write = ConfigMapWrite::new(&wanted, injection_hash, declared, overwrites_others);
-    if write.values.len() > LONGEST {
-        let reason = format!("it would have {} bytes; the limit is {LONGEST} bytes", write.values.len());
+    let write = ConfigMapWrite::new(&wanted, injection_hash, in_force, overwrites_others);
+    let length = write.values.len().max(plan.canary.as_ref().map_or(0, |canary| canary.values.len()));
+    if length > LONGEST {
+        let reason = format!("it would have {length} bytes; the limit is {LONGEST} bytes");
         let problem = Problem { path: Path::default(), value: String::new(), reason };
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
+}
+
+/// Returns the document that stays in force while canary namespaces get the declared one; `None` if the declared one is
+/// not held back. A document that failed is not a canary: the predecessor replaces it.
+fn held_back(
+    input: &PlanInput<'_>,
+    declared: &Document,
+    installed: &Document,
+    live: &ConfigMap,
+    found: Option<&Document>,
+    hashes: &InjectionHashes,
+) -> Option<Document> {
+    let hash = hashes.of(declared);
+    if !input.holds_back || input.failed.contains(&hash) {
+        return None;
+    }
+    let PlanInput { base: saved, first_time, .. } = *input;
+    let in_force = held(&HeldInput { saved, live, found, first_time, installed, declared });
+    (hashes.of(&in_force) != hash).then_some(in_force)
 }
 
 /// Returns the known injection hashes. Bases of earlier versions of the operator do not have them, but the ConfigMap has

@@ -17,6 +17,7 @@ use super::{
     LinkerdConfigReconciler,
     apply::ReconcileOutcome,
     base::baseline,
+    canary::{CanaryAction, active_canary, next_status},
     conditions::explain_refused_rollback,
     dereference::{PlanDocuments, ReconcileInput},
     events::{EventInput, events_for},
@@ -143,7 +144,8 @@ impl LinkerdConfigReconciler {
         let delay = revert_backoff.or_else(|| sync_status?.recheck_after);
         let delay = delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL));
         let contested = self.cache.contested_for(&config.target.name);
-        Ok(Action::requeue(contested.map_or(delay, |left| delay.min(left))))
+        let canary = outcome.canary.as_ref().map(|canary| canary.recheck_after);
+        Ok(Action::requeue([contested, canary].into_iter().flatten().fold(delay, Duration::min)))
     }
 
     /// Runs the stages up to the write of the ConfigMap. After an error, `outcome` contains the results of the
@@ -167,11 +169,27 @@ impl LinkerdConfigReconciler {
         outcome.base_revision = base.as_ref().map(|base| base.revision);
         let trust_bundles = self.observe_trust_bundles(input, base.as_deref());
         let documents = self.dereference(input, base, requires_rollback).await?;
-        make_plan(input, &documents, &trust_bundles, revert_suspended, requires_rollback, outcome);
+        let holds_back = config.spec.canary.is_some() && config.spec.mode == Mode::Enforce;
+        let plan_input = PlanContext {
+            input,
+            documents: &documents,
+            trust_bundles: &trust_bundles,
+            revert_suspended,
+            requires_rollback,
+        };
+        make_plan(&plan_input, holds_back, outcome);
+        outcome.canary = match &outcome.plan.canary {
+            Some(document) => self.decide_canary(input, document, Timestamp::now()),
+            None => None,
+        };
+        if outcome.canary.as_ref().is_some_and(|canary| canary.action == CanaryAction::Promote) {
+            make_plan(&plan_input, false, outcome);
+        }
         if !self.is_active(config) {
             return Err(WriteError::NotLeading);
         }
-        self.apply(input, outcome).await
+        self.apply(input, outcome).await?;
+        self.apply_canary(input, &outcome.plan, outcome.canary.as_ref()).await
     }
 
     /// Returns whether the injectors use the document of the plan; `None` if the plan has no such document or was not
@@ -193,9 +211,12 @@ impl LinkerdConfigReconciler {
         let expected = ExpectedInjection { injection_hash: hash.clone(), trust_roots: input.bundle().map(sha256) };
         let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
         // A denial of a document with changes of other writers is not the resource's fault.
-        let is_proven = matches!(plan.verdict, PlanVerdict::Restored | PlanVerdict::Drifted) || good == Some(hash);
+        let in_force_before = [PlanVerdict::Restored, PlanVerdict::Drifted, PlanVerdict::Canary];
+        let is_proven = in_force_before.contains(&plan.verdict) || good == Some(hash);
         let live = live.as_deref();
-        let request = SyncRequest { config, before, live, expected, written: *written, is_proven, now };
+        let canary = next_status(config, before, plan, outcome.canary.as_ref(), now);
+        let canary = self.canary_probe(config, canary.as_ref());
+        let request = SyncRequest { config, before, live, expected, canary, written: *written, is_proven, now };
         Some(self.injectors.sync_status(&self.gate.cluster, request))
     }
 
@@ -214,6 +235,10 @@ impl LinkerdConfigReconciler {
         let base_revision = outcome.base_revision.filter(|_| enforce);
         let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
         let trust_bundle = trust_bundles.in_effect(input.bundle());
+        let canary = match failure {
+            Some(_) => before.canary.clone(),
+            None => next_status(config, before, &outcome.plan, outcome.canary.as_ref(), now),
+        };
         let mut after = active_status(ActiveStatusInput {
             config,
             before,
@@ -225,6 +250,7 @@ impl LinkerdConfigReconciler {
             base_revision,
             written_revision: written_revision(input.live.as_deref()),
             sync_status,
+            canary,
             is_contested: self.cache.contested_for(&config.target.name).is_some(),
             bundle: input.bundle(),
             trust_key: trust_bundle.as_ref().map(|bundle| bundle.key.as_str()),
@@ -236,6 +262,7 @@ impl LinkerdConfigReconciler {
                 operator_namespace: self.namespaces.operator.clone(),
                 trust_bundle,
                 trust_bundles,
+                canary: active_canary(config, &after, outcome.plan.canary.as_ref()),
             };
             let target = RolloutTarget::of(config, &after, &context);
             let progress = self.rollouts.progress(&target);
@@ -280,14 +307,17 @@ impl LinkerdConfigReconciler {
     }
 }
 
-fn make_plan(
-    input: &ReconcileInput,
-    documents: &PlanDocuments,
-    trust_bundles: &TrustBundles,
+/// What every plan of one reconcile has in common.
+struct PlanContext<'a> {
+    input: &'a ReconcileInput,
+    documents: &'a PlanDocuments,
+    trust_bundles: &'a TrustBundles,
     revert_suspended: bool,
     requires_rollback: bool,
-    outcome: &mut ReconcileOutcome,
-) {
+}
+
+fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut ReconcileOutcome) {
+    let PlanContext { input, documents, trust_bundles, revert_suspended, requires_rollback } = *context;
     let ReconcileInput { config, before, live, .. } = input;
     let PlanDocuments { live: document, base, predecessor } = documents;
     let failed = failed_hashes(config, before);
@@ -302,6 +332,7 @@ fn make_plan(
         revert_suspended,
         failed,
         predecessor: predecessor.as_ref(),
+        holds_back,
     });
     if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
         outcome.baseline = baseline(document.as_deref(), base.as_deref());

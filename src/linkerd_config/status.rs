@@ -7,8 +7,8 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     conditions::{
-        ConditionRow, add_contest, add_injector_condition, condition_rows, conflicted, mismatch_row, not_accepted,
-        suspect_base_row, to_conditions, version_skew_row,
+        ConditionRow, add_canary, add_contest, add_injector_condition, condition_rows, conflicted, mismatch_row,
+        not_accepted, suspect_base_row, to_conditions, version_skew_row,
     },
     control_plane::denials::add_denial,
     drift::drift_status,
@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{
-        DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode, RevisionsStatus, RolloutStatus, TargetStatus,
+        CanaryPhase, CanaryStatus, DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode, RevisionsStatus,
+        RolloutStatus, TargetStatus,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::truncated,
@@ -57,6 +58,8 @@ pub(super) struct ActiveStatusInput<'a> {
     pub(super) sync_status: Option<&'a SyncStatus>,
     /// Whether another writer keeps undoing our writes of the ConfigMap.
     pub(super) is_contested: bool,
+    /// The next `status.canary`.
+    pub(super) canary: Option<CanaryStatus>,
     /// The PEM bundle of the mesh's trust anchors.
     pub(super) bundle: Option<&'a str>,
     /// The trust anchors' part of the key of a rollout.
@@ -73,10 +76,12 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let anchors = effective.map(|_| trust_anchors::status(plan.anchors, bundle, bundle_hash.as_deref(), before));
     // The hash of the document that workloads now fail with.
     let rejected = plan.injection_hash.as_ref().filter(|_| rolls_back);
+    let taken_back = input.canary.as_ref().filter(|canary| canary.phase == CanaryPhase::Failed);
+    let given_up = rejected.or_else(|| taken_back.map(|canary| &canary.hash));
     let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
     let rolled_back = rolled_back
         .filter(|_| is_current(config, before))
-        .or_else(|| Some(RolloutKey::of(rejected?, input.trust_key, None).to_string()));
+        .or_else(|| Some(RolloutKey::of(given_up?, input.trust_key, None).to_string()));
     let proxy_version = match &input.failure {
         Some(_) => before.proxy_version.clone(),
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
@@ -90,6 +95,9 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         rows.extend(mismatch_row(&plan.control_plane_mismatch));
     }
     rows.extend(suspect_base_row(&plan.base_problems));
+    if let Some(canary) = input.canary.as_ref().filter(|_| plan.verdict == PlanVerdict::Canary) {
+        add_canary(&mut rows, canary);
+    }
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
     revisions.previous = next_previous(before, plan, input.written_revision, bundle_hash.as_deref());
     if let Some(hash) = rejected {
@@ -119,6 +127,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         injector: sync_status.and_then(|sync_status| injector_status(sync_status, before.injector.as_ref(), now)),
         drift: next_drift(before, plan, is_satisfied, now),
         rollout: Some(rollout),
+        canary: input.canary,
         deprecated_fields: overlay::deprecated(&config.spec),
         trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
     }
@@ -203,7 +212,7 @@ pub(super) fn kept_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
 }
 
 /// Whether the status belongs to the current generation and the current retry annotation of the resource.
-fn is_current(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
+pub(super) fn is_current(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
     let tried = status.rollout.as_ref().and_then(|rollout| rollout.retry.clone());
     status.observed_generation == Some(config.generation) && tried == retry(config)
 }

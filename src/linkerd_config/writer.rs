@@ -32,7 +32,7 @@ use super::{
 use crate::{
     api::{
         CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
-        LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
+        LinkerdConfigStatus, MANAGED_BY_ANNOTATION, OPERATOR, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
     },
     cluster::{
         Problems, Projected,
@@ -42,20 +42,19 @@ use crate::{
     write::WriteError,
 };
 
-const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
 /// The maximum number of attempts to write a status in one reconcile.
 const MAX_STATUS_ATTEMPTS: u32 = 5;
 pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct ConfigWriter {
-    fence: Fence,
+    pub(super) fence: Fence,
     configs: Api<LinkerdConfig>,
-    config_maps: Api<core::ConfigMap>,
+    pub(super) config_maps: Api<core::ConfigMap>,
     /// The same ConfigMaps, for reads of what the operator projects.
     projected: Api<ConfigMapObject>,
     revisions: Api<ControllerRevision>,
     deployments: Api<Deployment>,
-    writes: IntCounterVec,
+    pub(super) writes: IntCounterVec,
 }
 
 /// The outcome of the restore of a base.
@@ -136,7 +135,7 @@ impl ConfigWriter {
         revision: i64,
     ) -> Result<Arc<str>, WriteError> {
         let annotations = json!({
-            MANAGED_BY_ANNOTATION: "linkerd-operator",
+            MANAGED_BY_ANNOTATION: OPERATOR,
             HASH_ANNOTATION: write.hash,
             REVISION_ANNOTATION: revision.to_string(),
         });
@@ -222,7 +221,7 @@ impl ConfigWriter {
         })
     }
 
-    async fn patch_config_map(
+    pub(super) async fn patch_config_map(
         &self,
         name: &str,
         version: &str,
@@ -310,7 +309,7 @@ fn is_linkerd_config_owner(owner: &OwnerReference) -> bool {
     owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP)
 }
 
-fn post_params() -> PostParams {
+pub(super) fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 

@@ -15,16 +15,16 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{
-    annotations::AnnotationMap,
     events,
     inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
-    lookup::ObjectLookup,
+    lookup::{NamespaceMetadata, ObjectLookup},
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
     reviewed::ReviewedObject,
     source::CurrentConfiguration,
 };
 use crate::{
+    api::KUBE_SYSTEM,
     events::{Events, Notice},
     webhook::{
         Handler,
@@ -58,8 +58,8 @@ impl InjectionHandler {
         // Both may wait for the API server.
         let (workload, namespace) = tokio::join!(workload, self.lookup.namespace(&request.namespace));
         let (namespace, unknown) = match namespace {
-            Ok(annotations) => (annotations, None),
-            Err(error) => (AnnotationMap::new(), Some(format!("{error:#}"))),
+            Ok(namespace) => (namespace, None),
+            Err(error) => (NamespaceMetadata::default(), Some(format!("{error:#}"))),
         };
         let regarding = workload.as_ref().and_then(|workload| workload.reference(&request.namespace));
         let regarding = regarding.filter(|_| !request.dry_run);
@@ -73,16 +73,26 @@ impl InjectionHandler {
             return request.denied(&unknown);
         }
         let injector = Injector { controller_namespace: &self.controller_namespace, version: &self.version };
-        let target =
-            ReviewTarget { namespace: &namespace, namespace_name: &request.namespace, workload: workload.as_ref() };
-        match injector.decide(self.current.get().as_deref(), kind, target, object) {
+        let target = ReviewTarget {
+            namespace: &namespace.annotations,
+            namespace_name: &request.namespace,
+            workload: workload.as_ref(),
+        };
+        // A canary never includes the control plane, in whose namespace the operator probes for the configuration of all
+        // others.
+        let configuration = match [KUBE_SYSTEM, &self.controller_namespace].contains(&&*request.namespace) {
+            true => self.current.get(),
+            false => self.current.of_labels(&namespace.labels),
+        };
+        match injector.decide(configuration.as_deref(), kind, target, object) {
             Ok(outcome) => {
                 self.publish(regarding.iter().flat_map(|workload| events::of_admitted(workload, &outcome)));
                 let AdmissionOutcome { decision, patch, warnings } = outcome;
                 labels.annotation_at = decision.annotation_at;
                 self.metrics.allowed(&labels, &decision, !patch.is_empty());
                 debug!(namespace = request.namespace, pod = pod.name, skipped = ?decision.skipped, "reviewed an object");
-                request.allowed(&Patch(patch), warnings)
+                // The LinkerdConfig controller recognizes the operator's injector by the name.
+                request.allowed_by_name(&Patch(patch), warnings)
             }
             Err(reason) => {
                 self.metrics.denied(&labels);

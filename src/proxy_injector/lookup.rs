@@ -1,9 +1,9 @@
 //! The namespace and the workload of an object.
 //!
-//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations of a namespace, the workload of a Pod.
+//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations and labels of a namespace, the workload of a Pod.
 //! Always holds: a namespace that the cache lacks is read from the API server, because it may be new.
 
-use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+use std::{fmt::Debug, time::Duration};
 
 use anyhow::Context as _;
 use k8s_openapi::{
@@ -19,6 +19,7 @@ use crate::{
     api::NamespacedName,
     cluster::{
         Cluster,
+        index::selector::Labels,
         kinds::owner::{Owner, OwnerUid},
     },
 };
@@ -31,25 +32,37 @@ pub(super) struct ObjectLookup {
     pub(super) client: Client,
 }
 
+/// The metadata of a namespace.
+#[derive(Debug, Default)]
+pub(super) struct NamespaceMetadata {
+    /// The annotations that concern injection.
+    pub(super) annotations: AnnotationMap,
+    pub(super) labels: Labels,
+}
+
 // === impl ObjectLookup ===
 
 impl ObjectLookup {
-    /// Returns the annotations of a namespace that concern injection.
+    /// Returns the metadata of a namespace.
     ///
     /// # Errors
     /// When the namespace does not exist, or cannot be read.
-    pub(super) async fn namespace(&self, name: &str) -> anyhow::Result<AnnotationMap> {
-        let known = |annotations: &BTreeMap<Box<str>, Box<str>>| {
-            annotations.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
-        };
+    pub(super) async fn namespace(&self, name: &str) -> anyhow::Result<NamespaceMetadata> {
         if let Some(namespace) = self.cluster.read().namespaces.get(&NamespacedName::cluster_scoped(&name.into())) {
-            return Ok(known(&namespace.inherited_annotations));
+            let annotations = namespace.inherited_annotations.iter();
+            return Ok(NamespaceMetadata {
+                annotations: annotations.map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+                labels: namespace.labels.clone(),
+            });
         }
         let api: Api<Namespace> = Api::all(self.client.clone());
         let found = timeout(DEADLINE, api.get_metadata(name)).await;
         let found = found.context("the API server did not answer in time").and_then(|found| Ok(found?));
         let found = found.with_context(|| format!("could not read the namespace {name}"))?;
-        Ok(found.metadata.annotations.unwrap_or_default())
+        Ok(NamespaceMetadata {
+            annotations: found.metadata.annotations.unwrap_or_default(),
+            labels: found.metadata.labels.iter().flatten().collect(),
+        })
     }
 
     /// Returns the workload of a Pod. An owner that cannot be read is itself the workload.

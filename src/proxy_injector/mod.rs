@@ -1,7 +1,7 @@
 //! The proxy injector: an admission webhook that adds a proxy to Pods.
 //!
 //! ```text
-//!   files or ConfigMaps ──source──▶ Configuration ─┐
+//!   files or ConfigMaps ──source──▶ Configuration ─┐                       (ConfigMaps: one more for canary namespaces)
 //!   API server ──review──▶ handler: lookup ────────┴─▶ decision ─▶ overrides ─▶ containers ─▶ JSON patch, warnings
 //! ```
 //!
@@ -10,6 +10,7 @@
 //! be injected is never in use; what an author writes into annotations cannot break out of its value.
 
 mod annotations;
+mod canary;
 mod configuration;
 mod containers;
 mod decision;

@@ -15,10 +15,13 @@ use parking_lot::{Mutex, RwLock};
 use tokio::{sync::Notify, time::sleep};
 use tracing::{info, warn};
 
-use super::configuration::Configuration;
+use super::{
+    canary::{CanaryConfiguration, CanaryTexts},
+    configuration::Configuration,
+};
 use crate::{
-    api::{INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
-    cluster::{Cluster, Kind, State, kinds::config_map::ConfigMap},
+    api::{CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
+    cluster::{Cluster, Kind, State, index::selector::Labels, kinds::config_map::ConfigMap},
 };
 
 /// How often the files are read. The kubelet needs about a minute to write them.
@@ -29,6 +32,7 @@ const FILES_READ_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct CurrentConfiguration {
     in_use: RwLock<Option<Arc<Configuration>>>,
     latest: Mutex<Option<Latest>>,
+    canary: RwLock<CanaryConfiguration>,
 }
 
 /// The last texts.
@@ -64,8 +68,12 @@ pub(super) async fn follow_config_maps(
     cluster.known(&[Kind::ConfigMap]).await;
     loop {
         let notified = changed.notified();
-        let texts = read_config_maps(&namespace, &cluster.read());
+        let (texts, canary) = {
+            let state = cluster.read();
+            (read_config_maps(&namespace, &state), read_canary(&namespace, &state))
+        };
         current.offer(texts);
+        current.offer_canary(canary);
         notified.await;
     }
 }
@@ -91,6 +99,16 @@ fn read_config_maps(namespace: &Arc<str>, state: &State) -> Result<Texts, String
     })
 }
 
+/// Returns the texts of the canary, unless the ConfigMap belongs to another writer.
+fn read_canary(namespace: &Arc<str>, state: &State) -> Option<CanaryTexts> {
+    let map = state.config_maps.find(namespace, CANARY_CONFIG_MAP).filter(|map| map.is_operators())?;
+    Some(CanaryTexts {
+        values: map.values.clone().unwrap_or_default(),
+        trust_anchors: state.config_maps.trust_roots(namespace)?.bundle.clone()?,
+        namespaces: map.annotations.get(CANARY_NAMESPACES_ANNOTATION)?.as_str().into(),
+    })
+}
+
 // === impl CurrentConfiguration ===
 
 impl CurrentConfiguration {
@@ -98,11 +116,24 @@ impl CurrentConfiguration {
         self.in_use.read().clone()
     }
 
-    /// Returns why the latest configuration is not in use.
+    /// Returns the configuration for Pods in a namespace with these labels.
+    pub(super) fn of_labels(&self, labels: &Labels) -> Option<Arc<Configuration>> {
+        self.canary.read().of_labels(labels).or_else(|| self.get())
+    }
+
+    /// Returns why the latest configuration, or that of the canary, is not in use.
     pub(super) fn problem(&self) -> Option<String> {
         match &*self.latest.lock() {
             None => Some("the configuration of the proxy injector was not read yet".to_owned()),
-            Some(latest) => latest.problem.clone(),
+            Some(latest) => latest.problem.clone().or_else(|| self.canary.read().problem()),
+        }
+    }
+
+    /// Uses these texts of a canary, if Pods can be injected with them.
+    fn offer_canary(&self, texts: Option<CanaryTexts>) {
+        if !self.canary.read().has(texts.as_ref()) {
+            let canary = CanaryConfiguration::new(texts);
+            *self.canary.write() = canary;
         }
     }
 

@@ -11,7 +11,10 @@ use k8s_openapi::ByteString;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use crate::text::truncated;
+use crate::{
+    api::{OPERATOR, WEBHOOK_AUDIT_ANNOTATION},
+    text::truncated,
+};
 
 /// The maximum number of warnings of an answer, and the maximum length of one. The API server truncates longer ones.
 const MAX_WARNINGS: usize = 10;
@@ -74,6 +77,8 @@ struct ReviewResponse<'a> {
     status: Option<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audit_annotations: Option<Value>,
 }
 
 // === impl ReviewRequest ===
@@ -95,6 +100,15 @@ impl<'de, T: Deserialize<'de>> ReviewRequest<T> {
 impl<T> ReviewRequest<T> {
     /// Returns the answer that allows the object, with a patch.
     pub fn allowed(&self, patch: &Patch, warnings: Vec<String>) -> Vec<u8> {
+        self.allowed_with(patch, warnings, None)
+    }
+
+    /// Returns the same answer with the name of this program in an audit annotation.
+    pub fn allowed_by_name(&self, patch: &Patch, warnings: Vec<String>) -> Vec<u8> {
+        self.allowed_with(patch, warnings, Some(json!({ WEBHOOK_AUDIT_ANNOTATION: server_name() })))
+    }
+
+    fn allowed_with(&self, patch: &Patch, warnings: Vec<String>, audit_annotations: Option<Value>) -> Vec<u8> {
         let has_patch = !patch.0.is_empty();
         self.answer(&ReviewResponse {
             uid: &self.uid,
@@ -103,6 +117,7 @@ impl<T> ReviewRequest<T> {
             patch_type: has_patch.then_some("JSONPatch"),
             status: None,
             warnings: limited(warnings),
+            audit_annotations,
         })
     }
 
@@ -115,6 +130,7 @@ impl<T> ReviewRequest<T> {
             patch_type: None,
             status: Some(json!({"message": message})),
             warnings: Vec::new(),
+            audit_annotations: None,
         })
     }
 
@@ -122,6 +138,11 @@ impl<T> ReviewRequest<T> {
         let review = json!({"apiVersion": self.api_version, "kind": "AdmissionReview", "response": response});
         review.to_string().into_bytes()
     }
+}
+
+/// The name of this program, for audit logs.
+fn server_name() -> String {
+    format!("{OPERATOR}/{}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Returns the HTTP response with the answer to a review.
@@ -170,6 +191,10 @@ mod tests {
         let denied: Value = serde_json::from_slice(&request.denied("no")).unwrap();
         let expected = json!({"uid": "u", "allowed": false, "status": {"message": "no"}});
         assert_eq!((&denied["response"], &denied["apiVersion"]), (&expected, &json!("admission.k8s.io/v1")));
+        let name = format!("linkerd-operator/{}", env!("CARGO_PKG_VERSION"));
+        let named: Value = serde_json::from_slice(&request.allowed_by_name(&Patch::default(), Vec::new())).unwrap();
+        let expected = json!({"uid": "u", "allowed": true, "auditAnnotations": {"answered-by": name}});
+        assert_eq!(named["response"], expected);
         let unchanged: Value = serde_json::from_slice(&request.allowed(&Patch::default(), Vec::new())).unwrap();
         assert_eq!(unchanged["response"], json!({"uid": "u", "allowed": true}));
     }

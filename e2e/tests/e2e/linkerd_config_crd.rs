@@ -39,7 +39,7 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
             "maxFailures": 1, "onFailure": "Halt", "respectPDB": true,
         },
     });
-    for sample in ["minimal", "observe", "full", "2020"] {
+    for sample in ["minimal", "observe", "full", "canary", "2020"] {
         let file = format!("{}/../config/samples/linkerdconfig-{sample}.yaml", env!("CARGO_MANIFEST_DIR"));
         let create = async |run: &str| -> Result<Value> {
             let created = control_plane.kubectl(&["create", "-f", &file, "-o", "json", run]).await?;
@@ -99,6 +99,15 @@ fn invalid_values() -> Vec<Invalid> {
         ),
         ("global.identityContext.trustAnchorsPolicy", json!("Set"), "", r#"supported values: "Reuse", "Verify""#),
         ("injectorSync.timeout", json!("1d"), "", go),
+        ("canary", json!({}), ".namespaceSelector", "Required value"),
+        ("canary", json!({"namespaceSelector": {"matchLabels": {}}}), ".namespaceSelector", "must not be empty"),
+        (
+            "canary",
+            json!({"namespaceSelector": {"matchLabels": {"a": "b"}}, "promotion": "Never"}),
+            ".promotion",
+            r#"supported values: "Automatic", "Manual""#,
+        ),
+        ("canary", json!({"namespaceSelector": {"matchLabels": {"a": "b"}}, "soak": "1d"}), ".soak", go),
         ("injectorSync.delay", json!("-20s"), "", go),
         ("proxy.proxyImage.name", json!("cr.l5d.io/linkerd /proxy"), "", image),
         ("proxy.proxyImage.name", json!("cr.l5d.io/linkerd/proxy\n"), "", image),

@@ -7,6 +7,7 @@
 //! * The schema, its rules and its documentation in `crd/linkerdconfigs.yaml` are generated from these types.
 //! * Decoding is lenient: what an older schema accepted still decodes. The code that uses a value validates it.
 
+mod canary;
 mod duration;
 mod global;
 mod injector_sync;
@@ -21,6 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use canary::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus};
 pub use global::{GlobalSpec, IdentityContextSpec, TrustAnchorsPolicy};
 pub use injector_sync::{InjectorSyncMethod, InjectorSyncSpec, OnTimeout};
 pub use proxy::{EnvVar, ImageSpec, ProxySpec, ResourceAmounts, ResourceSpec};
@@ -99,6 +101,10 @@ pub struct LinkerdConfigSpec {
     pub injector_sync: InjectorSyncSpec,
     /// How running proxies get the configuration: which workloads are restarted for it, and at what pace.
     pub rollout: RolloutSpec,
+    /// The namespaces that get a changed configuration before all others. If unset, which is the default, a
+    /// configuration is active for all namespaces at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySpec>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

@@ -7,7 +7,7 @@ use super::*;
 use crate::values::manifest;
 
 const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
-const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];
+const SAMPLES: [&str; 5] = ["minimal", "observe", "full", "canary", "2020"];
 
 #[test]
 fn the_crd_is_the_one_that_the_types_generate() {

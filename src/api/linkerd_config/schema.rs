@@ -281,6 +281,17 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
+/// A label selector that does not select everything.
+pub(super) fn some_label_selector(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = label_selector(generator);
+    let is_not_empty = rule(
+        "has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0",
+        "must not be empty",
+    );
+    schema.insert("x-kubernetes-validations".to_owned(), json!([is_not_empty]));
+    schema
+}
+
 pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
         rule(

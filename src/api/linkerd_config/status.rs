@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{rollout_status::RolloutStatus, schema};
+use super::{canary::CanaryStatus, rollout_status::RolloutStatus, schema};
 
 /// The state that the operator observed, and its actions. Only the operator writes it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -60,6 +60,9 @@ pub struct LinkerdConfigStatus {
     /// The progress of the rollout to running proxies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
+    /// The last canary of spec.canary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanaryStatus>,
     /// The fields of this resource that are accepted but have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deprecated_fields: Vec<String>,

@@ -157,6 +157,8 @@ impl ExplainOutput {
                 revert_suspended: is_revert_suspended(&config.status),
                 failed: failed_hashes(config, &config.status),
                 predecessor: predecessor.as_ref(),
+                // The output is about the declared document, which all namespaces get in the end.
+                holds_back: false,
             }),
             Err(unreadable) => ConfigPlan::only(PlanVerdict::InvalidBase(unreadable.clone())),
         };

@@ -22,7 +22,7 @@ use crate::{
     cli::table::counted,
     cluster::{State, index::workload_key::WorkloadKey, kinds::pod::Pod},
     linkerd_config::{
-        baseline,
+        active_canary, baseline,
         plan::ConfigPlan,
         rollout::{
             assess::{
@@ -117,6 +117,7 @@ impl WorkloadsOutput {
             // The engine also compares the age of the control plane itself; the result is in its condition.
             trust_bundle: trust_bundles.in_effect(input.bundle.as_deref()),
             trust_bundles,
+            canary: active_canary(config, &status, None),
         };
         let target = RolloutTarget::of(config, &status, &context);
         let known = |message: String, reason: Option<&str>| RolloutOutput {
@@ -149,9 +150,11 @@ impl WorkloadsOutput {
             if assessment.state == WorkloadState::Unmeshed && assessment.pods == RolloutPods::default() {
                 continue;
             }
-            let classified = classified(state, &workload, &target);
-            let decision = Decision::new(&assessment, &causes(&classified, &target), &target);
-            let uncovered = uncovered(state, &workload, &classified, &target);
+            let namespace = state.namespaces.find("", &workload.namespace);
+            let scoped = namespace.map_or(&target, |namespace| target.of_namespace(namespace));
+            let classified = classified(state, &workload, scoped);
+            let decision = Decision::new(&assessment, &causes(&classified, scoped), scoped);
+            let uncovered = uncovered(state, &workload, &classified, scoped);
             let [namespace, kind, name] =
                 [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
             workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision, uncovered });

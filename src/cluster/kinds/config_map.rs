@@ -10,9 +10,11 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-use crate::api::{CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, TRUST_ROOTS};
 use crate::{
-    api::NamespacedName,
+    api::{
+        CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, MANAGED_BY_ANNOTATION, NamespacedName, OPERATOR,
+        TRUST_ROOTS,
+    },
     cluster::{
         Problems, Projected,
         index::store::{Store, Stored},
@@ -128,6 +130,11 @@ impl Stored for ConfigMap {
 }
 
 impl ConfigMap {
+    /// Whether the operator has written the ConfigMap.
+    pub fn is_operators(&self) -> bool {
+        self.annotations.get(MANAGED_BY_ANNOTATION).is_some_and(|it| it == OPERATOR)
+    }
+
     /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;

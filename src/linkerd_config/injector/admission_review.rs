@@ -4,13 +4,19 @@
 //! holds: the patch is applied as the API server applies it, so that the resulting Pod decides; a text of the injector
 //! is one line of at most [`MAX_TEXT_BYTES`].
 
+use std::collections::BTreeMap;
+
 use json_patch::Patch;
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use strum::{IntoStaticStr, VariantNames};
 
-use crate::{text::truncated, values::CONFIG_HASH_ENV};
+use crate::{
+    api::{OPERATOR, WEBHOOK_AUDIT_ANNOTATION},
+    text::truncated,
+    values::CONFIG_HASH_ENV,
+};
 
 /// The maximum length of a text of the injector.
 const MAX_TEXT_BYTES: usize = 1024;
@@ -53,6 +59,8 @@ pub(super) enum Stale {
     TrustRoots,
     /// The replica denies Pods, perhaps because of an older document.
     Denying,
+    /// The replica does not inject the configuration of the canary into Pods of a canary namespace.
+    Canary,
 }
 
 #[derive(Deserialize)]
@@ -70,6 +78,8 @@ struct AdmissionResponse {
     status: AdmissionStatus,
     #[serde(default)]
     patch: Option<ByteString>,
+    #[serde(default)]
+    audit_annotations: BTreeMap<String, String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -145,6 +155,14 @@ pub(super) fn answer(bytes: &[u8], mut pod: Value, expected: &ExpectedInjection)
         Ok(()) => injected(&pod, expected),
         Err(error) => ProbeAnswer::Broken(line(&format!("its patch cannot be applied to a Pod: {error}"))),
     }
+}
+
+/// Whether the operator's injector gave this answer; `None` if that is unknown.
+pub(super) fn is_operators(bytes: &[u8]) -> Option<bool> {
+    let response = serde_json::from_slice::<AdmissionReview>(bytes).ok()?.response;
+    let server = response.audit_annotations.get(WEBHOOK_AUDIT_ANNOTATION);
+    // Denials of the operator's injector have no annotation.
+    response.allowed.then(|| server.is_some_and(|server| server.starts_with(OPERATOR)))
 }
 
 /// Evaluates a Pod that the injector has mutated.
@@ -253,6 +271,17 @@ mod tests {
         ] {
             assert!(matches!(answer, ProbeAnswer::Broken(_)), "{answer:?}");
         }
+    }
+
+    #[test]
+    fn the_operators_injector_is_recognized_by_its_audit_annotation() {
+        let is_operators = |response: &Value| is_operators(json!({"response": response}).to_string().as_bytes());
+        let with = |annotations: Value| json!({"uid": UID, "allowed": true, "auditAnnotations": annotations});
+        assert_eq!(is_operators(&with(json!({"answered-by": "linkerd-operator/1.2.3"}))), Some(true));
+        assert_eq!(is_operators(&with(json!({"answered-by": "another"}))), Some(false));
+        assert_eq!(is_operators(&json!({"uid": UID, "allowed": true})), Some(false));
+        assert_eq!(is_operators(&json!({"uid": UID, "allowed": false})), None, "denials have no annotation");
+        assert_eq!(super::is_operators(b"no JSON"), None);
     }
 
     #[test]

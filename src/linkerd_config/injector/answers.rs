@@ -37,29 +37,42 @@ pub(super) struct ProbeRequest {
     pub(super) config: Arc<str>,
     pub(super) target: NamespacedName,
     pub(super) expected: ExpectedInjection,
+    pub(super) canary: Option<CanaryProbe>,
     /// The time of the last write of the document, by any writer. Earlier answers do not count.
     pub(super) written: Option<Timestamp>,
     pub(super) replicas: Vec<Replica>,
     pub(super) spec: InjectorSyncSpec,
 }
 
+/// What replicas inject into Pods of a canary namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::linkerd_config) struct CanaryProbe {
+    pub(in crate::linkerd_config) namespace: Arc<str>,
+    pub(in crate::linkerd_config) injection_hash: String,
+}
+
+/// What the answers of the replicas depend on.
+type RequestKey = (ExpectedInjection, Option<CanaryProbe>, Option<Timestamp>, InjectorSyncMethod);
+
 /// The last answers of the replicas to the current request.
 #[derive(Default)]
 pub(super) struct ProbeAnswers {
-    to: Option<(ExpectedInjection, Option<Timestamp>, InjectorSyncMethod)>,
+    to: Option<RequestKey>,
     since: Option<Instant>,
     of: HashMap<Replica, ProbeAnswer>,
     wordings: HashMap<Replica, u8>,
     refreshed: HashSet<Replica>,
     /// The replicas whose last answer, even to an earlier request, accepted a Pod.
     allowing: HashSet<Replica>,
+    /// Whether each replica is the operator's, by its last answer to any request.
+    are_operators: HashMap<Replica, bool>,
 }
 
 // === impl ProbeRequest ===
 
 impl ProbeRequest {
-    fn key(&self) -> (ExpectedInjection, Option<Timestamp>, InjectorSyncMethod) {
-        (self.expected.clone(), self.written, self.spec.method)
+    fn key(&self) -> RequestKey {
+        (self.expected.clone(), self.canary.clone(), self.written, self.spec.method)
     }
 }
 
@@ -72,8 +85,10 @@ impl ProbeAnswers {
         if self.to != to {
             let mut allowing = mem::take(&mut self.allowing);
             allowing.retain(|replica| !self.of.get(replica).is_some_and(denies));
-            *self = Self { to, since: Some(Instant::now()), allowing, ..Self::default() };
+            let are_operators = mem::take(&mut self.are_operators);
+            *self = Self { to, since: Some(Instant::now()), allowing, are_operators, ..Self::default() };
         }
+        self.are_operators.retain(|replica, _| request.replicas.contains(replica));
         self.of.retain(|replica, _| request.replicas.contains(replica));
         self.allowing.retain(|replica| request.replicas.contains(replica));
         let answer = |replica: &Replica| (replica.clone(), self.of.get(replica).cloned());
@@ -110,6 +125,23 @@ impl ProbeAnswers {
         true
     }
 
+    /// Notes whether a replica is the operator's.
+    pub(super) fn note_program(&mut self, replica: &Replica, is_operators: bool) {
+        self.are_operators.insert(replica.clone(), is_operators);
+    }
+
+    /// Whether a replica is the operator's; `None` if it has not answered yet.
+    pub(super) fn is_operators(&self, replica: &Replica) -> Option<bool> {
+        self.are_operators.get(replica).copied()
+    }
+
+    /// Returns the answer of a replica to a request about this canary.
+    pub(super) fn about_canary(&self, replica: &Replica, injection_hash: &str) -> Option<&ProbeAnswer> {
+        let (_, canary, ..) = self.to.as_ref()?;
+        canary.as_ref().filter(|canary| canary.injection_hash == injection_hash)?;
+        self.of.get(replica)
+    }
+
     /// Forgets all answers. While no replica is probed, each may read a document that was not checked. So a later
     /// denial does not count against the next document at once.
     pub(super) fn forget(&mut self) {
@@ -119,7 +151,9 @@ impl ProbeAnswers {
     /// Whether the volume of the replica must be refreshed: it injects an older document, or denies Pods because of
     /// one.
     pub(super) fn needs_refresh(&self, replica: &Replica) -> bool {
-        let needs_refresh = |answer: &ProbeAnswer| matches!(answer, ProbeAnswer::Stale(_)) || denies(answer);
+        // No replica has a file with the configuration of a canary.
+        let is_stale = |answer: &ProbeAnswer| matches!(answer, ProbeAnswer::Stale(stale) if *stale != Stale::Canary);
+        let needs_refresh = |answer: &ProbeAnswer| is_stale(answer) || denies(answer);
         self.of.get(replica).is_some_and(needs_refresh) && !self.refreshed.contains(replica)
     }
 
@@ -158,6 +192,7 @@ mod tests {
             config: "mesh".into(),
             target: NamespacedName::new("linkerd", "linkerd-config"),
             expected: ExpectedInjection { injection_hash: injection_hash.to_owned(), trust_roots: None },
+            canary: None,
             written: None,
             replicas: vec![Replica {
                 injector: InjectorOwner::Linkerd,
@@ -241,5 +276,26 @@ mod tests {
         answers.to(&new);
         assert!(!answers.record(&old, &old.replicas[0], ProbeAnswer::Current));
         assert_eq!(answers.to(&new).remove(0).1, None);
+    }
+
+    #[test]
+    fn an_answer_is_about_a_canary_only_if_the_request_was() {
+        let mut answers = ProbeAnswers::default();
+        let plain = request("a");
+        let replica = plain.replicas[0].clone();
+        let canary = CanaryProbe { namespace: "app".into(), injection_hash: "b".to_owned() };
+        let with_canary = ProbeRequest { canary: Some(canary), ..plain.clone() };
+        answers.to(&plain);
+        answers.note_program(&replica, true);
+        assert!(answers.record(&plain, &replica, ProbeAnswer::Current));
+        assert_eq!(answers.about_canary(&replica, "b"), None);
+        assert_eq!(answers.to(&with_canary), [(replica.clone(), None)], "the replica is probed again");
+        assert!(answers.record(&with_canary, &replica, ProbeAnswer::Stale(Stale::Canary)));
+        assert_eq!(answers.about_canary(&replica, "b"), Some(&ProbeAnswer::Stale(Stale::Canary)));
+        assert_eq!(answers.about_canary(&replica, "c"), None, "the answer is about another document");
+        assert!(!answers.needs_refresh(&replica), "no file has the configuration of a canary");
+        assert_eq!(answers.is_operators(&replica), Some(true), "the program does not depend on the request");
+        answers.to(&ProbeRequest { replicas: Vec::new(), ..with_canary });
+        assert_eq!(answers.is_operators(&replica), None);
     }
 }

@@ -27,12 +27,15 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 
 pub(super) use admission_review::ExpectedInjection;
+use admission_review::{ProbeAnswer, Stale};
+pub(super) use answers::CanaryProbe;
 use answers::ProbeRequest;
 pub(super) use prober::Injectors;
 use registration::InjectorOwner;
 use sync_status::{SyncInput, evaluate};
 pub(super) use sync_status::{SyncReason, SyncStatus};
 
+use super::canary::{CanaryAdoption, InjectorKind};
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, POD_TEMPLATE_HASH_LABEL,
@@ -113,6 +116,7 @@ pub(super) struct SyncRequest<'a> {
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) live: Option<&'a ConfigMap>,
     pub(super) expected: ExpectedInjection,
+    pub(super) canary: Option<CanaryProbe>,
     /// Whether this reconcile has written the ConfigMap.
     pub(super) written: bool,
     /// Whether all injectors have accepted the document before.
@@ -132,9 +136,43 @@ impl Injectors {
         templates(state, self.replicas(state, namespace).iter())
     }
 
+    /// Returns the program of the ready replicas.
+    pub(super) fn kind(&self, cluster: &Cluster, namespace: &Arc<str>) -> InjectorKind {
+        let replicas = self.replicas(&cluster.read(), namespace);
+        let answers = self.answers.lock();
+        let are_operators: Vec<_> = replicas.iter().map(|replica| answers.is_operators(replica)).collect();
+        match are_operators.iter().position(|is_operators| *is_operators == Some(false)) {
+            Some(other) => InjectorKind::Other(replicas.get(other).map(Replica::name).unwrap_or_default()),
+            None if replicas.is_empty() || are_operators.contains(&None) => InjectorKind::Unknown,
+            None => InjectorKind::Operators,
+        }
+    }
+
+    /// Returns whether the ready replicas use the configuration with this injection hash for the canary namespaces.
+    /// `is_late` is whether the timeout of the injectors has passed.
+    pub(super) fn canary_adoption(
+        &self,
+        cluster: &Cluster,
+        namespace: &Arc<str>,
+        injection_hash: &str,
+        is_late: bool,
+    ) -> CanaryAdoption {
+        let replicas = self.replicas(&cluster.read(), namespace);
+        let answers = self.answers.lock();
+        let of = |replica: &Replica| answers.about_canary(replica, injection_hash);
+        let refuses = |replica: &&Replica| of(replica) == Some(&ProbeAnswer::Stale(Stale::Canary));
+        match replicas.iter().find(refuses).filter(|_| is_late) {
+            Some(refusing) => CanaryAdoption::Refused(refusing.name()),
+            None if !replicas.is_empty() && replicas.iter().all(|it| of(it) == Some(&ProbeAnswer::Current)) => {
+                CanaryAdoption::Adopted
+            }
+            None => CanaryAdoption::Waiting,
+        }
+    }
+
     /// Evaluates the answers so far, and makes the prober probe the replicas that are not current.
     pub(super) fn sync_status(&self, cluster: &Cluster, request: SyncRequest<'_>) -> SyncStatus {
-        let SyncRequest { config, before, live, expected, written, is_proven, now } = request;
+        let SyncRequest { config, before, live, expected, canary, written, is_proven, now } = request;
         let spec = &config.spec.injector_sync;
         if *config.target.name != *INJECTORS_CONFIG_MAP {
             return SyncStatus::unread();
@@ -153,6 +191,7 @@ impl Injectors {
             config: Arc::clone(&config.name),
             target: config.target.clone(),
             expected,
+            canary,
             written: written_at,
             replicas,
             spec: spec.clone(),

@@ -29,8 +29,8 @@ use tracing::{debug, info};
 
 use super::{
     Replica,
-    admission_review::{self, ExpectedInjection, ProbeAnswer},
-    answers::{ProbeAnswers, ProbeRequest},
+    admission_review::{self, ExpectedInjection, ProbeAnswer, Stale},
+    answers::{CanaryProbe, ProbeAnswers, ProbeRequest},
     registration::{InjectorClients, InjectorOwner, InjectorServices},
     webhook_client::{CallError, WebhookClient},
 };
@@ -66,7 +66,7 @@ const UNASKED: &str = "unasked";
 /// The controller's handle to the prober.
 pub(in crate::linkerd_config) struct Injectors {
     request: watch::Sender<Option<ProbeRequest>>,
-    answers: Arc<Mutex<ProbeAnswers>>,
+    pub(super) answers: Arc<Mutex<ProbeAnswers>>,
     services: Arc<Mutex<InjectorServices>>,
 }
 
@@ -158,7 +158,8 @@ impl Prober {
         let mut since = Instant::now();
         loop {
             let request = self.request.borrow_and_update().clone();
-            let wanted = request.as_ref().map(|request| (request.expected.clone(), request.written));
+            let wanted =
+                request.as_ref().map(|request| (request.expected.clone(), request.canary.clone(), request.written));
             if current != wanted {
                 (current, since) = (wanted, Instant::now());
             }
@@ -239,14 +240,26 @@ impl Prober {
         let body = &Bytes::from(admission_review::review(pod).to_string());
         let probes = stream::iter(due).map(async |replica| {
             let begun = Instant::now();
-            let once =
-                async |endpoint| probe_replica(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
+            let once = async |endpoint| {
+                let (answer, is_operators) =
+                    probe_replica(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
+                if let Some(is_operators) = is_operators {
+                    self.answers.lock().note_program(&replica, is_operators);
+                }
+                answer
+            };
             let answer = match clients.to(replica.injector) {
-                Ok(endpoint) => match once(endpoint).await {
-                    // A replica that shuts down breaks the connection too, so retry once.
-                    ProbeAnswer::Broken(_) => once(endpoint).await,
-                    answer => answer,
-                },
+                Ok(endpoint) => {
+                    let answer = match once(endpoint).await {
+                        // A replica that shuts down breaks the connection too, so retry once.
+                        ProbeAnswer::Broken(_) => once(endpoint).await,
+                        answer => answer,
+                    };
+                    match answer {
+                        ProbeAnswer::Current => probe_canary(endpoint, &replica, request).await,
+                        answer => answer,
+                    }
+                }
                 Err(why) => ProbeAnswer::Unreachable(why.clone()),
             };
             self.seconds.observe(begun.elapsed().as_secs_f64());
@@ -327,12 +340,28 @@ async fn probe_replica(
     body: Bytes,
     pod: Value,
     expected: &ExpectedInjection,
-) -> ProbeAnswer {
-    match timeout(ANSWER_TIMEOUT, endpoint.post(replica.address, body)).await {
-        Ok(Ok(answer)) => admission_review::answer(&answer, pod, expected),
+) -> (ProbeAnswer, Option<bool>) {
+    let answer = match timeout(ANSWER_TIMEOUT, endpoint.post(replica.address, body)).await {
+        Ok(Ok(answer)) => {
+            return (admission_review::answer(&answer, pod, expected), admission_review::is_operators(&answer));
+        }
         Ok(Err(CallError::Unreachable(why))) => ProbeAnswer::Unreachable(admission_review::line(&why)),
         Ok(Err(CallError::Broken(why))) => ProbeAnswer::Broken(admission_review::line(&why)),
         Err(_) => ProbeAnswer::Unreachable(format!("it did not answer within {ANSWER_TIMEOUT:?}")),
+    };
+    (answer, None)
+}
+
+/// Probes a replica that uses the configuration of all other namespaces for that of the canary, if the request has one.
+async fn probe_canary(endpoint: &WebhookClient, replica: &Replica, request: &ProbeRequest) -> ProbeAnswer {
+    let Some(CanaryProbe { namespace, injection_hash }) = &request.canary else { return ProbeAnswer::Current };
+    let pod = admission_review::pod(namespace);
+    let body = Bytes::from(admission_review::review(&pod).to_string());
+    let expected = ExpectedInjection { injection_hash: injection_hash.clone(), ..request.expected.clone() };
+    match probe_replica(endpoint, replica, body, pod, &expected).await.0 {
+        answer @ (ProbeAnswer::Current | ProbeAnswer::Unreachable(_)) => answer,
+        // A denial may be caused by an annotation of the namespace. It does not count against the document of all others.
+        _ => ProbeAnswer::Stale(Stale::Canary),
     }
 }
 

@@ -152,6 +152,9 @@ pub(in crate::linkerd_config) fn evaluate(input: &SyncInput<'_>) -> SyncStatus {
         ProbeAnswer::Stale(Stale::Denying) => {
             Some("it denies Pods, perhaps because of an older configuration".to_owned())
         }
+        ProbeAnswer::Stale(Stale::Canary) => {
+            Some("it does not inject the configuration of the canary namespaces into their Pods".to_owned())
+        }
         _ => None,
     });
     let unanswered = answers.iter().filter(|(_, answer)| answer.is_none());

@@ -37,6 +37,7 @@ fn gate_of(spec: &serde_json::Value, status: &LinkerdConfigStatus) -> Option<&'s
         operator_namespace: "operator".into(),
         trust_bundle: None,
         trust_bundles: TrustBundles::default(),
+        canary: None,
     };
     RolloutTarget::of(&config, status, &context).gates.closed.map(|gate| gate.reason)
 }

@@ -1,5 +1,6 @@
 //! Tests of the plan, of its effect once it is applied, and that planning again then writes nothing.
 
+mod canary;
 mod drift;
 mod injector;
 
@@ -24,6 +25,7 @@ struct Cluster {
     bundle: Option<&'static str>,
     failed: Vec<String>,
     predecessor: Option<Predecessor>,
+    holds_back: bool,
 }
 
 /// The document that Linkerd's chart renders.
@@ -40,6 +42,7 @@ impl Cluster {
             bundle: None,
             failed: Vec::new(),
             predecessor: None,
+            holds_back: false,
         };
         cluster.live = Some(ConfigMap {
             key: NamespacedName::new("linkerd", "linkerd-config"),
@@ -110,6 +113,7 @@ impl Cluster {
             revert_suspended,
             failed: &self.failed,
             predecessor: self.predecessor.as_ref(),
+            holds_back: self.holds_back,
         })
     }
 

@@ -31,7 +31,11 @@ use super::{
     window::WindowCache,
 };
 use crate::{
-    cluster::{Cluster, index::workload_key::WorkloadKey, kinds::pod::PodPhase},
+    cluster::{
+        Cluster,
+        index::workload_key::WorkloadKey,
+        kinds::{apps_workload::AppsWorkload, pod::PodPhase},
+    },
     controller::ControllerDeps,
     lease::Leadership,
     linkerd_config::{active, control_plane},
@@ -210,7 +214,7 @@ impl Engine {
         self.schedule.set(workload, assessment, now);
         let (Some(skip), Some(resource), Some(target)) = (skip, resource, target) else { return };
         if self.leadership.term() == Some(target.term) {
-            self.events.emit_skip(&resource, target, skip);
+            self.events.emit_skip(&resource, self.scoped(target, &resource), skip);
         }
     }
 
@@ -276,9 +280,12 @@ impl Engine {
     fn waits_for_control_plane(&self, target: &RolloutTarget) -> Option<String> {
         let namespace = &target.config.config_map.namespace;
         let state = self.cluster.read();
-        let version = target.proxies.proxy_version.as_deref();
-        if let Some(reason) = control_plane::not_ready_for(state.apps_workloads_in(namespace), version) {
-            return Some(reason);
+        let canary = target.canary.as_ref().map(|canary| &canary.target);
+        for target in [target].into_iter().chain(canary) {
+            let version = target.proxies.proxy_version.as_deref();
+            if let Some(reason) = control_plane::not_ready_for(state.apps_workloads_in(namespace), version) {
+                return Some(reason);
+            }
         }
         let written = target.gates.trust_roots_written.filter(|_| self.schedule.totals.for_trust_roots > 0)?;
         let is_older = state.pods.of_control_plane(namespace).any(|pod| {
@@ -313,6 +320,13 @@ impl Engine {
         self.term.starts.max(target.proxies.drift_ends())
     }
 
+    /// Returns the target for the namespace of a workload.
+    fn scoped<'a>(&self, target: &'a RolloutTarget, resource: &AppsWorkload) -> &'a RolloutTarget {
+        let state = self.cluster.read();
+        let namespace = state.namespaces.find("", &resource.workload.namespace);
+        namespace.map_or(target, |namespace| target.of_namespace(namespace))
+    }
+
     /// Writes a step. Returns whether further steps may follow.
     async fn apply_step(&mut self, target: &RolloutTarget, step: RolloutStep) -> bool {
         let workload = &step.workload;
@@ -321,6 +335,7 @@ impl Engine {
             self.schedule.set(workload, None, Timestamp::now());
             return true;
         };
+        let target = self.scoped(target, &resource);
         let now = Timestamp::now();
         match self.restarter.apply(&resource, &step.action, &target.key, now).await {
             Ok(version) => {

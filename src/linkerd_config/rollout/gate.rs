@@ -12,7 +12,7 @@ use crate::{
         linkerd_config::{DriftAction, Mode, OnTimeout, RolloutPolicy},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
-    linkerd_config::conditions::CONTESTED,
+    linkerd_config::conditions::{CANARY, CONTESTED},
 };
 
 /// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that has no trust anchor of some running
@@ -62,10 +62,12 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus, 
         return gate(DISABLED, "no injector reads this ConfigMap".to_owned());
     }
     // A change that is only reported stays in the document, which the injectors use. After a rollback, workloads return
-    // to the document that the ConfigMap has.
+    // to the document that the ConfigMap has. During a canary, the ConfigMap has the document of all other namespaces.
     let reports_drift = config.spec.drift.action == DriftAction::Report && condition("Stalled").is_none();
     let has_document = |synced: &Condition| {
-        synced.status == "True" || synced.reason == "Restored" || synced.reason == "Drifted" && reports_drift
+        synced.status == "True"
+            || ["Restored", CANARY].contains(&&*synced.reason)
+            || synced.reason == "Drifted" && reports_drift
     };
     if !condition("ConfigMapSynced").is_some_and(has_document) {
         return gate(

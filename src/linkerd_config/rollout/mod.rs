@@ -13,6 +13,8 @@
 //! workloads that opted in are restarted, and no restart begins while a gate is closed.
 
 pub mod assess;
+#[cfg(test)]
+mod canary_tests;
 mod collector;
 mod engine;
 mod events;
@@ -29,7 +31,7 @@ pub mod step;
 pub mod target;
 #[cfg(test)]
 mod testing;
-mod totals;
+pub mod totals;
 pub mod trust;
 pub mod window;
 
@@ -119,6 +121,21 @@ impl Rollouts {
         };
         self.latest.get().is_some_and(|progress| requires(&progress))
     }
+
+    /// Returns the progress for a canary with this injection hash; `None` before the engine has assessed the workloads
+    /// for it.
+    pub(super) fn canary_progress(
+        &self,
+        config: &LinkerdConfig,
+        term: u64,
+        hash: &str,
+    ) -> Option<Arc<RolloutProgress>> {
+        self.latest.get().filter(|progress| {
+            let target = &progress.target;
+            let canary = target.canary.as_ref().and_then(|canary| canary.target.proxies.injection_hash.as_deref());
+            canary == Some(hash) && target.term == term && target.config.uid == config.uid && target.spec == config.spec
+        })
+    }
 }
 
 /// Returns the problems of `spec.rollout` that the schema does not detect.
@@ -145,7 +162,8 @@ pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTa
         pods: &pods,
         is_blocked,
     };
-    Some(assess(&facts, target))
+    let scoped = facts.namespace.map_or(target, |namespace| target.of_namespace(namespace));
+    Some(Assessment { is_canary: !std::ptr::eq(scoped, target), ..assess(&facts, scoped) })
 }
 
 #[cfg(test)]

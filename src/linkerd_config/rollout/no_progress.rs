@@ -179,7 +179,8 @@ mod tests {
     ) -> (&'static str, bool, String) {
         let mut schedule = RolloutSchedule::default();
         let pods = RolloutPods { meshed: 2, outdated, ..RolloutPods::default() };
-        let assessment = Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None };
+        let assessment =
+            Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary: false };
         schedule.set(&WorkloadKey::new("ns", "Deployment", "web"), Some(assessment), time("12:00:00"));
         let mut progress = rollout_progress(&schedule, &Arc::new(rollout_target(&rollout())), gate, None);
         clock.check(&mut progress, &schedule, time(now));

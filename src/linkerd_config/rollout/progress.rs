@@ -14,6 +14,7 @@ use super::{
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
     schedule::RolloutSchedule,
     target::RolloutTarget,
+    totals::CanaryTotals,
 };
 use crate::{
     api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
@@ -66,6 +67,8 @@ pub struct RolloutProgress {
     pub no_progress: bool,
     /// Whether too many workloads failed and the policy is to roll back the configuration.
     pub requires_rollback: bool,
+    /// The selected workloads of the canary namespaces.
+    pub canary: CanaryTotals,
 }
 
 /// Whether failures block new restarts.
@@ -116,6 +119,7 @@ pub fn rollout_progress(
         suspects: totals.suspects > 0,
         no_progress: false,
         requires_rollback,
+        canary: totals.canary,
     }
 }
 

@@ -17,8 +17,14 @@ fn schedule(states: &[WorkloadState]) -> RolloutSchedule {
     let mut schedule = RolloutSchedule::default();
     for (number, state) in states.iter().enumerate() {
         let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-        let assessment =
-            Assessment { pods, suspects: 0, trust: TrustCounts::new(), state: state.clone(), rolling: None };
+        let assessment = Assessment {
+            pods,
+            suspects: 0,
+            trust: TrustCounts::new(),
+            state: state.clone(),
+            rolling: None,
+            is_canary: false,
+        };
         schedule.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
     }
     schedule
@@ -173,8 +179,14 @@ fn the_largest_status_of_a_rollout_has_less_than_256_kib() {
             0 => failure(&worst(63), &worst(512), FailureWeight::Counted),
             _ => in_progress(),
         };
-        let assessment =
-            Assessment { pods: RolloutPods::default(), suspects: 0, trust: TrustCounts::new(), state, rolling: None };
+        let assessment = Assessment {
+            pods: RolloutPods::default(),
+            suspects: 0,
+            trust: TrustCounts::new(),
+            state,
+            rolling: None,
+            is_canary: false,
+        };
         schedule.set(&workload, Some(assessment), time("12:00:00"));
         schedule.record_failure(&workload, worst(1 << 20), false, time("12:00:00"), |_| std::time::Duration::ZERO);
     }

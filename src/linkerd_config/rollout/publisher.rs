@@ -55,7 +55,7 @@ impl ProgressPublisher {
             let urgent = |it: &RolloutProgress| {
                 let reasons = (it.phase, it.complete.reason, it.no_progress);
                 let replaced = it.replaced.clone();
-                (reasons, it.workloads.failed, it.suspects, it.requires_rollback, it.next_window, replaced)
+                (reasons, it.workloads.failed, it.suspects, it.requires_rollback, it.next_window, replaced, it.canary)
             };
             let restarts = progress.phase == RolloutPhase::Progressing || progress.workloads.updating > 0;
             let due = *at + if restarts { COUNTS_INTERVAL } else { COUNTS_INTERVAL_AT_REST };

@@ -9,6 +9,7 @@ use crate::{
         gate::{DISABLED, Gate},
         target::TimeRange,
         testing::{WANTED, rollout_target, time},
+        totals::CanaryTotals,
     },
 };
 
@@ -32,6 +33,7 @@ fn progress(
         suspects: false,
         no_progress: false,
         requires_rollback: false,
+        canary: CanaryTotals::default(),
     }
 }
 

@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{
     api::{
-        CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
+        CONFIG_GROUP, KUBE_SYSTEM, LINKERD_CONFIG_KIND, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
         linkerd_config::{DriftWindow, Mode, ProxyShapeStatus, RolloutSpec, RolloutTrigger},
     },
-    cluster::kinds::linkerd_config::LinkerdConfig,
+    cluster::kinds::{linkerd_config::LinkerdConfig, namespace::Namespace},
     events::object_reference,
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
 };
@@ -36,6 +36,24 @@ pub struct RolloutTarget {
     pub selection: SelectionPolicy,
     pub proxies: DesiredProxies,
     pub gates: Gates,
+    /// What the workloads of canary namespaces are compared with instead.
+    pub canary: Option<Box<CanaryTarget>>,
+}
+
+/// The configuration of canary namespaces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CanaryTarget {
+    pub namespaces: LabelFilter,
+    pub target: RolloutTarget,
+}
+
+/// A configuration that is active for canary namespaces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ActiveCanary {
+    pub namespaces: LabelFilter,
+    pub injection_hash: Arc<str>,
+    pub proxy_version: Option<Arc<str>>,
+    pub shape: Option<ProxyShapeStatus>,
 }
 
 /// The LinkerdConfig that is rolled out.
@@ -89,6 +107,7 @@ pub struct RolloutContext {
     /// The bundle of trust anchors in effect.
     pub trust_bundle: Option<TrustBundle>,
     pub trust_bundles: TrustBundles,
+    pub canary: Option<ActiveCanary>,
 }
 
 // === impl RolloutTarget ===
@@ -115,7 +134,7 @@ impl RolloutTarget {
         };
         let spec = &config.spec.rollout;
         let gates = Gates { closed: closed_gate(config, status, trust.key()), trust_roots_written };
-        Self {
+        let target = Self {
             config: ConfigReference {
                 name: Arc::clone(&config.name),
                 uid: Arc::clone(&config.uid),
@@ -144,14 +163,47 @@ impl RolloutTarget {
                 trust,
             },
             gates,
-        }
+            canary: None,
+        };
+        let canary = context.canary.as_ref().map(|canary| Box::new(target.for_canary(canary, retry)));
+        Self { canary, ..target }
+    }
+
+    pub(super) fn for_canary(&self, canary: &ActiveCanary, retry: Option<&str>) -> CanaryTarget {
+        let target = Self {
+            key: RolloutKey::of(&canary.injection_hash, self.proxies.trust.key(), retry),
+            proxies: DesiredProxies {
+                injection_hash: Some(Arc::clone(&canary.injection_hash)),
+                proxy_version: canary.proxy_version.clone(),
+                shape: canary.shape,
+                ..self.proxies.clone()
+            },
+            // The gates are those of the whole target.
+            gates: Gates::default(),
+            ..self.clone()
+        };
+        CanaryTarget { namespaces: canary.namespaces.clone(), target }
+    }
+
+    /// Returns the target for the workloads of a namespace.
+    pub fn of_namespace(&self, namespace: &Namespace) -> &Self {
+        let is_included = |canary: &&CanaryTarget| {
+            ![KUBE_SYSTEM, &self.config.config_map.namespace].contains(&&*namespace.name)
+                && canary.namespaces.selects(&namespace.labels)
+        };
+        self.canary.as_deref().filter(is_included).map_or(self, |canary| &canary.target)
     }
 
     /// Whether every workload has the same assessment with both targets: only the gates, and the parts of the spec that
     /// rollouts do not read, may differ.
     pub fn assesses_like(&self, other: &Self) -> bool {
-        let comparable =
-            |target: &Self| Self { gates: Gates::default(), spec: Arc::clone(&self.spec), ..target.clone() };
+        let comparable = |target: &Self| {
+            let mut comparable = Self { gates: Gates::default(), spec: Arc::clone(&self.spec), ..target.clone() };
+            if let Some(canary) = &mut comparable.canary {
+                canary.target.spec = Arc::clone(&self.spec);
+            }
+            comparable
+        };
         self.rollout() == other.rollout() && comparable(self) == comparable(other)
     }
 

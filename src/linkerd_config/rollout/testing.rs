@@ -161,6 +161,7 @@ pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
             drift: Vec::new(),
         },
         gates: Gates::default(),
+        canary: None,
     }
 }
 

@@ -22,6 +22,19 @@ pub struct RolloutTotals {
     pub counted_failures: i64,
     /// Failed workloads with a Pod that has no proxy.
     pub uninjected: i64,
+    /// Those of the canary namespaces.
+    pub canary: CanaryTotals,
+}
+
+/// Sums over the selected workloads of the canary namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CanaryTotals {
+    pub selected: i64,
+    pub updated: i64,
+    /// Failed workloads that count towards `maxFailures`.
+    pub failures: i64,
+    /// Failed workloads with a Pod that has no proxy.
+    pub uninjected: i64,
 }
 
 // === impl RolloutTotals ===
@@ -29,7 +42,7 @@ pub struct RolloutTotals {
 impl RolloutTotals {
     /// Adds the numbers of one workload, or subtracts them with a `sign` of -1.
     pub(super) fn add(&mut self, assessment: &Assessment, sign: i64) {
-        let Assessment { pods, suspects, trust, state, rolling: _ } = assessment;
+        let Assessment { pods, suspects, trust, state, rolling: _, is_canary } = assessment;
         add_pods(&mut self.pods, pods, sign);
         self.suspects += sign * suspects;
         for (hash, pods) in trust {
@@ -38,6 +51,9 @@ impl RolloutTotals {
             if *count == 0 {
                 self.trust.remove(hash);
             }
+        }
+        if *is_canary {
+            self.canary.add(state, sign);
         }
         let workloads = &mut self.workloads;
         let skipped = match state {
@@ -74,6 +90,19 @@ impl RolloutTotals {
             if *count == 0 {
                 self.skipped.remove(skip);
             }
+        }
+    }
+}
+
+// === impl CanaryTotals ===
+
+impl CanaryTotals {
+    fn add(&mut self, state: &WorkloadState, sign: i64) {
+        self.selected += sign * i64::from(state.is_selected());
+        self.updated += sign * i64::from(*state == WorkloadState::UpToDate);
+        if let WorkloadState::Failed(failure) = state {
+            self.failures += sign * i64::from(failure.weight != FailureWeight::Reported);
+            self.uninjected += sign * i64::from(failure.weight == FailureWeight::LostProxies);
         }
     }
 }

@@ -49,6 +49,7 @@ fn status_of(plan: &ConfigPlan, failure: Option<(&'static str, String)>) -> Link
         base_revision: Some(1),
         written_revision: Some(1),
         sync_status: None,
+        canary: None,
         is_contested: false,
         bundle: Some(&certificate),
         trust_key: Some("0123abcd"),

@@ -12,6 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use super::{
+    canary,
     conditions::{list_problems, mismatch_warning},
     control_plane::skew,
     overlay::{self, Overlay, ValueSource},
@@ -83,6 +84,7 @@ fn own_problems(spec: &LinkerdConfigSpec, installed: Option<&Document>) -> Vec<P
     let mut problems = declared_problems(&own, None, &Document::default());
     problems.retain(|problem| permissive.contains(problem));
     problems.extend(rollout::problems(spec));
+    problems.extend(canary::problems(spec));
     let tolerated = tolerated(spec, installed);
     problems.retain(|problem| !tolerated.contains(problem));
     problems

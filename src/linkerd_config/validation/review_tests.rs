@@ -129,6 +129,7 @@ fn a_denial_has_the_message_of_the_condition() {
         revert_suspended: false,
         failed: &[],
         predecessor: None,
+        holds_back: false,
     });
     let condition = verdict_condition(&live.key, &plan.verdict, None);
     assert_eq!(condition.reason, "Invalid");

@@ -158,6 +158,8 @@ pub(super) fn objects() -> Vec<Value> {
         object("batch/v1", "Job", here, OBJECT, json!({"spec": {"suspend": true, "template": job}})),
         object("events.k8s.io/v1", "Event", here, OBJECT, event),
         object("v1", "ConfigMap", linkerd, "linkerd-config", json!({"data": {"values": "{}"}})),
+        object("v1", "ConfigMap", linkerd, "linkerd-config-canary", json!({"data": {"values": "{}"}})),
+        object("v1", "ConfigMap", linkerd, OBJECT, json!({"data": {"values": "{}"}})),
         object("apps/v1", "ControllerRevision", linkerd, OBJECT, json!({"revision": 1, "data": {}})),
         object("v1", "Pod", linkerd, OBJECT, pod),
         object("apps/v1", "Deployment", linkerd, "linkerd-proxy-injector", workload),

@@ -72,7 +72,7 @@ pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
     };
     let rolling = facts.resource.filter(|_| state.is_selected()).and_then(rolling);
     let PodCounts { counts: pods, suspects, trust, .. } = pod_counts;
-    Assessment { pods, suspects, trust, state, rolling }
+    Assessment { pods, suspects, trust, state, rolling, is_canary: false }
 }
 
 fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {

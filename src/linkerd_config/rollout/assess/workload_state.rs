@@ -22,6 +22,8 @@ pub struct Assessment {
     pub state: WorkloadState,
     /// The start time of our restart of a selected workload that is not complete yet, for this target or another one.
     pub rolling: Option<Timestamp>,
+    /// Whether it was compared with the configuration of a canary.
+    pub is_canary: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

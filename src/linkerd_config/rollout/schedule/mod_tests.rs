@@ -18,7 +18,7 @@ fn at(seconds: i64) -> Timestamp {
 
 fn of(state: WorkloadState) -> Option<Assessment> {
     let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-    Some(Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None })
+    Some(Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary: false })
 }
 
 fn pending() -> Option<Assessment> {

@@ -11,6 +11,7 @@
 //! * The numbers of scenarios are those of section 6.13 of the specification.
 
 mod blocked;
+mod canary;
 mod coverage;
 mod crash;
 mod drift;
@@ -83,6 +84,16 @@ impl Mesh {
         let namespaces = [app.as_str(), &other];
         let control_plane = &installation.control_plane;
         let injector = Injector::start(control_plane, &installation.namespace, &namespaces, replicas).await?;
+        Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
+    }
+
+    /// The same with the operator's injector, which watches the ConfigMaps.
+    async fn with_operators_injector(installation: Installation) -> Result<Self> {
+        let client = &installation.client;
+        let app = TestNamespace::create(client, "app").await?.name().to_owned();
+        let other = TestNamespace::create(client, "other").await?.name().to_owned();
+        let (control_plane, namespaces) = (&installation.control_plane, [app.as_str(), &other]);
+        let injector = Injector::start_operator(true, control_plane, &installation.namespace, &namespaces, 1).await?;
         Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
     }
 

@@ -221,6 +221,35 @@ fn config_map() -> Vec<Case> {
         change(json!({"metadata": {"ownerReferences": [foreign]}})),
     ];
     cases.extend(refused.map(|body| change(body).refused_by(POLICY)));
+    cases.extend(canary_config_map());
+    cases
+}
+
+fn canary_config_map() -> Vec<Case> {
+    const POLICY: &str = "linkerd-operator-canary-config-map";
+    let create = |over: Value| {
+        let owner =
+            json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "name": "mesh", "uid": "1"});
+        let mut body = json!({
+            "metadata": {
+                "name": "linkerd-config-canary", "ownerReferences": [owner],
+                "annotations": {"config.linkerd.io/managed-by": "linkerd-operator"},
+            },
+            "data": {"values": "proxy: {}"},
+        });
+        e2e::mesh::merge(&mut body, over);
+        case(Method::POST, "/api/v1/namespaces/linkerd/configmaps".to_owned(), Some(body))
+    };
+    let refused = [
+        json!({"metadata": {"name": "another"}}),
+        json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "mine"}}}),
+        json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"}}}),
+        json!({"metadata": {"finalizers": ["example.com/mine"]}}),
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "1"}]}}),
+        json!({"data": {"other": "text"}}),
+    ];
+    let mut cases = vec![create(json!({}))];
+    cases.extend(refused.map(|over| create(over).refused_by(POLICY)));
     cases
 }
 

@@ -1,0 +1,268 @@
+//! What happens to a declared document that canary namespaces get first. Pure.
+//!
+//! In: the [`CanaryFacts`], which are what the API server, the injectors and the rollout show. Out: the next action and
+//! `status.canary`. Always holds: a document is promoted only after evidence that every selected workload of the canary
+//! namespaces runs with it, or by the annotation; a document that failed is not tried again before a retry; the same
+//! facts give the same decision, so that the next leader continues where the previous one stopped.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
+
+use crate::{
+    api::{
+        CANARY_CONFIG_MAP,
+        linkerd_config::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus, OnFailure, RolloutSpec},
+    },
+    linkerd_config::rollout::totals::CanaryTotals,
+};
+
+/// The annotation of a LinkerdConfig with the hash of a canary that is promoted without further conditions.
+pub(super) const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
+
+/// The maximum number of namespaces in a status.
+const MAX_NAMESPACES: usize = 10;
+/// The interval at which a canary is looked at without a change: namespaces and timeouts of the injectors cause none.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What a decision depends on.
+pub(super) struct CanaryFacts<'a> {
+    pub(super) spec: &'a CanarySpec,
+    pub(super) rollout: &'a RolloutSpec,
+    /// The injection hash of the declared document.
+    pub(super) hash: &'a str,
+    /// `status.canary`.
+    pub(super) known: Option<&'a CanaryStatus>,
+    /// Whether the generation or the retry annotation of the resource changed since the status was written.
+    pub(super) is_retried: bool,
+    pub(super) written: WrittenCanary,
+    pub(super) injectors: InjectorKind,
+    /// The canary namespaces, by name.
+    pub(super) namespaces: &'a [Arc<str>],
+    pub(super) adoption: CanaryAdoption,
+    /// `None` before the workloads were compared with the document.
+    pub(super) workloads: Option<CanaryWorkloads>,
+    /// The value of [`PROMOTE_ANNOTATION`].
+    pub(super) promote: Option<&'a str>,
+    pub(super) now: Timestamp,
+}
+
+/// The ConfigMap of the canary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WrittenCanary {
+    Absent,
+    /// Another writer created it.
+    Foreign,
+    /// The operator created it, and it differs from the declared document.
+    Outdated,
+    Current,
+}
+
+/// The program of the ready injectors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::linkerd_config) enum InjectorKind {
+    /// Not all ready replicas have answered, or none is ready.
+    Unknown,
+    Operators,
+    /// The name of a replica that is not the operator's.
+    Other(String),
+}
+
+/// Whether the injectors use the document for the canary namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::linkerd_config) enum CanaryAdoption {
+    Waiting,
+    Adopted,
+    /// The name of a replica that does not use it in time.
+    Refused(String),
+}
+
+/// The selected workloads of the canary namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct CanaryWorkloads {
+    pub(super) totals: CanaryTotals,
+    /// The first failure, for people.
+    pub(super) failure: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::linkerd_config) enum CanaryAction {
+    /// Nothing is written.
+    Hold,
+    /// The ConfigMap of the canary is written.
+    Write,
+    /// All namespaces get the document.
+    Promote,
+    /// The ConfigMap of the canary is deleted.
+    TakeBack,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::linkerd_config) struct CanaryDecision {
+    pub(in crate::linkerd_config) action: CanaryAction,
+    pub(in crate::linkerd_config) status: CanaryStatus,
+    /// When to decide again without a change.
+    pub(in crate::linkerd_config) recheck_after: Duration,
+}
+
+/// Decides about a declared document that differs from the one in force.
+pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
+    use CanaryAction::{Hold, Promote, TakeBack, Write};
+    use CanaryPhase::{AwaitingPromotion, Failed, Progressing, Promoted, Soaking, Unsupported, Waiting};
+    let CanaryFacts { spec, rollout, hash, now, .. } = *facts;
+    let known = facts.known.filter(|known| known.hash == hash && !(known.phase == Failed && facts.is_retried));
+    let next = |action, phase: CanaryPhase, message: String| {
+        let since = known.filter(|known| known.phase == phase).and_then(|known| known.since.clone());
+        let status = CanaryStatus {
+            phase,
+            hash: hash.to_owned(),
+            since: since.or(Some(Time(now))),
+            namespaces: facts.namespaces.iter().take(MAX_NAMESPACES).map(ToString::to_string).collect(),
+            message,
+        };
+        CanaryDecision { action, status, recheck_after: RECHECK_INTERVAL }
+    };
+    if let Some(failed) = known.filter(|known| known.phase == Failed) {
+        return CanaryDecision { status: failed.clone(), ..next(TakeBack, Failed, String::new()) };
+    }
+    if facts.promote == Some(hash) {
+        return next(Promote, Promoted, format!("the annotation {PROMOTE_ANNOTATION} promoted the configuration"));
+    }
+    match (facts.written, &facts.injectors) {
+        (WrittenCanary::Foreign, _) => {
+            let message = format!(
+                "another writer created ConfigMap {CANARY_CONFIG_MAP}, so the operator does not write it: delete it"
+            );
+            return next(Hold, Waiting, message);
+        }
+        (WrittenCanary::Absent, InjectorKind::Unknown) => {
+            let message = "not every replica of the proxy injector has answered yet, so it is unknown whether they support a canary";
+            return next(Hold, Waiting, message.to_owned());
+        }
+        (WrittenCanary::Absent, InjectorKind::Other(replica)) => return next(Hold, Unsupported, unsupported(replica)),
+        (WrittenCanary::Absent, InjectorKind::Operators) if facts.namespaces.is_empty() => {
+            return next(Hold, Waiting, NO_NAMESPACE.to_owned());
+        }
+        _ => {}
+    }
+    if let Some(failure) = facts.workloads.as_ref().and_then(|workloads| failure(workloads, rollout)) {
+        return next(TakeBack, Failed, format!("workloads failed with the configuration: {failure}; {RETRY}"));
+    }
+    if facts.written != WrittenCanary::Current {
+        return next(Write, Progressing, "the canary namespaces get the configuration".to_owned());
+    }
+    // Without evidence, as after a change of the leader, a soak is neither promoted nor begun again.
+    let unchanged = || {
+        let kept = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
+        kept.map(|known| CanaryDecision { status: known.clone(), ..next(Hold, known.phase, String::new()) })
+    };
+    let progressing = |message: &str| next(Hold, Progressing, message.to_owned());
+    if facts.namespaces.is_empty() {
+        return unchanged().unwrap_or_else(|| progressing(NO_NAMESPACE));
+    }
+    match (&facts.adoption, &facts.injectors) {
+        (CanaryAdoption::Refused(_), InjectorKind::Other(replica)) => {
+            return next(TakeBack, Unsupported, unsupported(replica));
+        }
+        (CanaryAdoption::Refused(replica), _) => {
+            let message =
+                format!("{replica} does not inject the configuration into Pods of the canary namespaces; {RETRY}");
+            return next(TakeBack, Failed, message);
+        }
+        (CanaryAdoption::Waiting, _) => {
+            return unchanged().unwrap_or_else(|| {
+                progressing("waiting for the injectors to use the configuration for the canary namespaces")
+            });
+        }
+        (CanaryAdoption::Adopted, _) => {}
+    }
+    let Some(CanaryWorkloads { totals, .. }) = &facts.workloads else {
+        return unchanged().unwrap_or_else(|| progressing("the workloads of the canary namespaces are being assessed"));
+    };
+    let CanaryTotals { selected, updated, .. } = *totals;
+    if selected == 0 {
+        return progressing(&format!(
+            "no meshed workload of the canary namespaces opted in, so nothing shows that the configuration works; to promote it \
+             nevertheless, set the annotation {PROMOTE_ANNOTATION} to its hash"
+        ));
+    }
+    if updated < selected {
+        return progressing(&format!(
+            "{updated} of {selected} selected workloads of the canary namespaces run with the configuration"
+        ));
+    }
+    let all = format!("all {selected} selected workloads of the canary namespaces run with the configuration");
+    let begun = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
+    if begun.is_some_and(|known| known.phase == AwaitingPromotion) || soak_left(spec, begun, now).is_none() {
+        return match spec.promotion {
+            CanaryPromotion::Manual => next(
+                Hold,
+                AwaitingPromotion,
+                format!("{all}; to promote it, set the annotation {PROMOTE_ANNOTATION} to its hash"),
+            ),
+            CanaryPromotion::Automatic if rollout.paused => {
+                next(Hold, AwaitingPromotion, format!("{all}; not promoted while spec.rollout.paused is true"))
+            }
+            CanaryPromotion::Automatic => next(Promote, Promoted, all),
+        };
+    }
+    let left = soak_left(spec, begun, now).unwrap_or_default();
+    let decision = next(Hold, Soaking, format!("{all}; the soak takes {:?}", spec.soak()));
+    CanaryDecision { recheck_after: left.min(RECHECK_INTERVAL), ..decision }
+}
+
+const NO_NAMESPACE: &str = "no namespace has the labels of spec.canary.namespaceSelector";
+const RETRY: &str = "it was taken back; to retry, change the resource or its annotation config.linkerd.io/retry";
+
+fn unsupported(replica: &str) -> String {
+    format!(
+        "a canary needs the operator's own proxy injector, because Linkerd's has one configuration for all namespaces, and {replica} \
+         is not the operator's: enable the operator's injector, or remove spec.canary; the declared configuration waits"
+    )
+}
+
+/// Returns why the workloads end the canary.
+fn failure(workloads: &CanaryWorkloads, rollout: &RolloutSpec) -> Option<String> {
+    let CanaryTotals { selected, failures, uninjected, .. } = workloads.totals;
+    let limit = rollout.max_failures(usize::try_from(selected).unwrap_or_default());
+    let is_over = usize::try_from(failures).unwrap_or_default() >= limit && rollout.on_failure != OnFailure::Continue;
+    // Pods without a proxy are worse than outdated ones, so they end the canary under every failure policy.
+    (is_over || uninjected > 0).then(|| {
+        let first = workloads.failure.as_ref().map(|first| format!(", the first is {first}")).unwrap_or_default();
+        format!("{failures} of {selected}{first}")
+    })
+}
+
+/// Returns the rest of the soak; `None` if it has passed.
+fn soak_left(spec: &CanarySpec, begun: Option<&CanaryStatus>, now: Timestamp) -> Option<Duration> {
+    let since = begun.and_then(|known| known.since.as_ref()).map_or(now, |since| since.0);
+    let passed = Duration::try_from(now.duration_since(since).max(SignedDuration::ZERO)).unwrap_or_default();
+    spec.soak().checked_sub(passed).filter(|left| !left.is_zero())
+}
+
+/// Returns `status.canary` after a plan that holds no document back. `in_force` is the injection hash of the document
+/// that all namespaces get.
+pub(in crate::linkerd_config) fn without_held_document(
+    known: Option<&CanaryStatus>,
+    in_force: Option<&str>,
+    now: Timestamp,
+) -> Option<CanaryStatus> {
+    let known = known.filter(|known| Some(&*known.hash) == in_force && known.phase != CanaryPhase::Failed)?;
+    Some(match known.phase {
+        CanaryPhase::Promoted => known.clone(),
+        // The former leader promoted it, and could not write the status.
+        _ => CanaryStatus {
+            phase: CanaryPhase::Promoted,
+            since: Some(Time(now)),
+            message: "all namespaces get the configuration".to_owned(),
+            ..known.clone()
+        },
+    })
+}
+
+#[cfg(test)]
+#[path = "decision_tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! The canary: a declared document that some namespaces get before all others.
+//!
+//! ```text
+//!   plan: declared document ≠ document in force ─▶ facts: ConfigMap of the canary, injectors, namespaces, workloads
+//!       ▲                                               │
+//!       └── Promote ◀── decide (pure) ◀─────────────────┘ ──▶ status.canary, ConfigMap linkerd-config-canary
+//! ```
+//!
+//! In: a plan that holds the declared document back. Out: the ConfigMap that the operator's injector reads for the
+//! canary namespaces, and `status.canary`. Always holds: `linkerd-config` has the document from before until the canary
+//! is promoted; a ConfigMap of another writer is neither changed nor deleted; a plan that failed or was not made changes
+//! nothing.
+
+pub(super) mod decision;
+pub(super) mod document;
+mod write;
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use tracing::info;
+
+pub(super) use self::decision::{CanaryAction, CanaryAdoption, CanaryDecision, InjectorKind};
+use self::{
+    decision::{CanaryFacts, CanaryWorkloads, PROMOTE_ANNOTATION, decide, without_held_document},
+    document::{CanaryContent, CanaryDocument},
+};
+use super::{
+    LinkerdConfigReconciler,
+    conditions::condition_reason,
+    dereference::ReconcileInput,
+    injector::{CanaryProbe, INJECTOR_SYNCED},
+    plan::{ConfigPlan, PlanVerdict},
+    rollout::{assess::selection::LabelFilter, progress::RolloutProgress, target::ActiveCanary},
+    status::is_current,
+};
+use crate::{
+    api::{
+        CANARY_CONFIG_MAP, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
+        linkerd_config::{CanarySpec, CanaryStatus, InjectorSyncMethod, Mode},
+    },
+    cluster::{
+        State,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
+    values::{Path, Problem},
+    write::WriteError,
+};
+
+/// Returns the problems of `spec.canary` that the schema does not detect.
+pub(super) fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
+    let Some(canary) = &spec.canary else { return Vec::new() };
+    let problem = |keys: &[&str], reason: &str| Problem {
+        path: Path::from(keys),
+        value: String::new(),
+        reason: reason.to_owned(),
+    };
+    let is_valid = matches!(namespaces_of(canary), LabelFilter::Matching(selector) if !selector.is_empty());
+    let selector = (!is_valid).then(|| {
+        problem(&["spec", "canary", "namespaceSelector"], "it is not a valid label selector, or it selects everything")
+    });
+    let method = (spec.injector_sync.method != InjectorSyncMethod::Probe).then(|| {
+        problem(
+            &["spec", "canary"],
+            "it needs injectorSync.method Probe: only the answers of the replicas show which injector they are",
+        )
+    });
+    selector.into_iter().chain(method).collect()
+}
+
+fn namespaces_of(canary: &CanarySpec) -> LabelFilter {
+    LabelFilter::of(Some(&canary.namespace_selector))
+}
+
+/// Returns the configuration of the canary namespaces while they have one of their own.
+pub(crate) fn active_canary(
+    config: &LinkerdConfig,
+    status: &LinkerdConfigStatus,
+    document: Option<&CanaryDocument>,
+) -> Option<ActiveCanary> {
+    let spec = config.spec.canary.as_ref().filter(|_| config.spec.mode == Mode::Enforce)?;
+    let canary = status.canary.as_ref().filter(|canary| canary.phase.is_active())?;
+    let document = document.filter(|document| document.hash == canary.hash);
+    Some(ActiveCanary {
+        namespaces: namespaces_of(spec),
+        injection_hash: canary.hash.as_str().into(),
+        proxy_version: document.and_then(|document| document.proxy_version.as_deref()).map(Arc::from),
+        shape: document.and_then(|document| document.proxy_shape),
+    })
+}
+
+/// Whether the verdict decides about the document that all namespaces have. With another one, nothing is known about it,
+/// or nothing is written.
+fn decides(verdict: &PlanVerdict) -> bool {
+    matches!(verdict, PlanVerdict::Synced | PlanVerdict::Drifted | PlanVerdict::Restored | PlanVerdict::Canary)
+}
+
+/// Returns the next `status.canary`.
+pub(super) fn next_status(
+    config: &LinkerdConfig,
+    before: &LinkerdConfigStatus,
+    plan: &ConfigPlan,
+    decision: Option<&CanaryDecision>,
+    now: Timestamp,
+) -> Option<CanaryStatus> {
+    match decision {
+        Some(decision) => Some(decision.status.clone()),
+        None if decides(&plan.verdict) => {
+            let known = before.canary.as_ref().filter(|_| config.spec.canary.is_some());
+            without_held_document(known, plan.injection_hash.as_deref(), now)
+        }
+        None => before.canary.clone(),
+    }
+}
+
+/// Returns the first failure among the workloads of these namespaces, for people.
+fn first_failure(progress: &RolloutProgress, namespaces: &[Arc<str>]) -> Option<String> {
+    let is_canary = |namespace: &str| namespaces.iter().any(|it| **it == *namespace);
+    let failure = progress.failures.iter().find(|failure| is_canary(&failure.namespace))?;
+    let (kind, namespace, name) = (&failure.kind, &failure.namespace, &failure.name);
+    Some(format!("{kind} {namespace}/{name}: {}: {}", failure.reason, failure.message))
+}
+
+/// Returns the names of the canary namespaces, sorted.
+fn canary_namespaces(state: &State, filter: &LabelFilter, control_plane: &str) -> Vec<Arc<str>> {
+    let is_included = |name: &str| name != control_plane && name != KUBE_SYSTEM;
+    let found = state.namespaces.iter().filter(|it| {
+        is_included(&it.name) && !it.deleting && !it.admission_webhooks_disabled && filter.selects(&it.labels)
+    });
+    let mut names: Vec<_> = found.map(|namespace| Arc::clone(&namespace.name)).collect();
+    names.sort_unstable();
+    names
+}
+
+// === impl LinkerdConfigReconciler ===
+
+impl LinkerdConfigReconciler {
+    /// Decides about the document that a plan holds back.
+    pub(super) fn decide_canary(
+        &self,
+        input: &ReconcileInput,
+        document: &CanaryDocument,
+        now: Timestamp,
+    ) -> Option<CanaryDecision> {
+        let ReconcileInput { config, before, canary_map, .. } = input;
+        let spec = config.spec.canary.as_ref()?;
+        let content = content(config, spec, document);
+        let cluster = &self.gate.cluster;
+        let control_plane = &config.target.namespace;
+        let namespaces = canary_namespaces(&cluster.read(), &namespaces_of(spec), control_plane);
+        let is_late = condition_reason(before, INJECTOR_SYNCED) == Some("Timeout");
+        let progress = self.rollouts.canary_progress(config, self.gate.term(), &document.hash);
+        let workloads = progress.map(|progress| CanaryWorkloads {
+            totals: progress.canary,
+            failure: first_failure(&progress, &namespaces),
+        });
+        Some(decide(&CanaryFacts {
+            spec,
+            rollout: &config.spec.rollout,
+            hash: &document.hash,
+            known: before.canary.as_ref(),
+            is_retried: !is_current(config, before),
+            written: content.compare(canary_map.as_deref()),
+            injectors: self.injectors.kind(cluster, control_plane),
+            namespaces: &namespaces,
+            adoption: self.injectors.canary_adoption(cluster, control_plane, &document.hash, is_late),
+            workloads,
+            promote: config.annotations.get(PROMOTE_ANNOTATION).map(|hash| &**hash),
+            now,
+        }))
+    }
+
+    /// Writes or deletes the ConfigMap of the canary, after `linkerd-config` was written.
+    pub(super) async fn apply_canary(
+        &self,
+        input: &ReconcileInput,
+        plan: &ConfigPlan,
+        decision: Option<&CanaryDecision>,
+    ) -> Result<(), WriteError> {
+        let ReconcileInput { config, canary_map, .. } = input;
+        if config.spec.mode != Mode::Enforce {
+            return Ok(());
+        }
+        match (decision.map(|decision| decision.action), &plan.canary, &config.spec.canary) {
+            (Some(CanaryAction::Hold), ..) => Ok(()),
+            (Some(CanaryAction::Write), Some(document), Some(spec)) => {
+                let content = content(config, spec, document);
+                self.writer.write_canary(canary_map.as_deref(), &content).await?;
+                info!(
+                    config_map = CANARY_CONFIG_MAP,
+                    hash = document.hash,
+                    "wrote the configuration of the canary namespaces"
+                );
+                Ok(())
+            }
+            (None, ..) if !decides(&plan.verdict) => Ok(()),
+            _ => self.delete_canary(canary_map.as_deref()).await,
+        }
+    }
+
+    /// Deletes the ConfigMap of the canary, unless another writer created it.
+    pub(super) async fn delete_canary(&self, found: Option<&ConfigMap>) -> Result<(), WriteError> {
+        let Some(found) = found.filter(|found| found.is_operators()) else { return Ok(()) };
+        self.writer.delete_canary(found).await?;
+        info!(config_map = CANARY_CONFIG_MAP, "deleted the configuration of the canary namespaces");
+        Ok(())
+    }
+
+    /// Returns what the injectors must inject into Pods of a canary namespace; `None` while there is no canary.
+    pub(super) fn canary_probe(&self, config: &LinkerdConfig, canary: Option<&CanaryStatus>) -> Option<CanaryProbe> {
+        let canary = canary.filter(|canary| canary.phase.is_active())?;
+        let namespaces = namespaces_of(config.spec.canary.as_ref()?);
+        let names = canary_namespaces(&self.gate.cluster.read(), &namespaces, &config.target.namespace);
+        let namespace = names.into_iter().next()?;
+        Some(CanaryProbe { namespace, injection_hash: canary.hash.clone() })
+    }
+}
+
+fn content(config: &LinkerdConfig, spec: &CanarySpec, document: &CanaryDocument) -> CanaryContent {
+    CanaryContent::new(document, &spec.namespace_selector, (Arc::clone(&config.name), Arc::clone(&config.uid)))
+}
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;

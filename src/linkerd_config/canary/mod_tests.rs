@@ -1,0 +1,124 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    api::{NamespacedName, linkerd_config::CanaryPhase},
+    cluster::{Problems, Projected, testing::Feed},
+    linkerd_config::conditions::{add_canary, condition_message, condition_rows, to_conditions},
+};
+
+const HASH: &str = "0123456789abcdef";
+
+fn config(spec: &Value) -> LinkerdConfig {
+    let object = json!({"metadata": {"name": "mesh"}, "spec": spec});
+    LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+}
+
+fn canary(phase: CanaryPhase) -> CanaryStatus {
+    CanaryStatus { phase, hash: HASH.to_owned(), message: "so far".to_owned(), ..CanaryStatus::default() }
+}
+
+fn status(phase: CanaryPhase) -> LinkerdConfigStatus {
+    LinkerdConfigStatus { canary: Some(canary(phase)), ..LinkerdConfigStatus::default() }
+}
+
+fn selector() -> Value {
+    json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}})
+}
+
+/// The conditions as `Type=Status/Reason`.
+fn conditions(phase: CanaryPhase) -> (LinkerdConfigStatus, Vec<String>) {
+    let target = NamespacedName::new("linkerd", "linkerd-config");
+    let mut rows = condition_rows(&target, &PlanVerdict::Canary, None, None);
+    add_canary(&mut rows, &canary(phase));
+    let none = LinkerdConfigStatus::default();
+    let conditions = to_conditions(&rows, &none, 1, Timestamp::UNIX_EPOCH);
+    let texts = conditions.iter().map(|it| format!("{}={}/{}", it.type_, it.status, it.reason)).collect();
+    (LinkerdConfigStatus { conditions, ..none }, texts)
+}
+
+#[test]
+fn only_a_canary_that_makes_no_progress_prevents_ready() {
+    let (accepted, synced) = ("Accepted=True/Accepted", "ConfigMapSynced=False/Canary");
+    for phase in [CanaryPhase::Progressing, CanaryPhase::Soaking, CanaryPhase::AwaitingPromotion] {
+        let (status, texts) = conditions(phase);
+        assert_eq!(texts, [accepted, synced, "Ready=True/Canary"], "{phase:?}");
+        let expected = format!("configuration {HASH} is {phase:?}: so far");
+        assert_eq!(condition_message(&status, "Ready"), expected);
+    }
+    assert_eq!(conditions(CanaryPhase::Waiting).1, [accepted, synced, "Ready=False/Canary"]);
+    for (phase, stalled) in [
+        (CanaryPhase::Failed, "Stalled=True/CanaryFailed"),
+        (CanaryPhase::Unsupported, "Stalled=True/CanaryUnsupported"),
+    ] {
+        let (status, texts) = conditions(phase);
+        assert_eq!(texts, [accepted, synced, "Ready=False/Canary", stalled]);
+        assert!(condition_message(&status, "Ready").ends_with("so far"));
+    }
+}
+
+#[test]
+fn namespaces_have_a_configuration_of_their_own_only_while_a_canary_is_active_and_enforced() {
+    let hash = |spec: &Value, phase| {
+        active_canary(&config(spec), &status(phase), None).map(|active| active.injection_hash.to_string())
+    };
+    let spec = json!({"canary": selector()});
+    for phase in [CanaryPhase::Progressing, CanaryPhase::Soaking, CanaryPhase::AwaitingPromotion] {
+        assert_eq!(hash(&spec, phase).as_deref(), Some(HASH));
+        assert_eq!(hash(&json!({}), phase), None, "{phase:?}");
+        assert_eq!(hash(&json!({"canary": selector(), "mode": "Observe"}), phase), None);
+    }
+    for phase in [CanaryPhase::Waiting, CanaryPhase::Unsupported, CanaryPhase::Promoted, CanaryPhase::Failed] {
+        assert_eq!(hash(&spec, phase), None, "{phase:?}");
+    }
+    let document = |hash: &str| CanaryDocument {
+        hash: hash.to_owned(),
+        values: String::new(),
+        proxy_version: Some("edge-2".to_owned()),
+        proxy_shape: None,
+    };
+    let version = |document: &CanaryDocument| {
+        active_canary(&config(&spec), &status(CanaryPhase::Soaking), Some(document)).unwrap().proxy_version
+    };
+    assert_eq!(version(&document(HASH)).as_deref(), Some("edge-2"));
+    assert_eq!(version(&document("fedcba9876543210")), None, "the version of another document");
+}
+
+#[test]
+fn a_plan_that_decides_nothing_leaves_the_canary_as_it_is() {
+    let spec = json!({"canary": selector()});
+    let next = |spec: &Value, verdict| {
+        let plan = ConfigPlan { injection_hash: Some("fedcba9876543210".to_owned()), ..ConfigPlan::only(verdict) };
+        next_status(&config(spec), &status(CanaryPhase::Soaking), &plan, None, Timestamp::UNIX_EPOCH)
+    };
+    for verdict in [PlanVerdict::Invalid(Vec::new()), PlanVerdict::Suspended, PlanVerdict::Observing(Vec::new())] {
+        assert_eq!(next(&spec, verdict), Some(canary(CanaryPhase::Soaking)));
+    }
+    assert_eq!(next(&spec, PlanVerdict::Synced), None, "the declared document is that of all namespaces");
+    assert_eq!(next(&json!({}), PlanVerdict::Synced), None, "spec.canary was removed");
+}
+
+#[test]
+fn namespaces_that_are_never_injected_are_no_canary() {
+    let mut feed = Feed::default();
+    for (name, over) in [
+        ("b", json!({})),
+        ("a", json!({})),
+        ("linkerd", json!({})),
+        ("kube-system", json!({})),
+        ("deleted", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})),
+        ("exempt", json!({"labels": {"config.linkerd.io/admission-webhooks": "disabled"}})),
+        ("other", json!({"labels": {"canary": "no"}})),
+    ] {
+        let mut metadata = json!({"name": name, "labels": {"canary": "yes"}});
+        json_patch::merge(&mut metadata, &over);
+        feed.apply(
+            crate::cluster::Kind::Namespace,
+            kube::runtime::watcher::Event::Apply(json!({"metadata": metadata})),
+        );
+    }
+    let spec = config(&json!({"canary": selector()})).spec;
+    let filter = namespaces_of(spec.canary.as_ref().unwrap());
+    let names = canary_namespaces(&feed.cluster.read(), &filter, "linkerd");
+    assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a", "b"]);
+}

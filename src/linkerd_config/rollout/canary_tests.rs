@@ -1,0 +1,93 @@
+//! Workloads of canary namespaces are compared with the configuration of the canary, and all others are not.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{
+    assess::{selection::LabelFilter, workload_state::WorkloadState},
+    target::{ActiveCanary, RolloutTarget},
+    testing::{BEFORE, WANTED, World, rollout_target},
+    totals::{CanaryTotals, RolloutTotals},
+};
+use crate::api::LinkerdConfigSpec;
+
+const CANARY: &str = "aaaaaaaaaaaaaaaa";
+
+fn canary(namespace_labels: &serde_json::Value) -> World {
+    let mut world = World::new(&json!({}));
+    world.namespace("ns", &json!({"labels": namespace_labels}));
+    let selector = json!({"matchLabels": {"canary": "yes"}});
+    let active = ActiveCanary {
+        namespaces: LabelFilter::of(Some(&selector)),
+        injection_hash: CANARY.into(),
+        proxy_version: Some("edge-1".into()),
+        shape: None,
+    };
+    world.target.canary = Some(Box::new(world.target.for_canary(&active, None)));
+    world
+}
+
+fn state(namespace_labels: &serde_json::Value, marker: &str) -> (WorkloadState, RolloutTotals) {
+    let mut world = canary(namespace_labels);
+    world.deployment("web", &json!({}));
+    world.pod("web-1", "web", Some(marker), &json!({}));
+    let assessment = world.assess("Deployment", "web");
+    let mut totals = RolloutTotals::default();
+    totals.add(&assessment, 1);
+    let mut none = totals.clone();
+    none.add(&assessment, -1);
+    assert_eq!(none, RolloutTotals::default());
+    (assessment.state, totals)
+}
+
+#[test]
+fn a_workload_is_up_to_date_with_the_configuration_of_its_namespace_and_restarted_for_it() {
+    let included = json!({"canary": "yes"});
+    for (labels, current, outdated, key) in [
+        (&included, CANARY, WANTED, CANARY),
+        (&json!({}), WANTED, CANARY, WANTED),
+        (&json!({"canary": "no"}), WANTED, BEFORE, WANTED),
+    ] {
+        assert_eq!(state(labels, current).0, WorkloadState::UpToDate, "{labels}");
+        match state(labels, outdated).0 {
+            WorkloadState::Pending(start) => assert!(start.value.starts_with(key), "{labels}: {}", start.value),
+            other => panic!("{labels}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn only_the_workloads_of_canary_namespaces_count_for_the_canary() {
+    let included = json!({"canary": "yes"});
+    let totals = |labels, marker| state(labels, marker).1.canary;
+    let one = CanaryTotals { selected: 1, ..CanaryTotals::default() };
+    assert_eq!(totals(&included, CANARY), CanaryTotals { updated: 1, ..one });
+    assert_eq!(totals(&included, WANTED), one);
+    assert_eq!(totals(&json!({}), WANTED), CanaryTotals::default());
+}
+
+#[test]
+fn the_namespace_of_the_control_plane_is_never_a_canary() {
+    let mut world = canary(&json!({}));
+    world.namespace("linkerd", &json!({"labels": {"canary": "yes"}}));
+    world.namespace("app", &json!({"labels": {"canary": "yes"}}));
+    let state = world.feed.cluster.read();
+    let hash = |name: &str| {
+        let target = world.target.of_namespace(state.namespaces.find("", name).unwrap());
+        target.proxies.injection_hash.clone().unwrap()
+    };
+    assert_eq!((&*hash("linkerd"), &*hash("app")), (WANTED, CANARY));
+}
+
+#[test]
+fn a_change_of_the_spec_that_rollouts_do_not_read_is_no_other_assessment() {
+    let target = canary(&json!({})).target;
+    let mut other = target.clone();
+    let spec = Arc::new(LinkerdConfigSpec { priority: 7, ..LinkerdConfigSpec::clone(&target.spec) });
+    other.spec = Arc::clone(&spec);
+    other.canary.as_mut().unwrap().target.spec = spec;
+    assert!(target.assesses_like(&other));
+    let without = RolloutTarget { canary: None, ..target.clone() };
+    assert!(!target.assesses_like(&without) && without.assesses_like(&rollout_target(&json!({}))));
+}
