@@ -9,7 +9,7 @@
 //! ```
 //!
 //! In: a Secret, and the webhook configurations with our label that call our Service. Out: a certificate that the API
-//! servers trust, in each replica. Always holds: the order of a rotation is the one of [`plan`]; only the leader writes;
+//! servers trust, in each replica. Always holds: the order of a rotation is that of `plan`; only the leader writes;
 //! a replica without a certificate waits, and one with a certificate keeps it until it has a new one.
 
 mod controller;
