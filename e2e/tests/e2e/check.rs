@@ -16,12 +16,13 @@ const NAMESPACE: &str = "linkerd-operator-system";
 /// Longer than the command waits.
 const DEADLINE: Duration = Duration::from_secs(90);
 /// The flags that `linkerd check` passes to its extensions.
-const FLAGS_OF_LINKERD: [&str; 6] = [
+const FLAGS_OF_LINKERD: [&str; 7] = [
     "--linkerd-namespace=linkerd",
     "--namespace=app",
     "--proxy=false",
     "--verbose=false",
     "--wait=1s",
+    "--as-group=[]",
     "--output=json",
 ];
 

@@ -112,9 +112,9 @@ pub(super) fn extension_metadata() -> Result<ExitCode> {
 
 async fn attempt(args: &CheckArgs) -> CheckReport {
     let client = async {
-        let (user, groups) = (args.impersonate.as_deref(), &args.impersonate_groups);
+        let (user, groups) = (args.impersonate.as_deref(), groups(&args.impersonate_groups));
         let config = client::config_of(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
-        client::client(client::impersonating(config, user, groups), &Registry::new())
+        client::client(client::impersonating(config, user, &groups), &Registry::new())
     };
     match client.await {
         Err(error) => judge::without_client(&client::describe(&*error)),
@@ -125,8 +125,30 @@ async fn attempt(args: &CheckArgs) -> CheckReport {
     }
 }
 
+/// Returns the groups to impersonate. `linkerd check` passes its own flag as Go prints a list: `[]`, or `[one,two]`.
+fn groups(flags: &[String]) -> Vec<String> {
+    let lists = flags.iter().map(|flag| {
+        let list = flag.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        list.map_or_else(|| vec![flag.as_str()], |list| list.split(',').collect())
+    });
+    lists.flatten().filter(|group| !group.is_empty()).map(str::to_owned).collect()
+}
+
 /// Parses a duration that is not negative.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration: SignedDuration = text.parse().map_err(|error: k8s_openapi::jiff::Error| error.to_string())?;
     Duration::try_from(duration).map_err(|_| "it must not be negative".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_repeated_flags_or_a_list_as_go_prints_it() {
+        let read = |flags: &[&str]| groups(&flags.iter().map(|&flag| flag.to_owned()).collect::<Vec<_>>());
+        assert_eq!(read(&["system:masters", "dev"]), ["system:masters", "dev"]);
+        assert_eq!(read(&["[]"]), Vec::<String>::new());
+        assert_eq!(read(&["[one,two]", "three"]), ["one", "two", "three"]);
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use futures::{StreamExt, future, stream};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -249,7 +249,8 @@ async fn replicas(client: &Client, operator_namespace: &str, linkerd_namespace: 
     for (role, namespace, selector) in wanted {
         let list = ListParams::default().labels(selector).limit(PODS);
         let found = Api::<Pod>::namespaced(client.clone(), namespace).list(&list).await;
-        let found = found.with_context(|| format!("cannot list the Pods {selector} in namespace {namespace}"))?;
+        let found = found
+            .map_err(|error| anyhow!("cannot list the Pods {selector} in namespace {namespace}: {}", reason(&error)))?;
         pods.extend(found.items.into_iter().map(|pod| (role, pod)));
     }
     let replicas = stream::iter(pods).map(|(role, pod)| replica(client, role, pod)).buffered(CONCURRENCY);
@@ -324,7 +325,7 @@ async fn answer(client: &Client, namespace: &str, pod: &str, port: i32, path: &s
     let response = client.send(request).await.with_context(|| format!("cannot read /{path} of the Pod"))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("cannot read /{path} of the Pod: {error}"))?;
+    let body = body.map_err(|error| anyhow!("cannot read /{path} of the Pod: {error}"))?;
     let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
     match status {
         StatusCode::OK => Ok(text),
@@ -335,7 +336,15 @@ async fn answer(client: &Client, namespace: &str, pod: &str, port: i32, path: &s
 }
 
 fn known<T>(result: kube::Result<T>) -> Known<T> {
-    result.map_err(|error| client::describe(&error))
+    result.map_err(|error| reason(&error))
+}
+
+/// Returns the message of the API server, or why there is none.
+fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => client::describe(other),
+    }
 }
 
 #[cfg(test)]
