@@ -137,9 +137,14 @@ pub(super) fn go_switch(arg: Arg) -> Arg {
     }
 }
 
+/// Returns the address of a flag.
+pub(super) fn address(flag: &str, text: &str) -> Result<SocketAddr, Exit> {
+    parse_address(text).map_err(|reason| invalid(flag, text, reason))
+}
+
 /// Parses an address. As Go, it listens on all addresses if only a port is given, and on one address of a host,
 /// preferably IPv4.
-pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
+fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
     const INVALID: &str = "it must be :PORT, IP:PORT or HOST:PORT";
     let (host, port) = text.rsplit_once(':').ok_or(INVALID)?;
     let port: u16 = port.parse().map_err(|_| INVALID)?;
@@ -172,7 +177,8 @@ fn level(text: &str) -> Result<&'static str, &'static str> {
 // === impl SharedFlags ===
 
 impl SharedFlags {
-    /// Applies the flags to the settings of the manager. Returns the version of the container.
+    /// Applies the flags to the settings of the manager, and disables all of its jobs: a container has only its own,
+    /// whatever the environment enables. Returns the version of the container.
     ///
     /// # Errors
     /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
@@ -201,6 +207,13 @@ impl SharedFlags {
         manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
             .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
         manager.kubeconfig = (!self.kubeconfig.is_empty()).then(|| self.kubeconfig.into());
+        manager.enable_destination = false;
+        manager.enable_external_workload = false;
+        manager.enable_linkerd_config = false;
+        manager.enable_proxy_injector = false;
+        manager.enable_webhooks = false;
+        // The container's certificate is in its files.
+        manager.webhook_certificate_secret = None;
         Ok(version)
     }
 }

@@ -137,7 +137,7 @@ impl LinkerdDestinationArgs {
         let discovery = &mut manager.destination;
         discovery.identity_trust_domain = domain("identity-trust-domain", self.identity_trust_domain);
         discovery.cluster_domain = domain("cluster-domain", self.cluster_domain);
-        discovery.destination_addr = address(&self.addr).map_err(|reason| invalid("addr", &self.addr, reason))?;
+        discovery.destination_addr = address("addr", &self.addr)?;
         discovery.outbound_transport_mode = match self.outbound_transport_mode.as_str() {
             "transport-header" => TransportMode::TransportHeader,
             "transparent" => TransportMode::Transparent,
@@ -158,8 +158,7 @@ impl LinkerdDestinationArgs {
         discovery.meshed_http2_client_params =
             Http2Params::from_str(params).map_err(|reason| invalid("meshed-http2-client-params", params, &reason))?;
 
-        manager.admin_addr =
-            address(&self.metrics_addr).map_err(|reason| invalid("metrics-addr", &self.metrics_addr, reason))?;
+        manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
         manager.controller_namespace = self.controller_namespace;
         manager.enable_destination = true;
         // Linkerd's container serves the Services of other clusters. If that is disabled here, a rollout stops at the first
@@ -167,9 +166,6 @@ impl LinkerdDestinationArgs {
         manager.enable_multicluster.get_or_insert(true);
         manager.allow_unsupported_services.get_or_insert(false);
         manager.enable_external_workload = true;
-        // Linkerd's ServiceAccount has no permission to write the configuration; the operator's own Deployment does
-        // that.
-        manager.enable_linkerd_config = false;
         Ok(manager)
     }
 }

@@ -31,12 +31,17 @@ const CHART: [&str; 13] = [
 ];
 
 fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<ManagerArgs, Exit> {
+    parsed_over(manager(&["manager"]).unwrap(), environment, arguments)
+}
+
+/// As [`parsed_in`], with the settings that the operator's own variables give.
+fn parsed_over(settings: ManagerArgs, environment: &[(&str, &str)], arguments: &[&str]) -> Result<ManagerArgs, Exit> {
     let environment: HashMap<_, _> = environment.iter().copied().collect();
     let arguments = ["linkerd-operator", COMMAND].iter().chain(arguments).map(OsString::from);
     let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).args_override_self(true);
     let matches = command.try_get_matches_from(with_double_dashes(arguments).split_off(1)).unwrap();
     let args = LinkerdDestinationArgs::from_arg_matches(&matches).unwrap();
-    args.manager(manager(&["manager"]).unwrap(), |name| environment.get(name).map(|value| (*value).to_owned()))
+    args.manager(settings, |name| environment.get(name).map(|value| (*value).to_owned()))
 }
 
 fn parsed(arguments: &[&str]) -> ManagerArgs {
@@ -50,6 +55,16 @@ fn refused(arguments: &[&str]) -> (u8, String) {
     let exit = run(&[&[COMMAND], arguments].concat()).unwrap_err();
     assert!(exit.is_error, "{arguments:?}: {exit:?}");
     (exit.code, exit.text)
+}
+
+#[test]
+fn a_container_has_only_its_own_jobs_whatever_the_environment_enables() {
+    let others =
+        ["--enable-linkerd-config", "--enable-proxy-injector", "--enable-webhooks", "--webhook-certificate-secret=tls"];
+    let args = parsed_over(manager(&others).unwrap(), &[], &CHART).unwrap();
+    assert!(args.enable_destination && args.enable_external_workload);
+    assert!(!args.enable_linkerd_config && !args.enable_proxy_injector && !args.enable_webhooks);
+    assert_eq!(args.webhook_certificate_secret, None);
 }
 
 #[test]

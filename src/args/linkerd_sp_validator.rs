@@ -11,7 +11,7 @@ use clap::Args as ClapArgs;
 
 use super::{
     Exit, ManagerArgs,
-    go_flags::{SharedFlags, address, go_switch, invalid},
+    go_flags::{SharedFlags, address, go_switch},
 };
 
 /// The subcommand.
@@ -52,16 +52,10 @@ impl LinkerdSpValidatorArgs {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<ManagerArgs, Exit> {
         self.shared.apply(COMMAND, &mut manager, environment)?;
-        manager.webhook_addr = address(&self.addr).map_err(|reason| invalid("addr", &self.addr, reason))?;
-        manager.admin_addr =
-            address(&self.metrics_addr).map_err(|reason| invalid("metrics-addr", &self.metrics_addr, reason))?;
+        manager.webhook_addr = address("addr", &self.addr)?;
+        manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
         manager.webhook_folder = self.folder;
         manager.replaces_sp_validator = true;
-        manager.enable_webhooks = false;
-        manager.enable_proxy_injector = false;
-        manager.enable_destination = false;
-        manager.enable_external_workload = false;
-        manager.enable_linkerd_config = false;
         Ok(manager)
     }
 }

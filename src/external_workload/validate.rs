@@ -226,7 +226,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            tls("spiffe://root/vm", "vm example"),
+            tls("spiffe://mesh.example/vm", "vm example"),
             [
                 "spec.meshTLS.serverName \"vm example\" is not a DNS name: proxies ignore the identity and connect without TLS"
             ]

@@ -1,9 +1,9 @@
 //! Reads, plans and writes, while this process leads.
 //!
-//! In: the Secret and the webhook configurations, read anew for each pass; watches only begin a pass. Out: their new
-//! versions, Events and metrics. Always holds: leadership is checked immediately before each write; a write replaces only
-//! the version that was read, so two leaders cannot issue two authorities for one Secret; passes that write again and
-//! again become slower.
+//! In: the Secret and the webhook configurations, which each pass reads from the API server; a watch only starts a pass.
+//! Out: their new versions, Events and metrics. Always holds: leadership is checked immediately before each write; a
+//! write replaces only the version that was read, so two leaders cannot issue two authorities for one Secret; passes
+//! that write again and again become slower.
 
 use std::time::Duration;
 

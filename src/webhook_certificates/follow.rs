@@ -1,7 +1,7 @@
 //! Follows the Secret in every replica, and hands its pair to the server.
 //!
-//! In: a watch of one Secret. Out: the [`ServingCertificate`] in use, and why there is none. Always holds: a Secret that
-//! is deleted or cannot be used leaves the pair in use; a watch that fails is retried without limit.
+//! In: a watch of one Secret. Out: the [`ServingCertificate`] in use, or the reason why the replica has no certificate.
+//! Always holds: a Secret that is deleted or cannot be used leaves the pair in use; a watch that fails is retried without limit.
 
 use std::{sync::Arc, time::Duration};
 

@@ -153,7 +153,7 @@ async fn the_manager_denies_service_profiles_unless_linkerds_validator_is_regist
     assert!(setup.reviews("ServiceProfile", "denied").await? >= 1.0);
     assert!(setup.reviews("ServiceProfile", "allowed").await? >= 1.0);
 
-    // A second manager reads the registration anew.
+    // The first manager has cached for 30 s that this configuration does not exist, so a second one is started.
     let webhook = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": LINKERD_WEBHOOK}, "webhooks": []});
     let control_plane = e2e::shared().await?;
@@ -192,7 +192,7 @@ async fn the_manager_warns_about_external_workloads_that_cannot_be_endpoints() -
         "spec.ports has a protocol that no Service has (\"tcp\"): it must be TCP, UDP or SCTP",
     ];
     setup.workload(WORKLOADS, "vm", &spec).await?.is_created(&warnings)?;
-    let old = json!({"meshTls": {"identity": "spiffe://root/vm", "serverName": "vm"}, "workloadIPs": [{"ip": "192.0.2.1"}],
+    let old = json!({"meshTls": {"identity": "spiffe://mesh.example/vm", "serverName": "vm"}, "workloadIPs": [{"ip": "192.0.2.1"}],
         "ports": [{"port": 80}]});
     let answer = setup.workload("workload.linkerd.io/v1alpha1", "vm", &old).await?;
     answer.is_created(&[

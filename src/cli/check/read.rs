@@ -339,7 +339,7 @@ fn known<T>(result: kube::Result<T>) -> Known<T> {
     result.map_err(|error| reason(&error))
 }
 
-/// Returns the message of the API server, or why there is none.
+/// Returns the message of the API server. If the API server did not answer, returns the cause.
 fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),

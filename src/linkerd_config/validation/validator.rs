@@ -1,7 +1,7 @@
 //! Reviews LinkerdConfigs for the API server.
 //!
 //! In: the review of a LinkerdConfig; the cached ConfigMaps, the saved base. Out: a decision. Always holds: without the
-//! cluster, a resource is judged by itself alone; the base is read with a deadline, once per review.
+//! cluster, only the resource itself is judged; the base is read with a deadline, once per review.
 
 use std::{sync::Arc, time::Duration};
 

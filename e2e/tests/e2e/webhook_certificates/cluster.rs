@@ -178,7 +178,7 @@ impl Cluster {
         Ok(data.get(key).map(|value| value.0.clone()).unwrap_or_default())
     }
 
-    /// The `caBundle` of the configuration; empty if there is none.
+    /// The `caBundle` of the configuration. It is empty if the configuration or the field does not exist.
     pub(super) async fn bundle(&self) -> Result<String> {
         let configuration = self.configurations().get_opt(CONFIGURATION).await?;
         let webhook = configuration.and_then(|it| it.webhooks?.into_iter().next());

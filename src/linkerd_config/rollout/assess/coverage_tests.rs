@@ -79,7 +79,7 @@ fn a_pod_without_a_proxy_counts_unless_the_injector_skips_it() {
         (json!({}), &none, 1, "it requests a proxy"),
         (inject(json!("ingress")), &none, 1, "it requests a proxy for ingress traffic"),
         (inject(json!(null)), &of_namespace("enabled"), 1, "its namespace requests a proxy"),
-        (inject(json!("")), &of_namespace("enabled"), 1, "an empty value is none"),
+        (inject(json!("")), &of_namespace("enabled"), 1, "an empty annotation counts as absent"),
         (inject(json!(null)), &none, 0, "nothing requests a proxy"),
         (inject(json!("disabled")), &of_namespace("enabled"), 0, "it refuses a proxy"),
         (inject(json!("yes")), &of_namespace("enabled"), 0, "its annotation is invalid"),

@@ -88,16 +88,7 @@ async fn a_restart_that_leaves_a_pod_without_a_proxy_again_is_not_repeated_befor
     // The injector passes the probe, and fails afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
     mesh.injector.set_ready(0, true).await?;
-    eventually(DEADLINE, "the restart to be under way", async || {
-        ensure!(restart.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
-    mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
-    restart.release();
-    mesh.rollout_is("False/Halted").await?;
-    let rollout = mesh.shows(json!({"phase": "Halted", "workloads": {"failed": 1}})).await?;
-    assert_eq!(rollout["failures"][0]["reason"], "Uninjected", "{rollout}");
+    mesh.halts_without_proxies(&restart).await?;
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
     mesh.no_more_than(1).await?;
 
