@@ -82,7 +82,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proxy_injector", &["api", "cluster", "events", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "events", "lease", "retry", "tasks", "webhook", "write"]),
-    ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values"]),
+    ("cli", &["api", "client", "cluster", "external_workload", "linkerd_config", "proto", "text", "values", "version"]),
     ("args", &["api", "cli", "cluster", "destination", "resources", "text", "version"]),
     (
         "manager",

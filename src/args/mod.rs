@@ -12,7 +12,8 @@ mod testing;
 
 use std::{any::TypeId, env, ffi::OsString, str::FromStr, time::Duration};
 
-use clap::{Arg, ArgAction, Parser, Subcommand};
+use clap::{Arg, ArgAction, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use k8s_openapi::jiff::SignedDuration;
 
 pub use self::{
@@ -24,7 +25,7 @@ use self::{
     linkerd_sp_validator::LinkerdSpValidatorArgs,
 };
 use crate::{
-    cli::{CheckArgs, CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
+    cli::{CheckArgs, CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs, VersionArgs},
     version,
 };
 
@@ -57,6 +58,7 @@ pub enum Task {
     Compare(Box<CompareArgs>),
     Explain(Box<ExplainArgs>),
     Check(Box<CheckArgs>),
+    Version(VersionArgs),
     ExtensionMetadata,
 }
 
@@ -91,6 +93,10 @@ enum Command {
     /// Verifies the installation; exits with 1 if a check fails. `linkerd check` includes it
     #[command(args_override_self = true)]
     Check(Box<CheckArgs>),
+    /// Prints the version
+    Version(VersionArgs),
+    /// Prints a script that completes commands and flags in a shell
+    Completion { shell: Shell },
     /// Describes this extension to Linkerd's command line
     #[command(name = "_extension-metadata", hide = true)]
     ExtensionMetadata,
@@ -139,9 +145,17 @@ impl Args {
             Some(Command::Compare(args)) => Ok(Task::Compare(args)),
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
             Some(Command::Check(args)) => Ok(Task::Check(args)),
+            Some(Command::Version(args)) => Ok(Task::Version(args)),
+            Some(Command::Completion { shell }) => Err(Exit::success(completion(shell))),
             Some(Command::ExtensionMetadata) => Ok(Task::ExtensionMetadata),
         }
     }
+}
+
+fn completion(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "linkerd-operator", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
@@ -196,7 +210,7 @@ mod tests {
         testing::{manager, run, task},
         *,
     };
-    use crate::cli::OutputFormat;
+    use crate::cli::{DocumentFormat, OutputFormat};
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match task(&[&["endpoints"], args].concat())? {
@@ -207,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        <Args as clap::CommandFactory>::command().debug_assert();
+        Args::command().debug_assert();
     }
 
     #[test]
@@ -216,6 +230,16 @@ mod tests {
         assert_eq!((help.code, help.is_error), (0, false));
         assert!(help.text.contains("Usage: linkerd-operator"), "{}", help.text);
         assert!(help.text.contains("explain"), "{}", help.text);
+    }
+
+    #[test]
+    fn completion_prints_a_script_for_each_shell_with_the_visible_subcommands() {
+        for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+            let Err(script) = run(&["completion", shell]) else { panic!("a task was started") };
+            assert_eq!((script.code, script.is_error), (0, false));
+            assert!(script.text.contains("explain") && script.text.contains("linkerd-namespace"), "{}", script.text);
+        }
+        assert_eq!(run(&["completion", "csh"]).unwrap_err().code, 2);
     }
 
     #[test]
@@ -255,7 +279,7 @@ mod tests {
 
     #[test]
     fn endpoints_without_an_authority_or_with_a_bad_flag_is_rejected() {
-        for bad in [&[][..], &["a", "-o", "yaml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
+        for bad in [&[][..], &["a", "-o", "xml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
             assert!(endpoints(bad).is_err(), "{bad:?}");
         }
     }
@@ -269,7 +293,8 @@ mod tests {
         let args = profile(&["10.0.0.1:80", "-w", "--token", "{}", "--addr=localhost:8086"]).unwrap();
         assert_eq!((args.authority.as_str(), args.watch, args.token.as_str()), ("10.0.0.1:80", true, "{}"));
         assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
-        for bad in [&[][..], &["a", "b"], &["a", "-o", "json"]] {
+        assert_eq!(profile(&["a", "-o", "yaml"]).unwrap().output, DocumentFormat::Yaml);
+        for bad in [&[][..], &["a", "b"], &["a", "-o", "table"]] {
             assert!(profile(bad).is_err(), "{bad:?}");
         }
     }
@@ -300,9 +325,9 @@ mod tests {
         assert_eq!((args.name, args.file, args.all, args.output), (None, None, false, OutputFormat::Table));
         let args = explain(&["mesh", "--all", "-o", "json", "--kubeconfig=k"]).unwrap();
         assert_eq!((args.name.as_deref(), args.all, args.output), (Some("mesh"), true, OutputFormat::Json));
-        assert!(args.kubeconfig.is_some());
+        assert!(args.cluster.kubeconfig.is_some());
         assert_eq!(explain(&["-f", "-"]).unwrap().file.as_deref(), Some(std::path::Path::new("-")));
-        for bad in [&["a", "b"][..], &["a", "-f", "b"], &["-o", "yaml"], &["--addr=localhost:1"]] {
+        for bad in [&["a", "b"][..], &["a", "-f", "b"], &["-o", "xml"], &["--addr=localhost:1"]] {
             assert!(explain(bad).is_err(), "{bad:?}");
         }
     }

@@ -10,7 +10,6 @@
 use std::{
     error::Error,
     future::{Future, ready},
-    path::PathBuf,
     pin::Pin,
     task::{Context as TaskContext, Poll},
     time::Duration,
@@ -42,6 +41,7 @@ use tonic::{Status, Streaming, body::Body, client::Grpc};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
+use super::cluster_flags::ClusterFlags;
 use crate::{
     client,
     proto::destination::{DestinationProfile, GetDestination, Update},
@@ -66,17 +66,16 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     pub addr: Option<String>,
 
-    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-
     /// Namespace of the pod with the Destination API
-    #[arg(long, value_name = "NAME", default_value = "linkerd")]
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd")]
     pub namespace: String,
 
     /// Labels of the pod with the Destination API; of several pods, the first ready one by name is used
     #[arg(long, value_name = "SELECTOR", default_value = "linkerd.io/control-plane-component=destination")]
     pub selector: String,
+
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
 }
 
 /// Returns the open connection, or opens one.
@@ -113,11 +112,11 @@ impl Connector {
     /// # Errors
     /// Fails if there is no usable kubeconfig.
     pub(super) async fn new(args: ConnectArgs) -> Result<Self> {
-        let ConnectArgs { addr, kubeconfig, namespace, selector } = args;
+        let ConnectArgs { addr, namespace, selector, cluster } = args;
         let target = match addr {
             Some(address) => ConnectTarget::Address(address),
             None => {
-                let mut config = client::config(kubeconfig.as_deref()).await?;
+                let mut config = cluster.config().await?;
                 // The read timeout would close an idle port-forward.
                 config.read_timeout = None;
                 let pods = Box::new(Api::namespaced(client::client(config, &Registry::new())?, &namespace));

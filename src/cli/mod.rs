@@ -6,14 +6,17 @@
 //!   `Destination API error: <message>`, with exit code 1.
 
 mod check;
+mod cluster_flags;
 mod compare;
 mod connect;
 mod endpoints;
 mod explain;
+mod format;
 mod output;
 mod profile;
 mod streams;
 mod table;
+mod version;
 
 use std::{
     convert::Infallible,
@@ -22,7 +25,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
@@ -33,9 +36,11 @@ pub use connect::ConnectArgs;
 use connect::Connector;
 use endpoints::EndpointsState;
 pub use explain::ExplainArgs;
-use output::ChangeTable;
+pub use format::{DocumentFormat, OutputFormat};
+use output::{ChangeDocument, ChangeTable, TableStyle};
 use profile::ProfileState;
 use streams::{DestinationError, FIRST_ANSWER, FirstAnswer};
+pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
 const FAILURE: u8 = 1;
@@ -46,13 +51,17 @@ pub struct EndpointsArgs {
     #[arg(required = true, value_name = "AUTHORITY")]
     pub authorities: Vec<String>,
 
-    /// Keep running and print every change when it arrives: lines with the time, or one JSON document per line
+    /// Keep running and print every change when it arrives: lines with the time, or one document per change
     #[arg(long, short)]
     pub watch: bool,
 
     /// Output format
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: OutputFormat,
+
+    /// Leave out the headers of the tables
+    #[arg(long)]
+    pub no_headers: bool,
 
     /// Context token of the request, such as {"nodeName":"node-1"}: endpoints may depend on the client's node
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
@@ -69,9 +78,13 @@ pub struct ProfileArgs {
     #[arg(value_name = "AUTHORITY|IP:PORT")]
     pub authority: String,
 
-    /// Keep running and print every change when it arrives, with the time: one JSON document per line
+    /// Keep running and print every change when it arrives, with the time: one document per change
     #[arg(long, short)]
     pub watch: bool,
+
+    /// Output format
+    #[arg(long, short, value_name = "FORMAT", default_value = "json")]
+    pub output: DocumentFormat,
 
     /// Context token of the request, such as {"ns":"prod"}: a ServiceProfile in the client's namespace takes precedence
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
@@ -79,13 +92,6 @@ pub struct ProfileArgs {
 
     #[command(flatten)]
     pub connect: ConnectArgs,
-}
-
-/// The format of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OutputFormat {
-    Table,
-    Json,
 }
 
 /// Runs `linkerd-operator endpoints`.
@@ -112,6 +118,11 @@ pub async fn compare(args: CompareArgs) -> ExitCode {
 /// Runs `linkerd-operator check`.
 pub async fn check(args: CheckArgs) -> ExitCode {
     exit(check::check(args).await)
+}
+
+/// Runs `linkerd-operator version`.
+pub async fn version(args: VersionArgs) -> ExitCode {
+    exit(version::version(args))
 }
 
 /// Runs `linkerd-operator _extension-metadata`.
@@ -154,10 +165,9 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
         answered = true;
     }
     if answered {
-        write(&match args.output {
-            OutputFormat::Table => output::table(found),
-            OutputFormat::Json => output::json(found)?,
-        })?;
+        let found = output::sorted(found);
+        let style = TableStyle { wide: args.output == OutputFormat::Wide, no_headers: args.no_headers };
+        write(&args.output.print(&found, || output::table(&found, style))?)?;
     }
     Ok(code)
 }
@@ -166,12 +176,12 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let (authorities, token) = (without_repetitions(args.authorities), endpoints::with_clusters(&args.token));
     let connector = Connector::new(args.connect).await?;
-    let mut changes = ChangeTable::new();
+    let mut changes = ChangeTable::new(args.no_headers);
     until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &token, |authority, change| {
         let now = Timestamp::now();
-        write(&match args.output {
-            OutputFormat::Table => changes.lines(now, authority, change),
-            OutputFormat::Json => output::json_line(now, authority, change)?,
+        write(&match args.output.document() {
+            None => changes.lines(now, authority, change),
+            Some(format) => format.next(&ChangeDocument::new(now, authority, change))?,
         })
     }))
     .await
@@ -181,7 +191,7 @@ async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 async fn print_profile(args: ProfileArgs) -> Result<ExitCode> {
     let destination = Connector::new(args.connect).await?.destination().await?;
     match streams::first_answer::<ProfileState>(&destination, &args.authority, &args.token).await {
-        FirstAnswer::State(profile) => write(&profile.json()?)?,
+        FirstAnswer::State(profile) => write(&args.output.print(&profile.known())?)?,
         FirstAnswer::Silence => bail!(
             "received no profile of {} within {} s; \
              Linkerd's destination sends none if a ServiceProfile is invalid",
@@ -200,7 +210,7 @@ async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
         &connector,
         &[args.authority],
         &args.token,
-        |authority, profile| write(&output::json_line(Timestamp::now(), authority, profile)?),
+        |authority, profile| write(&args.output.next(&ChangeDocument::new(Timestamp::now(), authority, profile))?),
     ))
     .await
 }

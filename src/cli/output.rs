@@ -1,11 +1,9 @@
-//! Endpoints and their changes as text and as JSON.
+//! Endpoints and their changes as text and as documents.
 //!
-//! * In: endpoints, changes, the time. Out: whole lines for standard output.
+//! * In: endpoints, changes, the time. Out: whole lines for standard output, and what documents contain.
 //! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks
 //!   between columns, the columns for the namespace and the Pod equally wide in all of them. Only the Service of an
 //!   endpoint in another cluster is followed by the name of the cluster.
-
-use std::cmp::max;
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -16,65 +14,90 @@ use super::{
 };
 
 const TABLE_HEADER: [&str; 5] = ["NAMESPACE", "IP", "PORT", "POD", "SERVICE"];
+/// The additional columns of a wide table.
+const WIDE_HEADER: [&str; 3] = ["WEIGHT", "PROTOCOL", "IDENTITY"];
 const CHANGES_HEADER: [&str; 8] = ["TIME", "CHANGE", "NAMESPACE", "IP", "PORT", "POD", "SERVICE", "DIFFERS"];
 
 /// Prints changes as lines. Columns only grow, because lines that were printed cannot be aligned again.
 pub(super) struct ChangeTable {
     widths: [usize; CHANGES_HEADER.len()],
-    begun: bool,
+    needs_header: bool,
 }
 
-/// A change of a watch, as one JSON document.
+/// The form of a table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TableStyle {
+    /// With the columns of [`WIDE_HEADER`].
+    pub(super) wide: bool,
+    pub(super) no_headers: bool,
+}
+
+/// A change of a watch, as one document.
 #[derive(Serialize)]
-struct ChangeLine<'a, C> {
+pub(super) struct ChangeDocument<'a, C> {
     time: String,
     authority: &'a str,
     #[serde(flatten)]
     change: &'a C,
 }
 
-/// Returns a table for each namespace, or an empty text if there are no endpoints.
-pub(super) fn table(mut endpoints: Vec<&EndpointRow>) -> String {
-    sort(&mut endpoints);
-    let mut of_all = TABLE_HEADER.map(str::len);
-    for endpoint in &endpoints {
-        widen(&mut of_all, &cells(endpoint));
-    }
-    let [namespace_width, _, _, pod_width, _] = of_all;
-    let mut tables = Vec::new();
-    for group in endpoints.chunk_by(|one, other| one.namespace == other.namespace) {
-        let rows: Vec<_> = group.iter().map(|endpoint| cells(endpoint)).collect();
-        let mut widths = TABLE_HEADER.map(str::len);
-        for row in &rows {
-            widen(&mut widths, row);
-        }
-        let [namespace, ip, port, pod, service] = widths;
-        let widths = [max(namespace, namespace_width), ip, port, max(pod, pod_width), service];
-        let header = line(&TABLE_HEADER.map(str::to_owned), &widths);
-        tables.push(std::iter::once(header).chain(rows.iter().map(|row| line(row, &widths))).collect::<String>());
-    }
-    tables.join("\n")
+/// Returns the endpoints in the order of the output.
+pub(super) fn sorted(mut endpoints: Vec<&EndpointRow>) -> Vec<&EndpointRow> {
+    endpoints.sort_by(|one, other| {
+        let key = |endpoint: &EndpointRow| (endpoint.ip, endpoint.port);
+        (&one.namespace, &one.service, key(one)).cmp(&(&other.namespace, &other.service, key(other)))
+    });
+    endpoints
 }
 
-/// Returns one JSON array.
-pub(super) fn json(mut endpoints: Vec<&EndpointRow>) -> serde_json::Result<String> {
-    sort(&mut endpoints);
-    Ok(format!("{}\n", serde_json::to_string_pretty(&endpoints)?))
+/// Returns a table for each namespace of sorted endpoints, or an empty text if there are no endpoints.
+pub(super) fn table(endpoints: &[&EndpointRow], style: TableStyle) -> String {
+    let header: Vec<String> = match style.no_headers {
+        true => Vec::new(),
+        false => TABLE_HEADER
+            .iter()
+            .chain(style.wide.then_some(&WIDE_HEADER).into_iter().flatten())
+            .map(|it| (*it).to_owned())
+            .collect(),
+    };
+    let row = |endpoint: &EndpointRow| match style.wide {
+        true => cells(endpoint).into_iter().chain(wide_cells(endpoint)).collect(),
+        false => cells(endpoint).to_vec(),
+    };
+    let groups = endpoints.chunk_by(|one, other| one.namespace == other.namespace);
+    let groups: Vec<Vec<Vec<String>>> = groups
+        .map(|group| [header.clone()].into_iter().chain(group.iter().map(|endpoint| row(endpoint))).collect())
+        .collect();
+    let widths_of = |rows: &mut dyn Iterator<Item = &Vec<String>>| {
+        let mut widths = [0; TABLE_HEADER.len() + WIDE_HEADER.len()];
+        rows.for_each(|row| widen(&mut widths, row));
+        widths
+    };
+    let [namespace_width, _, _, pod_width, ..] = widths_of(&mut groups.iter().flatten());
+    let tables = groups.iter().map(|rows| {
+        let mut widths = widths_of(&mut rows.iter());
+        let [namespace, _, _, pod, ..] = &mut widths;
+        (*namespace, *pod) = (namespace_width, pod_width);
+        rows.iter().filter(|row| !row.is_empty()).map(|row| line(row, &widths)).collect::<String>()
+    });
+    tables.collect::<Vec<_>>().join("\n")
 }
 
-/// Returns one JSON document in one line.
-pub(super) fn json_line(time: Timestamp, authority: &str, change: &impl Serialize) -> serde_json::Result<String> {
-    let document = ChangeLine { time: written(time), authority, change };
-    Ok(format!("{}\n", serde_json::to_string(&document)?))
+// === impl ChangeDocument ===
+
+impl<'a, C> ChangeDocument<'a, C> {
+    pub(super) fn new(time: Timestamp, authority: &'a str, change: &'a C) -> Self {
+        Self { time: written(time), authority, change }
+    }
 }
 
 // === impl ChangeTable ===
 
 impl ChangeTable {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(no_headers: bool) -> Self {
         let [_, _, namespace, ip, port, pod, service, differs] = CHANGES_HEADER.map(str::len);
         let (time, change) = ("2026-11-21T10:00:00.000Z".len(), "changed".len());
-        Self { widths: [time, change, namespace, ip, port, pod, service, differs], begun: false }
+        Self { widths: [time, change, namespace, ip, port, pod, service, differs], needs_header: !no_headers }
     }
 
     /// Returns a line for each endpoint, after a header if these lines are the first ones.
@@ -92,8 +115,8 @@ impl ChangeTable {
             widen(&mut self.widths, row);
         }
         let mut text = String::new();
-        if !self.begun {
-            self.begun = true;
+        if self.needs_header {
+            self.needs_header = false;
             text.push_str(&line(&CHANGES_HEADER.map(str::to_owned), &self.widths));
         }
         text.extend(rows.iter().map(|row| line(row, &self.widths)));
@@ -112,11 +135,9 @@ fn cells(endpoint: &EndpointRow) -> [String; TABLE_HEADER.len()] {
     [namespace.clone(), ip.to_string(), port.to_string(), pod.clone(), service]
 }
 
-fn sort(endpoints: &mut [&EndpointRow]) {
-    endpoints.sort_by(|one, other| {
-        let key = |endpoint: &EndpointRow| (endpoint.ip, endpoint.port);
-        (&one.namespace, &one.service, key(one)).cmp(&(&other.namespace, &other.service, key(other)))
-    });
+fn wide_cells(endpoint: &EndpointRow) -> [String; WIDE_HEADER.len()] {
+    let EndpointRow { weight, protocol, tls_identity, .. } = endpoint;
+    [weight.to_string(), protocol.unwrap_or_default().to_owned(), tls_identity.clone().unwrap_or_default()]
 }
 
 fn written(time: Timestamp) -> String {
@@ -130,7 +151,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cli::endpoints::{ChangedEndpoint, NoEndpoints};
+    use crate::cli::{
+        DocumentFormat,
+        endpoints::{ChangedEndpoint, NoEndpoints},
+    };
 
     fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> EndpointRow {
         EndpointRow {
@@ -155,6 +179,10 @@ mod tests {
         "2026-11-21T10:00:00.0005Z".parse().unwrap()
     }
 
+    fn json_line(change: &EndpointsChange) -> String {
+        DocumentFormat::Json.next(&ChangeDocument::new(time(), "web.prod:80", change)).unwrap()
+    }
+
     #[test]
     fn a_table_is_what_linkerds_command_prints() {
         let (one, other) = (
@@ -168,7 +196,7 @@ emojivoto    1.2.3.4   8080   emoji-6bf9f47bd5-jjcrl    emoji-svc.emojivoto
 NAMESPACE    IP        PORT   POD                       SERVICE
 emojivoto2   5.6.7.8   8080   voting-7bf9f47bd5-jjdrl   voting-svc.emojivoto2
 ";
-        assert_eq!(table(vec![&one, &other]), expected);
+        assert_eq!(table(&sorted(vec![&one, &other]), TableStyle::default()), expected);
     }
 
     #[test]
@@ -186,13 +214,14 @@ prod        10.0.0.9      80     a     web.prod
 prod        10.0.0.9      8080   b     web.prod
 prod        10.0.0.10     80           web.prod
 ";
-        assert_eq!(table(endpoints.iter().collect()), expected);
+        assert_eq!(table(&sorted(endpoints.iter().collect()), TableStyle::default()), expected);
     }
 
     #[test]
     fn no_endpoints_are_no_table_and_an_empty_array() {
-        assert_eq!(table(vec![]), "");
-        assert_eq!(json(vec![]).unwrap(), "[]\n");
+        assert_eq!(table(&[], TableStyle::default()), "");
+        let none: [EndpointRow; 0] = [];
+        assert_eq!(DocumentFormat::Json.print(&none).unwrap(), "[]\n");
     }
 
     #[test]
@@ -211,12 +240,30 @@ prod        10.0.0.10     80           web.prod
   }
 ]
 "#;
-        assert_eq!(json(vec![&endpoint("prod", "web", "10.0.0.1", 80, "web-1")]).unwrap(), expected);
+        let endpoints = [endpoint("prod", "web", "10.0.0.1", 80, "web-1")];
+        assert_eq!(DocumentFormat::Json.print(&endpoints).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_wide_table_has_more_columns_and_a_table_without_headers_only_rows() {
+        let mut one = endpoint("prod", "web", "10.0.0.1", 80, "web-1");
+        one.protocol = Some("h2");
+        one.tls_identity = Some("web.prod.serviceaccount.identity.linkerd.cluster.local".to_owned());
+        let other = endpoint("prod", "web", "10.0.0.2", 80, "web-2");
+        let style = TableStyle { wide: true, no_headers: false };
+        let expected = "\
+NAMESPACE   IP         PORT   POD     SERVICE    WEIGHT   PROTOCOL   IDENTITY
+prod        10.0.0.1   80     web-1   web.prod   10000    h2         web.prod.serviceaccount.identity.linkerd.cluster.local
+prod        10.0.0.2   80     web-2   web.prod   10000
+";
+        assert_eq!(table(&[&one, &other], style), expected);
+        let style = TableStyle { wide: false, no_headers: true };
+        assert_eq!(table(&[&other], style), "prod   10.0.0.2   80   web-2   web.prod\n");
     }
 
     #[test]
     fn changes_are_lines_with_the_time_under_one_header() {
-        let mut changes = ChangeTable::new();
+        let mut changes = ChangeTable::new(false);
         let change = EndpointsChange {
             added: vec![endpoint("prod", "web", "10.0.0.1", 80, "web-1")],
             ..EndpointsChange::default()
@@ -245,9 +292,9 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
     fn no_endpoints_is_a_line_too() {
         let none =
             |exists| EndpointsChange { no_endpoints: Some(NoEndpoints { exists }), ..EndpointsChange::default() };
-        let lines = ChangeTable::new().lines(time(), "web.prod:80", &none(true));
+        let lines = ChangeTable::new(false).lines(time(), "web.prod:80", &none(true));
         assert!(lines.ends_with("\n2026-11-21T10:00:00.000Z   none      web.prod:80 has no endpoints\n"), "{lines}");
-        let lines = ChangeTable::new().lines(time(), "web.prod:80", &none(false));
+        let lines = ChangeTable::new(false).lines(time(), "web.prod:80", &none(false));
         assert!(lines.ends_with("   web.prod:80 does not exist\n"), "{lines}");
     }
 
@@ -262,7 +309,7 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
             removed: vec![],
             no_endpoints: None,
         };
-        let line = json_line(time(), "web.prod:80", &change).unwrap();
+        let line = json_line(&change);
         assert_eq!(line.matches('\n').count(), 1);
         let document: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(document["time"], "2026-11-21T10:00:00.000Z");
@@ -272,7 +319,7 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
         assert_eq!(document["changed"][0]["differs"], json!(["weight"]));
         assert!(document.get("removed").is_none() && document.get("no_endpoints").is_none(), "{line}");
         let none = EndpointsChange { no_endpoints: Some(NoEndpoints { exists: true }), ..EndpointsChange::default() };
-        let document: Value = serde_json::from_str(&json_line(time(), "web.prod:80", &none).unwrap()).unwrap();
+        let document: Value = serde_json::from_str(&json_line(&none)).unwrap();
         assert_eq!(document["no_endpoints"], json!({"exists": true}));
     }
 }

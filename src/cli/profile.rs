@@ -28,11 +28,6 @@ impl ProfileState {
     pub(super) fn known(&self) -> Option<&DestinationProfile> {
         self.known.as_ref()
     }
-
-    /// Returns the profile as one JSON document over several lines.
-    pub(super) fn json(&self) -> serde_json::Result<String> {
-        Ok(format!("{}\n", serde_json::to_string_pretty(&self.known)?))
-    }
 }
 
 impl AuthorityState for ProfileState {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
-    cli::output,
+    cli::{DocumentFormat, output::ChangeDocument},
     proto::{
         destination::{
             AuthorityOverride, Http2ClientParams, HttpStatusRange, PathMatch, ProtocolHint, RequestMatch,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 fn pretty(profile: DestinationProfile) -> String {
-    ProfileState { known: Some(profile) }.json().unwrap()
+    DocumentFormat::Json.print(&ProfileState { known: Some(profile) }.known()).unwrap()
 }
 
 fn compact(message: &impl Serialize) -> String {
@@ -72,7 +72,9 @@ fn only_a_message_that_differs_is_a_change_even_on_another_stream() {
 #[test]
 fn a_change_is_one_line_with_its_time_and_authority() {
     let change = ProfileState::default().apply(named("web")).unwrap();
-    let line = output::json_line("2026-11-21T10:00:00.0005Z".parse().unwrap(), "web.prod:80", &change).unwrap();
+    let line = DocumentFormat::Json
+        .next(&ChangeDocument::new("2026-11-21T10:00:00.0005Z".parse().unwrap(), "web.prod:80", &change))
+        .unwrap();
     let expected =
         r#"{"time":"2026-11-21T10:00:00.000Z","authority":"web.prod:80","profile":{"fully_qualified_name":"web"}}"#;
     assert_eq!(line, format!("{expected}\n"));

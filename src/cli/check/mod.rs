@@ -14,17 +14,16 @@ mod metrics;
 mod print;
 mod read;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::Args as ClapArgs;
 use k8s_openapi::jiff::SignedDuration;
-use prometheus::Registry;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use self::judge::CheckReport;
-use super::{OutputFormat, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, write};
 use crate::client;
 
 /// The interval of the attempts with `--wait`.
@@ -57,24 +56,11 @@ pub struct CheckArgs {
     #[arg(long, short = 'L', visible_alias = "controller-namespace", value_name = "NAME", default_value = "linkerd")]
     pub linkerd_namespace: String,
 
-    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-
-    /// Context of the kubeconfig; if unset, the current one
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
-
-    /// User to impersonate
-    #[arg(long = "as", value_name = "USER")]
-    pub impersonate: Option<String>,
-
-    /// Group to impersonate; can be repeated
-    #[arg(long = "as-group", value_name = "GROUP")]
-    pub impersonate_groups: Vec<String>,
-
     #[command(flatten)]
     pub of_linkerd: LinkerdCheckFlags,
+
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
 }
 
 /// The flags that `linkerd check` passes to each extension, and that mean nothing here.
@@ -97,10 +83,7 @@ pub(super) async fn check(args: CheckArgs) -> Result<ExitCode> {
         sleep(RETRY_INTERVAL).await;
         report = attempt(&args).await;
     }
-    write(&match args.output {
-        OutputFormat::Table => print::text(&report),
-        OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
-    })?;
+    write(&args.output.print(&report, || print::text(&report))?)?;
     Ok(if report.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -111,12 +94,7 @@ pub(super) fn extension_metadata() -> Result<ExitCode> {
 }
 
 async fn attempt(args: &CheckArgs) -> CheckReport {
-    let client = async {
-        let (user, groups) = (args.impersonate.as_deref(), groups(&args.impersonate_groups));
-        let config = client::config_of(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
-        client::client(client::impersonating(config, user, &groups), &Registry::new())
-    };
-    match client.await {
+    match args.cluster.client().await {
         Err(error) => judge::without_client(&client::describe(&*error)),
         Ok(client) if args.pre => judge::preflight(&read::preflight(&client, &args.linkerd_namespace).await),
         Ok(client) => {
@@ -125,30 +103,8 @@ async fn attempt(args: &CheckArgs) -> CheckReport {
     }
 }
 
-/// Returns the groups to impersonate. `linkerd check` passes its own flag as Go prints a list: `[]`, or `[one,two]`.
-fn groups(flags: &[String]) -> Vec<String> {
-    let lists = flags.iter().map(|flag| {
-        let list = flag.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-        list.map_or_else(|| vec![flag.as_str()], |list| list.split(',').collect())
-    });
-    lists.flatten().filter(|group| !group.is_empty()).map(str::to_owned).collect()
-}
-
 /// Parses a duration that is not negative.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration: SignedDuration = text.parse().map_err(|error: k8s_openapi::jiff::Error| error.to_string())?;
     Duration::try_from(duration).map_err(|_| "it must not be negative".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_are_repeated_flags_or_a_list_as_go_prints_it() {
-        let read = |flags: &[&str]| groups(&flags.iter().map(|&flag| flag.to_owned()).collect::<Vec<_>>());
-        assert_eq!(read(&["system:masters", "dev"]), ["system:masters", "dev"]);
-        assert_eq!(read(&["[]"]), Vec::<String>::new());
-        assert_eq!(read(&["[one,two]", "three"]), ["one", "two", "three"]);
-    }
 }

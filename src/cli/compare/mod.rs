@@ -8,7 +8,7 @@ mod difference;
 mod print;
 mod requests;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::Args as ClapArgs;
@@ -21,6 +21,7 @@ use self::{
 };
 use super::{
     OutputFormat,
+    cluster_flags::ClusterFlags,
     connect::{ConnectArgs, Connector, DestinationClient, host_and_port},
     endpoints::EndpointsState,
     profile::ProfileState,
@@ -59,6 +60,10 @@ pub struct CompareArgs {
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: OutputFormat,
 
+    /// Leave out the header of the table
+    #[arg(long)]
+    pub no_headers: bool,
+
     /// Context token of the requests, such as {"ns":"prod","nodeName":"node-1"}
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
     pub token: String,
@@ -75,9 +80,8 @@ pub struct CompareArgs {
     #[arg(long, value_name = "NAME", default_value = "linkerd")]
     pub controller_namespace: String,
 
-    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
 }
 
 /// The two servers, and their names in the output.
@@ -88,7 +92,7 @@ struct Servers {
 
 pub(super) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     let requests = match args.all {
-        true => requests::of_all_services(args.kubeconfig.as_deref(), &args.cluster_domain).await?,
+        true => requests::of_all_services(&args.cluster, &args.cluster_domain).await?,
         false => requests::of_authorities(&args.authorities),
     };
     let servers = Servers::connect(&args).await?;
@@ -99,10 +103,8 @@ pub(super) async fn compare(args: CompareArgs) -> Result<ExitCode> {
         .await;
     comparisons.sort_by_key(|(at, _)| *at);
     let comparisons: Vec<Comparison> = comparisons.into_iter().map(|(_, comparison)| comparison).collect();
-    write(&match args.output {
-        OutputFormat::Table => print::table(&comparisons),
-        OutputFormat::Json => print::json(&comparisons, &servers.names)?,
-    })?;
+    let document = print::document(&comparisons, &servers.names);
+    write(&args.output.print(&document, || print::table(&comparisons, args.no_headers))?)?;
     eprint!("{}", print::summary(&comparisons, &servers.names));
     Ok(ExitCode::from(exit_code(&comparisons)))
 }
@@ -125,9 +127,9 @@ impl Servers {
     async fn connect(args: &CompareArgs) -> Result<Self> {
         let connect = |addr: Option<&String>, namespace: &str, selector: &str| ConnectArgs {
             addr: addr.cloned(),
-            kubeconfig: args.kubeconfig.clone(),
             namespace: namespace.to_owned(),
             selector: selector.to_owned(),
+            cluster: args.cluster.clone(),
         };
         let (names, targets) = match args.addresses.as_slice() {
             [] => (

@@ -1,4 +1,4 @@
-//! The differences as text and as JSON.
+//! The differences as text and as a document.
 //!
 //! * In: comparisons. Out: whole lines. Always: equal answers are only counted.
 
@@ -14,9 +14,9 @@ const HEADER: [&str; 3] = ["REQUEST", "AUTHORITY", "DIFFERENCE"];
 /// The number of lines that the table has for one request. JSON has all of them.
 const MAX_LINES: usize = 10;
 
-/// The output of `-o json`.
+/// The output of `-o json` and `-o yaml`.
 #[derive(Serialize)]
-struct CompareOutput<'a> {
+pub(super) struct CompareOutput<'a> {
     servers: &'a [String; 2],
     compared: usize,
     differences: Vec<DifferenceOutput<'a>>,
@@ -31,7 +31,7 @@ struct DifferenceOutput<'a> {
 }
 
 /// Returns a row for each difference. Without a difference, the text is empty.
-pub(super) fn table(comparisons: &[Comparison]) -> String {
+pub(super) fn table(comparisons: &[Comparison], no_headers: bool) -> String {
     let mut rows = Vec::new();
     for Comparison { request, verdict } in comparisons {
         let method = match request.method {
@@ -53,18 +53,20 @@ pub(super) fn table(comparisons: &[Comparison]) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let mut widths = HEADER.map(str::len);
+    if !no_headers {
+        rows.insert(0, HEADER.map(str::to_owned));
+    }
+    let mut widths = [0; HEADER.len()];
     for row in &rows {
         widen(&mut widths, row);
     }
-    let header = line(&HEADER.map(str::to_owned), &widths);
-    std::iter::once(header).chain(rows.iter().map(|row| line(row, &widths))).collect()
+    rows.iter().map(|row| line(row, &widths)).collect()
 }
 
-/// Returns one JSON document.
-pub(super) fn json(comparisons: &[Comparison], servers: &[String; 2]) -> serde_json::Result<String> {
+/// Returns all requests with different answers, or without an answer.
+pub(super) fn document<'a>(comparisons: &'a [Comparison], servers: &'a [String; 2]) -> CompareOutput<'a> {
     let differences = comparisons.iter().filter(|comparison| comparison.verdict != Verdict::Equal);
-    let output = CompareOutput {
+    CompareOutput {
         servers,
         compared: comparisons.len(),
         differences: differences
@@ -74,8 +76,7 @@ pub(super) fn json(comparisons: &[Comparison], servers: &[String; 2]) -> serde_j
                 verdict,
             })
             .collect(),
-    };
-    Ok(format!("{}\n", serde_json::to_string_pretty(&output)?))
+    }
 }
 
 /// Returns the line for standard error.
@@ -121,17 +122,19 @@ endpoints   web.prod.svc.cluster.local:80   10.0.0.1:80 only from ours:1
 endpoints   web.prod.svc.cluster.local:80   10.0.0.2:80 differs in weight (1, 2)
 profile     10.9.0.1:80                     no answer: theirs:2: it restarts
 ";
-        assert_eq!(table(&comparisons()), expected);
+        assert_eq!(table(&comparisons(), false), expected);
         assert_eq!(
             summary(&comparisons(), &servers()),
             "Compared ours:1 with theirs:2: 3 requests, 1 with different answers, 1 request without an answer.\n"
         );
+        let rows = table(&comparisons(), true);
+        assert!(rows.starts_with("endpoints   web.prod") && rows.lines().count() == 3, "{rows}");
     }
 
     #[test]
     fn without_a_difference_there_is_no_table() {
         let equal = [comparison(RequestKind::Profile, "10.9.0.1:80", Verdict::Equal)];
-        assert_eq!(table(&equal), "");
+        assert_eq!(table(&equal, false), "");
         let expected = "Compared ours:1 with theirs:2: 1 request, 0 with different answers.\n";
         assert_eq!(summary(&equal, &servers()), expected);
     }
@@ -139,14 +142,14 @@ profile     10.9.0.1:80                     no answer: theirs:2: it restarts
     #[test]
     fn many_differences_of_one_request_are_shortened_in_the_table() {
         let lines = (0..12).map(|at| format!("10.0.0.{at}:80 only from ours:1")).collect();
-        let text = table(&[comparison(RequestKind::Endpoints, "a:1", Verdict::Different(lines))]);
+        let text = table(&[comparison(RequestKind::Endpoints, "a:1", Verdict::Different(lines))], false);
         assert_eq!(text.lines().count(), 12);
         assert!(text.ends_with("and 2 more\n"), "{text}");
     }
 
     #[test]
     fn json_has_the_servers_the_count_and_all_differences() {
-        let document: Value = serde_json::from_str(&json(&comparisons(), &servers()).unwrap()).unwrap();
+        let written: Value = serde_json::to_value(document(&comparisons(), &servers())).unwrap();
         let expected = json!({
             "servers": ["ours:1", "theirs:2"],
             "compared": 3,
@@ -158,6 +161,6 @@ profile     10.9.0.1:80                     no answer: theirs:2: it restarts
                 {"request": "profile", "authority": "10.9.0.1:80", "failed": "theirs:2: it restarts"},
             ],
         });
-        assert_eq!(document, expected);
+        assert_eq!(written, expected);
     }
 }

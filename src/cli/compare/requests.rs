@@ -3,18 +3,14 @@
 //! * In: authorities, or the Services of the cluster. Out: requests, each one once. Always: for a name, the
 //!   endpoints and the profile are requested; for an address, only the profile, as by a proxy.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::Path,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Service;
 use kube::{Api, api::ListParams};
-use prometheus::Registry;
 use serde::Serialize;
 
-use crate::{cli::without_repetitions, client};
+use crate::cli::{cluster_flags::ClusterFlags, without_repetitions};
 
 /// The number of Services in one page of a list.
 const PAGE: u32 = 500;
@@ -43,8 +39,8 @@ pub(super) fn of_authorities(authorities: &[String]) -> Vec<CompareRequest> {
 ///
 /// # Errors
 /// Fails without a usable kubeconfig, or if the API server refuses the list.
-pub(super) async fn of_all_services(kubeconfig: Option<&Path>, cluster_domain: &str) -> Result<Vec<CompareRequest>> {
-    let services: Api<Service> = Api::all(client::client(client::config(kubeconfig).await?, &Registry::new())?);
+pub(super) async fn of_all_services(cluster: &ClusterFlags, cluster_domain: &str) -> Result<Vec<CompareRequest>> {
+    let services: Api<Service> = Api::all(cluster.client().await?);
     let mut pages = ListParams::default().limit(PAGE);
     let mut authorities = Vec::new();
     loop {

@@ -16,11 +16,9 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
-use prometheus::Registry;
 
 use self::{output::ExplainOutput, read::WorkloadsInput};
-use super::{OutputFormat, write};
-use crate::client;
+use super::{OutputFormat, cluster_flags::ClusterFlags, write};
 
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.
 pub(super) const FAILED: u8 = 2;
@@ -59,24 +57,19 @@ pub struct ExplainArgs {
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: OutputFormat,
 
-    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
 }
 
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
-    let config = client::config(args.kubeconfig.as_deref()).await?;
-    let client = client::client(config, &Registry::new())?;
+    let client = args.cluster.client().await?;
     let mut input = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
     if args.workloads {
         let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&input.config.target.namespace).into();
         input.workloads = Some(WorkloadsInput { state: lists::workloads(&client).await?, operator_namespace });
     }
     let output = ExplainOutput::new(&input, args.all);
-    write(&match args.output {
-        OutputFormat::Table => print::text(&output),
-        OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&output)?),
-    })?;
+    write(&args.output.print(&output, || print::text(&output))?)?;
     Ok(ExitCode::from(exit_code(&output, args.exit_code)))
 }
 
