@@ -177,15 +177,20 @@ STAMP = export LINKERD_OPERATOR_COMMIT="$$(git describe --always --abbrev=40 --e
 	export LINKERD_OPERATOR_BUILD_DATE="$$(date -u -d "@$$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)"
 STATIC = $(TARGET)/$(HOST)/release/linkerd-operator
 
-# The binary is static, because the image contains nothing else. --target is set even though it is the host's: otherwise
+# On arm64, kernels have pages of up to 64 KiB (2^16), and jemalloc ends the process if its own pages are smaller.
+STATIC_ENV = $(STAMP); $(if $(filter aarch64%,$(HOST)),export JEMALLOC_SYS_WITH_LG_PAGE=16;)
+# `auditable build` records the dependencies in the binary.
+BUILD ?= build
+
+# The binary is static, because the image contains no library. --target is set even though it is the host's: otherwise
 # the flags would also apply to proc macros, which cannot be static. Host paths are remapped, so that builds are
 # reproducible.
 .PHONY: image
 image: ## Build the container image without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar
-	@$(STAMP); \
+	@$(STATIC_ENV) \
 	RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=." \
 	CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=symbols \
-	$(CARGO) build --locked --release --target $(HOST) --bin linkerd-operator; \
+	$(CARGO) $(BUILD) --locked --release --target $(HOST) --bin linkerd-operator; \
 	$(CARGO) build --quiet --locked --workspace --bin image; \
 	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
@@ -219,13 +224,14 @@ uninstall: ## Delete all LinkerdConfigs, then the unused CRDs that `make install
 
 .PHONY: deploy
 deploy: overlay ## Deploy the operator with the image IMAGE, and wait up to WAIT=120s until it is available
-	@$(KUBECTL) apply --server-side --force-conflicts -k $(OVERLAY)
+# The permissions first, so that the operator is not denied anything when it starts.
 	@if [ -n "$$($(KUBECTL) get namespace $(LINKERD) --ignore-not-found -o name)" ]; then \
 		$(KUBECTL) apply --server-side -k config/control-plane; \
 	else \
 		echo "Namespace $(LINKERD) does not exist, so the operator's permissions in it were not applied. The operator serves" \
 			"discovery; its controllers wait for the namespace and for: kubectl apply --server-side -k config/control-plane"; \
 	fi
+	@$(KUBECTL) apply --server-side --force-conflicts -k $(OVERLAY)
 	@$(KUBECTL) -n $(NAMESPACE) rollout status deployment/linkerd-operator --timeout=$(WAIT) || { \
 		$(KUBECTL) -n $(NAMESPACE) get pods -o wide; \
 		$(KUBECTL) -n $(NAMESPACE) get events --field-selector=type=Warning; \
@@ -300,6 +306,47 @@ emojivoto: ## Deploy an app whose Deployments opted in to restarts (the nodes pu
 clean: ## Remove the build outputs (the Kubernetes sources stay in ~/.cache/linkerd-operator)
 	$(CARGO) clean
 	rm -rf dist
+
+##@ Release
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+ARCH = $(patsubst aarch64%,arm64,$(patsubst x86_64%,amd64,$(HOST)))
+REGISTRY ?= registry.example.com/team
+RELEASE := dist/release
+RELEASE_NAME = linkerd-operator-$(VERSION)
+TOOLS := $(abspath $(TARGET)/tools)
+CARGO_AUDITABLE := 0.7.7
+CARGO_CYCLONEDX := 0.5.9
+# A tar archive that is the same in each build of one commit.
+TAR = tar --sort=name --mtime="@$$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar
+
+.PHONY: version
+version: ## Print the version, which Cargo.toml has
+	@echo $(VERSION)
+
+# The tools come from crates.io, into the target directory.
+.PHONY: release-tools
+release-tools:
+	@for tool in cargo-auditable@$(CARGO_AUDITABLE) cargo-cyclonedx@$(CARGO_CYCLONEDX); do \
+		grep -qs "\"$${tool%@*} $${tool#*@} " $(TOOLS)/.crates.toml || \
+			$(CARGO) install --quiet --locked --root $(TOOLS) "$$tool"; \
+	done
+
+.PHONY: release-artifacts
+release-artifacts: release-tools ## Write the files of a release for this host's architecture into dist/release: REGISTRY=registry.example.com/team
+	@rm -rf $(RELEASE); mkdir -p $(RELEASE)
+	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) image BUILD="auditable build" IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) \
+		IMAGE_TAR=$(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar
+	@$(STAMP); folder=dist/$(RELEASE_NAME)-linux-$(ARCH); rm -rf $$folder; mkdir -p $$folder/man $$folder/completion; \
+	cp $(STATIC) LICENSE $$folder/; \
+	tar -xOf $(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar layer.tar | tar -xOf - THIRD-PARTY-NOTICES > $$folder/THIRD-PARTY-NOTICES; \
+	$(STATIC) _man-pages $$folder/man; \
+	for shell in bash zsh fish; do $(STATIC) completion $$shell > $$folder/completion/linkerd-operator.$$shell; done; \
+	$(TAR) -C dist -cf - $$(basename $$folder) | gzip -n > $(RELEASE)/$(RELEASE_NAME)-linux-$(ARCH).tar.gz
+	@$(MAKE) build-installer IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) >/dev/null; cp dist/install.yaml $(RELEASE)/
+	@$(KUBECTL) kustomize crd > $(RELEASE)/crds.yaml
+	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) sbom >/dev/null; cp $(TARGET)/sbom/linkerd-operator.cdx.json $(RELEASE)/$(RELEASE_NAME).cdx.json
+	@cd $(RELEASE); sha256sum -- * > SHA256SUMS; cat SHA256SUMS
 
 ##@ Supply chain
 

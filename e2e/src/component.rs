@@ -15,7 +15,9 @@ use serde_json::json;
 
 use crate::{binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn};
 
-const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
+/// The addresses of Services.
+pub(crate) const SERVICES_V4: &str = "10.96.0.0/16";
+const SERVICES_V6: &str = "fd00:10:96::/112";
 const ISSUER: &str = "https://kubernetes.default.svc";
 /// kwok's stages, which describe the life cycle of Nodes and Pods.
 const STAGES: [&str; 5] = [
@@ -119,7 +121,7 @@ impl Layout {
             format!("--tls-cert-file={}", self.file("server.crt")),
             format!("--tls-private-key-file={}", self.file("server.key")),
             format!("--token-auth-file={}", self.file("tokens.csv")),
-            format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+            format!("--service-cluster-ip-range={SERVICES_V4},{SERVICES_V6}"),
             format!("--service-account-issuer={ISSUER}"),
             format!("--api-audiences={ISSUER}"),
             format!("--service-account-key-file={}", self.file("service-account.pub")),

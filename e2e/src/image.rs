@@ -1,4 +1,4 @@
-//! Builds a container image of one static binary, without a registry, a daemon or a base image.
+//! Builds a container image of static programs, without a registry, a daemon or a base image.
 //!
 //! * In: the content of the image. Out: an archive in the format of `docker save`, accepted by `docker load`,
 //!   `kind load image-archive`, `podman load` and `ctr images import`.
@@ -12,16 +12,19 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// The mode of all files except the binary.
+/// The mode of all files except programs.
 const MODE: u32 = 0o644;
 const LAYER: &str = "layer.tar";
+/// `CAP_NET_ADMIN` and `CAP_NET_RAW` as effective capabilities of a file: `struct vfs_cap_data` of linux/capability.h, as
+/// `setcap cap_net_admin,cap_net_raw+ep` writes it.
+const NETWORK_CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 0, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 pub struct Image {
     /// The name of the image, as `name:tag`.
     pub reference: String,
-    /// The path of the binary in the image, which is also the entrypoint.
+    /// The path of the program that starts by default.
     pub entrypoint: String,
-    pub binary: Vec<u8>,
+    pub files: Vec<ImageFile>,
     /// `uid` or `uid:gid`.
     pub user: String,
     /// In Go's notation: `amd64`, `arm64`.
@@ -32,6 +35,22 @@ pub struct Image {
     pub modified: u64,
     pub labels: BTreeMap<String, String>,
 }
+
+pub struct ImageFile {
+    pub path: String,
+    pub content: Vec<u8>,
+    pub kind: FileKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    Data,
+    Program,
+    /// A program with which a process without root can change the network, if the container has the capabilities.
+    NetworkProgram,
+}
+
+// === impl Image ===
 
 impl Image {
     pub fn archive(&self) -> Result<Vec<u8>> {
@@ -48,7 +67,13 @@ impl Image {
 
     fn layer(&self) -> Result<Vec<u8>> {
         let mut layer = Builder::new(Vec::new());
-        self.append(&mut layer, self.entrypoint.trim_start_matches('/'), 0o755, &self.binary)?;
+        for file in &self.files {
+            if file.kind == FileKind::NetworkProgram {
+                layer.append_pax_extensions([("SCHILY.xattr.security.capability", &NETWORK_CAPABILITIES[..])])?;
+            }
+            let mode = if file.kind == FileKind::Data { MODE } else { 0o755 };
+            self.append(&mut layer, file.path.trim_start_matches('/'), mode, &file.content)?;
+        }
         Ok(layer.into_inner()?)
     }
 
@@ -105,7 +130,10 @@ mod tests {
         Image {
             reference: "operator:dev".into(),
             entrypoint: "/operator".into(),
-            binary: b"#!".to_vec(),
+            files: vec![
+                ImageFile { path: "/operator".into(), content: b"#!".to_vec(), kind: FileKind::Program },
+                ImageFile { path: "/LICENSE".into(), content: b"MIT".to_vec(), kind: FileKind::Data },
+            ],
             user: "65532".into(),
             architecture: "amd64".into(),
             created: "1970-01-01T00:00:07Z".into(),
@@ -138,7 +166,8 @@ mod tests {
         assert_eq!(config["rootfs"]["diff_ids"], json!([format!("sha256:{}", digest(layer))]));
         assert_eq!(config["config"]["Entrypoint"], json!(["/operator"]));
         assert_eq!(config["config"]["User"], "65532");
-        assert_eq!(files(layer), BTreeMap::from([("operator".into(), (0o755, 7, b"#!".to_vec()))]));
+        let expected = [("operator", (0o755, 7, b"#!".to_vec())), ("LICENSE", (0o644, 7, b"MIT".to_vec()))];
+        assert_eq!(files(layer), expected.map(|(path, file)| (path.into(), file)).into());
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub mod mesh;
 pub mod metric;
 pub mod namespace;
 pub mod node;
+pub mod notices;
 pub mod objects;
 pub mod oracle;
 pub mod plain_http;

@@ -1,4 +1,5 @@
-//! `image BINARY REFERENCE OUTPUT`: packs the operator's static binary as a container image.
+//! `image BINARY REFERENCE OUTPUT`: packs the operator's static binary as a container image, with the licenses of what is
+//! compiled into it.
 //!
 //! * In: `LINKERD_OPERATOR_COMMIT`, `LINKERD_OPERATOR_BUILD_DATE`, `SOURCE_DATE_EPOCH`, with the same values as for the
 //!   binary.
@@ -8,7 +9,11 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::image::{Image, architecture, compressed_len};
+use e2e::{
+    image::{FileKind, Image, ImageFile, architecture, compressed_len},
+    notices,
+    shipped::in_repository,
+};
 
 const NAME: &str = "linkerd-operator";
 /// A user other than root, as a number, because Kubernetes can verify only numbers with `runAsNonRoot`.
@@ -24,6 +29,7 @@ fn main() -> Result<()> {
     let content = fs::read(binary).with_context(|| format!("reading {binary}"))?;
     ensure!(is_static(&content), "{binary} needs shared libraries, and the image has none");
     let created = set("LINKERD_OPERATOR_BUILD_DATE")?;
+    let notices = notices::of_dependencies(NAME)?;
     let labels = [
         ("title", NAME.to_owned()),
         ("description", "A companion to Linkerd's control plane on Kubernetes".to_owned()),
@@ -37,7 +43,15 @@ fn main() -> Result<()> {
     let image = Image {
         reference: reference.clone(),
         entrypoint: format!("/{NAME}"),
-        binary: content,
+        files: vec![
+            ImageFile { path: format!("/{NAME}"), content, kind: FileKind::Program },
+            ImageFile {
+                path: "/LICENSE".to_owned(),
+                content: fs::read(in_repository("LICENSE"))?,
+                kind: FileKind::Data,
+            },
+            ImageFile { path: "/THIRD-PARTY-NOTICES".to_owned(), content: notices.into_bytes(), kind: FileKind::Data },
+        ],
         user: USER.to_owned(),
         architecture: architecture().to_owned(),
         created,

@@ -1,10 +1,11 @@
 # The first process of a node, in separate PID and mount namespaces. When it ends, the kernel destroys them with all processes,
 # mounts, interfaces and rules, so nothing is left on the host, however the node ends.
 #
-# Arguments: a directory with containerd.toml, the host's end of the wire and its address, the node's address, the Pods' range.
+# Arguments: a directory with containerd.toml, the host's end of the wire and its address, the node's address, the ranges of
+# the Pods and of the Services.
 # Writes its process id on the host into init.pid when the network is ready.
 set -eu
-directory=$1 wire=$2 host=$3 node=$4 pods=$5
+directory=$1 wire=$2 host=$3 node=$4 pods=$5 services=$6
 
 # At this point /proc is still the host's.
 read -r id _ </proc/self/stat
@@ -38,6 +39,8 @@ ip link add name "$wire" type veth peer name eth0 netns "$!"
 ip address add "$host/30" dev "$wire"
 ip link set dev "$wire" up
 ip route add "$pods" via "$node"
+# The API server calls webhooks at the addresses of their Services.
+ip route add "$services" via "$node"
 
 in_network="nsenter --net=$network"
 $in_network ip link set dev lo up

@@ -2,15 +2,16 @@
 //! the harness.
 //!
 //! ```text
-//!   host: ControlPlane ── 198.18.0.1 ══ veth ══ 198.18.0.2 :node ── cni0 ── pods, 10.244.0.0/24
+//!   host: ControlPlane ── 198.18.0.1 ══ veth ══ 198.18.0.2 :node ── cni0 ── pods, 10.244.0.0/24; Services, 10.96.0.0/16
 //! ```
 //!
-//! * In: root and the programs in [`requirement`]; images. Out: a ready node, whose Pods and NodePorts are reachable
-//!   from the host.
+//! * In: root and the programs in [`requirement`]; images. Out: a ready node, whose Pods, Services and NodePorts are
+//!   reachable from the host.
 //! * Always: removed when this process ends, however it ends: the kernel destroys the namespaces and their processes.
 //!   Only cgroups must be removed explicitly. Only one node can run on a host, because its addresses are fixed.
 
 mod config;
+mod images;
 pub mod requirement;
 pub mod trace;
 
@@ -29,8 +30,7 @@ use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
 
 use crate::{
-    ControlPlane, Options, Process, Spawn, User, binaries::Binaries, image::Image, image::architecture,
-    wait::eventually,
+    ControlPlane, Options, Process, Spawn, User, binaries::Binaries, component::SERVICES_V4, wait::eventually,
 };
 
 /// The prefix of the node's directory and of its cgroup.
@@ -40,11 +40,9 @@ pub const NAME: &str = "node-1";
 pub const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const WIRE: &str = "e2e-node";
-const PAUSE: &str = "linkerd-operator-e2e/pause:1";
 const KUBELET: &str = "system:node:node-1";
 const KUBE_PROXY: &str = "system:kube-proxy";
 const INIT: &str = include_str!("init.sh");
-const PAUSE_SOURCE: &str = include_str!("pause.c");
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 const READY_DEADLINE: Duration = Duration::from_secs(120);
@@ -75,14 +73,14 @@ impl RealNode {
         let cgroup = Cgroup::create(path)?;
         fs::create_dir(path.join("cni"))?;
         fs::write(path.join("cni/pods.conflist"), config::cni().to_string())?;
-        let containerd = config::containerd(&path.join("cni"), &requirement::plugins()?, PAUSE);
+        let containerd = config::containerd(&path.join("cni"), &requirement::plugins()?, images::PAUSE);
         fs::write(path.join("containerd.toml"), containerd)?;
         fs::write(path.join("init.sh"), INIT)?;
-        let pause = build_pause(path).await?;
+        let built = images::build(path).await?;
         let mut spawn = Spawn::new("the node's namespaces", "unshare", path.join("containerd.log"))
             .args(["--mount", "--pid", "--ipc", "--fork", "--kill-child", "--", "sh"])
             .args([path.join("init.sh"), path.to_owned()])
-            .args([WIRE, &HOST.to_string(), &ADDRESS.to_string(), config::PODS]);
+            .args([WIRE, &HOST.to_string(), &ADDRESS.to_string(), config::PODS, SERVICES_V4]);
         spawn.grace = Duration::ZERO;
         spawn.remove = Some(path.to_owned());
         let mut namespaces = Process::spawn(spawn)?;
@@ -99,7 +97,7 @@ impl RealNode {
         eventually(START_DEADLINE, "containerd", async || node.run("ctr", &["version"]).await)
             .await
             .with_context(|| format!("the log of containerd ends with:\n{}", node.namespaces.log_tail(15)))?;
-        for image in images.iter().copied().chain([pause.as_path()]) {
+        for image in images.iter().copied().chain(built.iter().map(PathBuf::as_path)) {
             node.run("ctr", &["--namespace=k8s.io", "images", "import", &image.display().to_string()]).await?;
         }
         Ok(node)
@@ -186,28 +184,6 @@ impl RealNode {
         spawn.grace = Duration::ZERO;
         Ok(spawn)
     }
-}
-
-async fn build_pause(directory: &Path) -> Result<PathBuf> {
-    let (source, binary) = (directory.join("pause.c"), directory.join("pause"));
-    fs::write(&source, PAUSE_SOURCE)?;
-    let mut compiler = Command::new("cc");
-    compiler.args(["-static", "-Os", "-s", "-o"]).arg(&binary).arg(&source).stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(COMMAND_DEADLINE, compiler.output()).await.context("cc hangs")??;
-    ensure!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr).trim());
-    let image = Image {
-        reference: PAUSE.to_owned(),
-        entrypoint: "/pause".to_owned(),
-        binary: fs::read(&binary)?,
-        user: "65535:65535".to_owned(),
-        architecture: architecture().to_owned(),
-        created: "1970-01-01T00:00:00Z".to_owned(),
-        modified: 0,
-        labels: Default::default(),
-    };
-    let archive = directory.join("pause.tar");
-    fs::write(&archive, image.archive()?)?;
-    Ok(archive)
 }
 
 // === impl Cgroup ===

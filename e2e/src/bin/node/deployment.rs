@@ -38,7 +38,7 @@ const OURS: [&str; 8] = [
     "poddisruptionbudgets",
 ];
 const MAKE_DEADLINE: Duration = Duration::from_secs(300);
-const ROLL_DEADLINE: Duration = Duration::from_secs(180);
+pub(crate) const ROLL_DEADLINE: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) struct Deployment<'a> {
@@ -163,7 +163,7 @@ impl<'a> Deployment<'a> {
     }
 
     /// Waits until exactly the wanted replicas exist and are available.
-    async fn rolled_out(&self) -> Result<()> {
+    pub(crate) async fn rolled_out(&self) -> Result<()> {
         let deployments: Api<v1::Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
         eventually(ROLL_DEADLINE, "the Deployment to be rolled out", async || {
             let deployment = deployments.get(NAME).await?;

@@ -13,6 +13,7 @@ mod clients;
 mod deployment;
 mod dns;
 mod from_pod;
+mod injection;
 mod jobs;
 mod roll;
 
@@ -116,8 +117,11 @@ async fn scenario(node: &RealNode, control_plane: &ControlPlane, reference: &str
     deployment.was_never_forbidden().await?;
     roll::under_load(control_plane, &deployment, &client, outside).await?;
     deployment.was_never_forbidden().await?;
+    injection::injects(control_plane, &deployment).await?;
+    deployment.was_never_forbidden().await?;
 
     let begun = Instant::now();
+    injection::delete(control_plane).await?;
     deployment.undeploy().await?;
     step("make undeploy uninstall: all objects of the operator are deleted, and those of Linkerd are unchanged", begun);
     ensure!(!node.processes().is_empty(), "the node has no processes");
