@@ -10,7 +10,14 @@ mod manager;
 #[cfg(test)]
 mod testing;
 
-use std::{any::TypeId, env, ffi::OsString, str::FromStr, time::Duration};
+use std::{
+    any::TypeId,
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{Arg, ArgAction, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -97,6 +104,9 @@ enum Command {
     Version(VersionArgs),
     /// Prints a script that completes commands and flags in a shell
     Completion { shell: Shell },
+    /// Writes man pages into a folder
+    #[command(name = "_man-pages", hide = true)]
+    ManPages { folder: PathBuf },
     /// Describes this extension to Linkerd's command line
     #[command(name = "_extension-metadata", hide = true)]
     ExtensionMetadata,
@@ -147,6 +157,7 @@ impl Args {
             Some(Command::Check(args)) => Ok(Task::Check(args)),
             Some(Command::Version(args)) => Ok(Task::Version(args)),
             Some(Command::Completion { shell }) => Err(Exit::success(completion(shell))),
+            Some(Command::ManPages { folder }) => Err(man_pages(&folder)),
             Some(Command::ExtensionMetadata) => Ok(Task::ExtensionMetadata),
         }
     }
@@ -156,6 +167,14 @@ fn completion(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "linkerd-operator", &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Writes a page for each visible subcommand into a folder that exists.
+fn man_pages(folder: &Path) -> Exit {
+    match clap_mangen::generate_to(Args::command(), folder) {
+        Ok(()) => Exit::success(String::new()),
+        Err(error) => Exit::failure(1, format!("error: cannot write man pages into {}: {error}\n", folder.display())),
+    }
 }
 
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.

@@ -140,6 +140,13 @@ async fn endpoints_are_printed_as_linkerds_command_prints_them() -> Result<()> {
             "weight": 10_000, "labels": {"zone_locality": "unknown"}})
     };
     assert_eq!(shown, json!([expected("192.0.2.11"), expected("192.0.2.12")]));
+
+    let yaml = web.endpoints(&[&web.authority, "-o", "yaml"]).await?;
+    assert_eq!(serde_yaml::from_str::<Value>(&yaml.stdout)?, shown);
+    let wide = web.endpoints(&[&web.authority, "-o", "wide", "--no-headers"]).await?;
+    let words: Vec<Vec<&str>> = wide.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    let row = |ip: &'static str| vec![namespace, ip, "8080", shown[0]["service"].as_str().unwrap(), "10000"];
+    assert_eq!(words, [row("192.0.2.11"), row("192.0.2.12")]);
     Ok(())
 }
 
@@ -379,6 +386,54 @@ async fn without_a_server_the_error_names_what_the_command_looked_for() -> Resul
     let ended = run(&["endpoints", "a.b.svc.cluster.local", "--addr", &free.to_string()]).await?;
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.starts_with(&format!("error: cannot connect to {free}")), "{}", ended.stderr);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_context_and_the_user_are_chosen_by_flags_as_for_kubectl() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    let kubeconfig = control_plane.kubeconfig().to_string_lossy();
+    for command in [&["explain"][..], &["compare", "--all"], &["profile", "a.b:80"], &["endpoints", "a.b:80"]] {
+        let flags = |more: &[&'static str]| [command, &["--kubeconfig", &kubeconfig], more].concat();
+        let ended = run(&flags(&["--context", "another"])).await?;
+        assert_eq!(ended.code, Some(if command[0] == "compare" { 2 } else { 1 }));
+        assert!(ended.stderr.contains("another"), "{}", ended.stderr);
+        let ended = run(&flags(&["--context", "e2e", "--as", "alice", "--as-group", "dev"])).await?;
+        assert!(ended.stderr.contains(r#"User "alice" cannot list"#), "{}", ended.stderr);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_version_is_printed_in_each_format() -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let text = run(&["version"]).await?;
+    assert!(text.stdout.starts_with(&format!("linkerd-operator {version} (commit ")), "{}", text.stdout);
+    let document: Value = serde_json::from_str(&run(&["version", "-o", "json"]).await?.stdout)?;
+    assert_eq!(document["version"], version);
+    assert!(document["commit"].is_string() && document["buildDate"].is_string(), "{document}");
+    let yaml = run(&["version", "-o", "yaml"]).await?;
+    assert_eq!(serde_yaml::from_str::<Value>(&yaml.stdout)?, document);
+    Ok(())
+}
+
+#[tokio::test]
+async fn bash_completes_subcommands_and_man_pages_are_written_for_them() -> Result<()> {
+    let directory = TempDir::new()?;
+    let script = directory.path().join("completion");
+    std::fs::write(&script, run(&["completion", "bash"]).await?.stdout)?;
+    let complete = r#"source "$1"; COMP_WORDS=(linkerd-operator exp); COMP_CWORD=1
+        _linkerd-operator linkerd-operator exp linkerd-operator; echo "${COMPREPLY[@]}""#;
+    let mut bash = Command::new("bash");
+    bash.args(["-c", complete, "bash"]).arg(&script).stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(Duration::from_secs(10), bash.output()).await.context("bash did not end")??;
+    assert_eq!(String::from_utf8(output.stdout)?, "explain\n", "{}", String::from_utf8_lossy(&output.stderr));
+
+    let ended = run(&["_man-pages", &directory.path().to_string_lossy()]).await?;
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let page = std::fs::read_to_string(directory.path().join("linkerd-operator-explain.1"))?;
+    assert!(page.contains(".SH SYNOPSIS") && page.contains("exit\\-code"), "{page}");
+    assert!(!directory.path().join("linkerd-operator-_man-pages.1").exists());
     Ok(())
 }
 
