@@ -76,7 +76,9 @@ async fn connections_without_a_stream_leave_their_places_to_clients_that_wait() 
     let mut stream = with_stream.get(&path).await?;
     stream.next().await?;
     let idle = try_join_all((0..2).map(|_| connect(&crowd))).await?;
-    crowd.manager.counts("linkerd_operator_discovery_connections", &[], 3.0).await?;
+    for metric in ["linkerd_operator_discovery_connections", "linkerd_operator_discovery_max_connections"] {
+        crowd.manager.counts(metric, &[], 3.0).await?;
+    }
     timeout(SOON, crowd.shows("small", 0..1)).await.context("a client that has a request")??;
     crowd.manager.counts(ENDED, &[("reason", "idle")], 2.0).await?;
     ensure!(with_stream.is_open(), "the connection with a stream was closed");
