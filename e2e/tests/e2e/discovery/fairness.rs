@@ -126,6 +126,7 @@ async fn resets_of_one_client_do_not_close_the_connection_that_it_shares_with_ot
 async fn ten_thousand_streams_of_many_identities_are_served_with_the_shipped_memory_limit() -> Result<()> {
     const STREAMS: usize = 10_000;
     let crowd = Crowd::with_memory(LIMIT).await?;
+    crowd.manager.counts("linkerd_operator_memory_limit_bytes", &[], LIMIT as f64).await?;
     crowd.put("small", 0..1).await?;
     let mut bystander = crowd.shows("small", 0..1).await?;
     let loads = load::Client::start()?;
