@@ -100,7 +100,7 @@ const PROMETHEUS: Set = Set {
     ],
     // Without service discoveries, whose client libraries are most of Prometheus. Those of files and of HTTP remain.
     tags: "remove_all_sd",
-    minutes: "three minutes",
+    minutes: "five minutes",
 };
 
 /// The directory of the tools. [`Binaries::tool`] fails with instructions when a tool is missing.
