@@ -74,7 +74,8 @@ async fn promtool_accepts_the_rules_and_every_alert_fires_where_it_should_and_no
     write_rules(directory.path())?;
     ensure!(write_dashboard(directory.path())? > 50);
     let files = ["alerts.yaml", "recording_rules.yaml", "dashboard.yaml"];
-    promtool(directory.path(), &[&["check", "rules", "--lint=all", "--lint-fatal"], &files[..]].concat()).await?;
+    let check = ["check", "rules", "--lint=all", "--lint-fatal"];
+    promtool(directory.path(), &[check.as_slice(), &files].concat()).await?;
 
     let mut tests = Vec::new();
     for file in fs::read_dir(in_repository("config/prometheus/tests"))? {
