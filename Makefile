@@ -76,6 +76,7 @@ test: ## Run all tests of CI: check, the end-to-end tests on a real control plan
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase helm $(TARGET)/debug/control-plane build-helm; \
+	phase prometheus $(TARGET)/debug/control-plane build-prometheus; \
 	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
 	phase "soak for a minute" $(TARGET)/debug/soak 1; \
 	phase demo $(TARGET)/debug/demo; \

@@ -46,7 +46,10 @@ const STOP_REST: Duration = Duration::from_secs(4);
 pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let registry = metrics::registry()?;
+    let (registry, resources) = (metrics::registry()?, Resources::of_this_process());
+    if let Some(limit) = resources.memory_limit() {
+        metrics::register_memory_limit(&registry, limit)?;
+    }
     let config = client::config(args.kubeconfig.as_deref()).await?;
     let operator_namespace = match args.enable_linkerd_config || args.webhook_certificate_secret.is_some() {
         true => Some(args.operator_namespace.clone().or_else(client::pod_namespace).context(
@@ -106,7 +109,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut multicluster = None;
     if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, destination_observer, destination_listener) {
         let deps = destination::DestinationDeps { cluster, observer, registry: &registry, listener, links };
-        let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
+        let settings = args.destination.settings(&args.controller_namespace, resources);
         multicluster = destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
     // This task ends when the last sender of Events is dropped, which is after the controllers and the webhook have

@@ -56,6 +56,12 @@ impl MemoryBudget {
         Self { room: percent(ROOM_PERCENT), exhausted: percent(EXHAUSTED_PERCENT) }
     }
 
+    /// Returns the allocated bytes above which clients, other clusters and clients that do not read get no more memory.
+    pub fn bytes(self) -> [(&'static str, usize); 3] {
+        let other_clusters = self.of_other_clusters().room;
+        [("clients", self.room), ("other_clusters", other_clusters), ("blocked_clients", self.exhausted)]
+    }
+
     /// Returns whether a client may make the process allocate `bytes` more.
     pub fn has_room_for(self, bytes: usize) -> bool {
         allocated().saturating_add(bytes) <= self.room
@@ -113,6 +119,8 @@ mod tests {
         // (150 - 20) MiB / (40 + 8 * 5) KiB
         assert_eq!(budget.clients(), (1_664, 13_312));
         assert_eq!(budget.of_other_clusters().room / MIB, 100, "40 % of the limit");
+        let uses = budget.bytes().map(|(use_, bytes)| (use_, bytes / MIB));
+        assert_eq!(uses, [("clients", 150), ("other_clusters", 100), ("blocked_clients", 175)]);
         assert_eq!(MemoryBudget::of_limit(MIB as u64).clients(), (1, 8), "not zero");
     }
 }

@@ -8,11 +8,14 @@ use prometheus::{
     Encoder, IntGauge, Registry, TextEncoder,
     core::{Collector, Desc},
     proto::MetricFamily,
-    register_int_gauge_vec_with_registry,
+    register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
 };
 use tokio::runtime::Handle;
 
-use crate::{memory, version};
+use crate::{
+    memory::{self, MemoryBudget},
+    version,
+};
 
 /// Returns a registry with the metrics of the process as a whole.
 ///
@@ -30,6 +33,29 @@ pub fn registry() -> prometheus::Result<Registry> {
     info.with_label_values(&[version::VERSION, version::COMMIT, version::BUILD_DATE]).set(1);
     registry.register(Box::new(RuntimeCollector::new()?))?;
     Ok(registry)
+}
+
+/// Exports the memory limit of the process in bytes, and the budgets that follow from it.
+///
+/// # Errors
+/// Fails if a metric is registered twice.
+pub fn register_memory_limit(registry: &Registry, limit: u64) -> prometheus::Result<()> {
+    let bytes = register_int_gauge_with_registry!(
+        "linkerd_operator_memory_limit_bytes",
+        "The memory limit of the process: the lowest of its control groups and of its resource limit",
+        registry
+    )?;
+    bytes.set(i64::try_from(limit).unwrap_or(i64::MAX));
+    let budgets = register_int_gauge_vec_with_registry!(
+        "linkerd_operator_memory_budget_bytes",
+        "Allocated bytes up to which memory is added for a use",
+        &["use"],
+        registry
+    )?;
+    for (use_, bytes) in MemoryBudget::of_limit(limit).bytes() {
+        budgets.with_label_values(&[use_]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+    Ok(())
 }
 
 /// Reads the number of tasks and the allocated memory at each scrape: a number that grows without limit is a leak.

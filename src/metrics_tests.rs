@@ -2,12 +2,17 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
+use serde_json::Value;
+
 use crate::testing::{files, repository};
 
 const PAGE: &str = include_str!("../docs/src/reference/metrics.md");
 const RUNBOOKS: &str = "docs/src/operate/runbooks";
 const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
+const RECORDING_RULES: &str = include_str!("../config/prometheus/recording_rules.yaml");
 const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
+/// Where the pages of runbooks are published, with their paths in the repository.
+const REPOSITORY: &str = "https://github.com/linkerd/linkerd-operator/blob/main";
 
 /// The beginnings, ends and whole names by which metrics are found among the words of the sources.
 const BEGINNINGS: [&str; 6] =
@@ -65,9 +70,12 @@ fn the_page_of_metrics_has_every_metric_and_no_other() {
 #[test]
 fn alerts_and_dashboard_query_existing_metrics() {
     let defined = defined();
-    for (file, text) in [("alerts.yaml", ALERTS), ("dashboard.json", DASHBOARD)] {
-        let queried: Vec<_> = words(text).filter(|word| is_metric(word)).collect();
-        assert!(queried.len() > 20, "{file}: {queried:?}");
+    let files = [("alerts.yaml", ALERTS), ("recording_rules.yaml", RECORDING_RULES), ("dashboard.json", DASHBOARD)];
+    for (file, text) in files {
+        // The names of recorded series contain colons.
+        let lines = text.lines().filter(|line| !line.contains("record: ")).collect::<Vec<_>>().join("\n");
+        let queried: Vec<_> = words(&lines).filter(|word| is_metric(word)).collect();
+        assert!(queried.len() > 5, "{file}: {queried:?}");
         for series in queried {
             assert!(defined.contains(metric_of(series)), "{file}: no source defines {series}");
         }
@@ -76,7 +84,7 @@ fn alerts_and_dashboard_query_existing_metrics() {
 
 #[test]
 fn the_dashboard_is_json_and_each_of_its_panels_has_a_query() {
-    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let (rows, panels): (Vec<_>, Vec<_>) = panels.iter().partition(|panel| panel["type"] == "row");
     assert!(!rows.is_empty() && panels.len() > rows.len());
@@ -86,21 +94,83 @@ fn the_dashboard_is_json_and_each_of_its_panels_has_a_query() {
     }
 }
 
+/// Other programs export some of the metrics too, and `All` with `allValue` would match them.
+#[test]
+fn every_selector_of_the_dashboard_has_the_job_and_the_pod() {
+    assert!(!DASHBOARD.contains("allValue"));
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    for query in targets.map(|target| target["expr"].as_str().unwrap()) {
+        let metrics = words(query).filter(|word| is_metric(word)).count();
+        let selectors = query.matches(r#"{job=~"$job",pod=~"$pod""#).count();
+        assert!(metrics > 0 && metrics == selectors, "{query}");
+    }
+}
+
+/// Returns the tests of an alert in `config/prometheus/tests`: whether each of them expects that it fires.
+fn tests_of(alert: &str, tests: &[Value]) -> Vec<bool> {
+    let checks = |test: &Value| -> Vec<Value> {
+        let checks = test["alert_rule_test"].as_array().cloned().unwrap_or_default();
+        checks.into_iter().filter(|check| check["alertname"] == alert).collect()
+    };
+    let fires = |check: &Value| check["exp_alerts"].as_array().is_some_and(|alerts| !alerts.is_empty());
+    let of_alert = tests.iter().map(checks).filter(|checks| !checks.is_empty());
+    of_alert.map(|checks| checks.iter().any(fires)).collect()
+}
+
+#[test]
+fn every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() {
+    let mut tests = Vec::new();
+    for file in files("config/prometheus/tests", "yaml") {
+        let text: Value = serde_yaml::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        tests.extend(text["tests"].as_array().unwrap().iter().cloned());
+    }
+    let alerts: Vec<_> = ALERTS.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 30);
+    for alert in alerts {
+        let found = tests_of(alert, &tests);
+        assert!(found.contains(&true) && found.contains(&false), "{alert}: {found:?}");
+    }
+    for record in RECORDING_RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- record: ")) {
+        let samples = |test: &&Value| test["promql_expr_test"].to_string().contains(record);
+        assert!(tests.iter().any(|test| samples(&test)), "{record} has no test");
+    }
+}
+
 #[test]
 fn every_alert_has_its_annotations_and_a_runbook() {
     let count = |key: &str| ALERTS.lines().filter(|line| line.trim_start().starts_with(key)).count();
     let values = |key| ALERTS.lines().filter_map(move |line| line.trim_start().strip_prefix(key));
     let alerts: Vec<_> = values("- alert: ").collect();
-    for key in ["summary: ", "description: ", "severity: ", "runbook: "] {
+    for key in ["summary: ", "description: ", "severity: ", "runbook_url: "] {
         assert_eq!(count(key), alerts.len(), "{key}");
     }
-    let runbooks: Vec<_> = alerts.iter().map(|alert| format!("{RUNBOOKS}/{alert}.md")).collect();
-    assert_eq!(values("runbook: ").collect::<Vec<_>>(), runbooks);
+    let runbooks: Vec<_> = alerts.iter().map(|alert| format!("{REPOSITORY}/{RUNBOOKS}/{alert}.md")).collect();
+    assert_eq!(values("runbook_url: ").collect::<Vec<_>>(), runbooks);
     let pages = files(RUNBOOKS, "md").into_iter().map(|page| page.file_name().unwrap().to_string_lossy().into_owned());
     let pages: BTreeSet<_> = pages.filter(|page| page != "README.md").collect();
     assert_eq!(pages, alerts.iter().map(|alert| format!("{alert}.md")).collect());
     let index = fs::read_to_string(repository().join(RUNBOOKS).join("README.md")).unwrap();
     for alert in alerts {
         assert!(index.contains(&format!("({alert}.md)")), "the index of runbooks lacks {alert}");
+    }
+}
+
+#[test]
+fn the_memory_limit_and_the_budgets_of_the_page_of_sizing_are_exported() {
+    const MIB: u64 = 1024 * 1024;
+    let registry = super::registry().unwrap();
+    super::register_memory_limit(&registry, 250 * MIB).unwrap();
+    let text = String::from_utf8(super::encode(&registry).unwrap()).unwrap();
+    // 60 %, 40 % and 70 % of the limit.
+    for (series, mib) in [
+        ("limit_bytes", 250),
+        (r#"budget_bytes{use="clients"}"#, 150),
+        (r#"budget_bytes{use="other_clusters"}"#, 100),
+        (r#"budget_bytes{use="blocked_clients"}"#, 175),
+    ] {
+        let line = format!("linkerd_operator_memory_{series} {}\n", mib * MIB);
+        assert!(text.contains(&line), "{line} is missing in {text}");
     }
 }

@@ -40,6 +40,11 @@ impl Resources {
         }
     }
 
+    /// Returns the memory limit of the process in bytes; `None` if it has none.
+    pub fn memory_limit(self) -> Option<u64> {
+        self.memory_bytes
+    }
+
     /// Returns the budget for everything that the process allocates.
     pub fn memory_budget(self) -> MemoryBudget {
         self.memory_bytes.map_or(MemoryBudget::UNLIMITED, MemoryBudget::of_limit)

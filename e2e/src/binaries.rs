@@ -1,9 +1,9 @@
 //! Finds the Kubernetes binaries, or builds them once from `e2e/controlplane` into the user's cache. The node's
-//! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, because it requires
-//! a newer version of Kubernetes' libraries.
+//! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, and Prometheus from
+//! `e2e/prometheus`, because they require other versions of Kubernetes' libraries.
 //!
 //! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain and
-//!   `E2E_KUBERNETES`, which selects another version of Kubernetes. Helm always needs a Go toolchain.
+//!   `E2E_KUBERNETES`, which selects another version of Kubernetes. Helm and Prometheus always need a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
 //! * Always: an interrupted build leaves no incomplete file under a tool's name, and two processes never build
 //!   concurrently.
@@ -35,6 +35,8 @@ struct Set {
     kubernetes: &'static str,
     /// The file name and the Go package of each tool. The tools that build fastest come last.
     tools: &'static [(&'static str, &'static str)],
+    /// The build tags.
+    tags: &'static str,
     /// The duration of the first build on two cores.
     minutes: &'static str,
 }
@@ -51,6 +53,7 @@ const CONTROL_PLANE: Set = Set {
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     ],
+    tags: "",
     minutes: "eight minutes",
 };
 
@@ -65,6 +68,7 @@ const KUBERNETES_1_34: Set = Set {
         ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
+    tags: "",
     minutes: "seven minutes",
 };
 
@@ -73,6 +77,7 @@ const NODE: Set = Set {
     module: "controlplane",
     kubernetes: KUBERNETES_VERSION,
     tools: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
+    tags: "",
     minutes: "two minutes after the control plane's",
 };
 
@@ -81,7 +86,21 @@ const HELM: Set = Set {
     module: "helm",
     kubernetes: KUBERNETES_VERSION,
     tools: &[("helm4", "helm.sh/helm/v4/cmd/helm"), ("helm3", "helm.sh/helm/v3/cmd/helm")],
+    tags: "",
     minutes: "three minutes",
+};
+
+const PROMETHEUS: Set = Set {
+    name: "prometheus",
+    module: "prometheus",
+    kubernetes: KUBERNETES_VERSION,
+    tools: &[
+        ("promtool", "github.com/prometheus/prometheus/cmd/promtool"),
+        ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
+    ],
+    // Without service discoveries, whose client libraries are most of Prometheus. Those of files and of HTTP remain.
+    tags: "remove_all_sd",
+    minutes: "five minutes",
 };
 
 /// The directory of the tools. [`Binaries::tool`] fails with instructions when a tool is missing.
@@ -121,6 +140,11 @@ impl Binaries {
         Self::cached(&HELM)
     }
 
+    /// Finds or builds Prometheus and promtool.
+    pub fn find_or_build_prometheus() -> Result<Self> {
+        Self::cached(&PROMETHEUS)
+    }
+
     fn cached(set: &'static Set) -> Result<Self> {
         let module = Path::new(env!("CARGO_MANIFEST_DIR")).join(set.module);
         let directory = cache_directory(&module, set)?;
@@ -155,7 +179,7 @@ impl Binaries {
 
     fn build(&self, module: &Path) -> Result<()> {
         check_go(module)?;
-        let Set { tools, minutes, .. } = self.set;
+        let Set { tools, tags, minutes, .. } = self.set;
         let count = tools.len();
         for (number, (name, package)) in (1..).zip(*tools) {
             let output = self.directory.join(name);
@@ -168,7 +192,7 @@ impl Binaries {
             // Built under a temporary name and then renamed, so that a file with the tool's name is always complete.
             let unfinished = self.directory.join(format!(".{name}.unfinished"));
             let status = go(module)
-                .args(["build", "-trimpath", "-ldflags", &linker_flags(self.set.kubernetes), "-o"])
+                .args(["build", "-trimpath", "-tags", tags, "-ldflags", &linker_flags(self.set.kubernetes), "-o"])
                 .arg(&unfinished)
                 .arg(package)
                 .stdin(Stdio::null())

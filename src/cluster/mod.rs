@@ -135,6 +135,11 @@ impl Cluster {
         self.watches_of(kinds).filter_map(|watch| watch.borrow().failing_for()).max()
     }
 
+    /// Returns whether the kind is optional and the API server does not serve it.
+    pub(in crate::cluster) fn is_not_served(&self, kind: Kind) -> bool {
+        self.watches_of(&[kind]).any(|watch| watch.borrow().is_not_served())
+    }
+
     fn watches_of(&self, kinds: &[Kind]) -> impl Iterator<Item = &channel::Receiver<watch::WatchStatus>> {
         self.watches.iter().filter(|watch| kinds.contains(&watch.borrow().kind))
     }

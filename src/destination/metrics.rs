@@ -15,6 +15,7 @@ use tonic::Code;
 use super::{
     call::{OverloadReason, RpcMethod, SERVICE},
     http2::connection::ConnectionEnd,
+    settings::DestinationLimits,
     stream::{EndReason, MessageCounts, StreamState},
 };
 
@@ -254,6 +255,24 @@ impl RpcMetrics {
         }
         Ok(metrics)
     }
+}
+
+/// Exports the limits for clients, so that dashboards and alerts can compare them with what clients use.
+pub(super) fn register_limits(registry: &Registry, limits: &DestinationLimits) -> prometheus::Result<()> {
+    let per_connection = usize::try_from(limits.streams_per_connection).unwrap_or(usize::MAX);
+    for (name, help, limit) in [
+        ("linkerd_operator_discovery_max_connections", "Maximum number of connections", limits.connections),
+        ("linkerd_operator_discovery_max_streams", "Maximum number of streams", limits.streams),
+        (
+            "linkerd_operator_discovery_max_streams_per_connection",
+            "Maximum number of streams on one connection",
+            per_connection,
+        ),
+    ] {
+        let gauge = register_int_gauge_with_registry!(name, help, registry)?;
+        gauge.set(i64::try_from(limit).unwrap_or(i64::MAX));
+    }
+    Ok(())
 }
 
 // === impl RpcObserver ===

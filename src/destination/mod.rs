@@ -85,6 +85,7 @@ pub fn spawn(
     readers: &mut Tasks,
 ) -> prometheus::Result<Option<Arc<Multicluster>>> {
     let DestinationDeps { cluster, observer, registry, listener, links } = deps;
+    metrics::register_limits(registry, &settings.limits)?;
     let (metrics, settings) = (DiscoveryMetrics::register(registry)?, Arc::new(settings));
     let mut multicluster = None;
     match links {

@@ -32,9 +32,9 @@ impl LinkerdConfigCollector {
             conditions: GaugeVec::new(
                 Opts::new(
                     "linkerd_operator_linkerdconfig_condition",
-                    "The current status of each condition of a LinkerdConfig; the value is always 1",
+                    "The current status and reason of each condition of a LinkerdConfig; the value is always 1",
                 ),
-                &["name", "type", "status"],
+                &["name", "type", "status", "reason"],
             )?,
         })
     }
@@ -56,7 +56,8 @@ impl Collector for LinkerdConfigCollector {
             let hash = status.config_hash.as_deref().unwrap_or_default();
             self.info.with_label_values(&[&*config.name, active, hash]).set(1.0);
             for condition in &status.conditions {
-                self.conditions.with_label_values(&[&*config.name, &*condition.type_, &*condition.status]).set(1.0);
+                let labels = [&*config.name, &*condition.type_, &*condition.status, &*condition.reason];
+                self.conditions.with_label_values(&labels).set(1.0);
             }
         }
         [self.info.collect(), self.conditions.collect()].concat()

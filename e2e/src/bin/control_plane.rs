@@ -1,8 +1,9 @@
-//! `control-plane build | build-node | build-helm | run | kubectl-path`: the Kubernetes of the tests, for manual use.
+//! `control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path`: the Kubernetes of the tests, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.
 //! * `build-helm`: does the same for Helm 3 and 4.
+//! * `build-prometheus`: does the same for Prometheus and promtool.
 //! * `run`: starts everything with three nodes, and runs until Ctrl-C.
 //! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
 
@@ -16,13 +17,14 @@ async fn main() -> Result<()> {
         Some("build") => build("the Kubernetes binaries", Binaries::find_or_build).await,
         Some("build-node") => build("the kubelet and kube-proxy", Binaries::find_or_build_node).await,
         Some("build-helm") => build("Helm 3 and 4", Binaries::find_or_build_helm).await,
+        Some("build-prometheus") => build("Prometheus and promtool", Binaries::find_or_build_prometheus).await,
         Some("run") => run().await,
         Some("kubectl-path") => {
             let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
             println!("{}", binaries.tool("kubectl")?.display());
             Ok(())
         }
-        _ => bail!("usage: control-plane build | build-node | build-helm | run | kubectl-path"),
+        _ => bail!("usage: control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path"),
     }
 }
 

@@ -25,6 +25,11 @@ mod linkerd_config_crd;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod manifests;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod monitoring;
 mod multicluster;
 mod other_version;
 mod process;

@@ -125,7 +125,7 @@ impl WatchMetrics {
     }
 }
 
-/// Exports the number of objects in the state, and for how long watches have been failing.
+/// Exports the number of objects in the state, for how long watches have been failing, and which kinds are not served.
 pub(in crate::cluster) fn register_cluster(registry: &Registry, cluster: &Cluster) -> prometheus::Result<()> {
     registry.register(Box::new(Sizes::new(&cluster.state)?))?;
     registry.register(Box::new(Staleness::new(cluster)?))
@@ -174,10 +174,11 @@ impl Collector for Sizes {
     }
 }
 
-/// The time for which the watch of each kind has been failing.
+/// The time for which the watch of each kind has been failing, and whether the API server serves the kind.
 struct Staleness {
     cluster: Cluster,
     seconds: GaugeVec,
+    not_served: GaugeVec,
 }
 
 impl Staleness {
@@ -186,20 +187,30 @@ impl Staleness {
             "linkerd_operator_watch_staleness_seconds",
             "Time for which the watch of a kind has been failing and its objects may be out of date; 0 while it works",
         );
-        Ok(Self { cluster: cluster.clone(), seconds: GaugeVec::new(opts, &["resource"])? })
+        let not_served = Opts::new(
+            "linkerd_operator_watch_not_served",
+            "1 while the API server does not serve a kind that is optional, such as a CRD that is not installed; otherwise 0",
+        );
+        Ok(Self {
+            cluster: cluster.clone(),
+            seconds: GaugeVec::new(opts, &["resource"])?,
+            not_served: GaugeVec::new(not_served, &["resource"])?,
+        })
     }
 }
 
 impl Collector for Staleness {
     fn desc(&self) -> Vec<&Desc> {
-        self.seconds.desc()
+        [self.seconds.desc(), self.not_served.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         for kind in Kind::ALL {
             let age = self.cluster.failing_for(&[*kind]).unwrap_or(Duration::ZERO);
             self.seconds.with_label_values(&[kind.resource()]).set(age.as_secs_f64());
+            let not_served = f64::from(self.cluster.is_not_served(*kind));
+            self.not_served.with_label_values(&[kind.resource()]).set(not_served);
         }
-        self.seconds.collect()
+        [self.seconds.collect(), self.not_served.collect()].concat()
     }
 }

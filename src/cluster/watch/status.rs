@@ -83,6 +83,11 @@ impl WatchStatus {
         self.synced || self.absent
     }
 
+    /// Returns whether the kind is optional and the API server does not serve it now.
+    pub(in crate::cluster) fn is_not_served(&self) -> bool {
+        self.absent && self.failure == Some(WatchFailure::KindMissing)
+    }
+
     /// Returns for how long the objects of the kind may have been out of date; `None` if the watch is not failing.
     pub(in crate::cluster) fn failing_for(&self) -> Option<Duration> {
         self.failing_since.as_ref().map(Instant::elapsed)

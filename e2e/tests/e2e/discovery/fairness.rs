@@ -76,7 +76,9 @@ async fn connections_without_a_stream_leave_their_places_to_clients_that_wait() 
     let mut stream = with_stream.get(&path).await?;
     stream.next().await?;
     let idle = try_join_all((0..2).map(|_| connect(&crowd))).await?;
-    crowd.manager.counts("linkerd_operator_discovery_connections", &[], 3.0).await?;
+    for metric in ["linkerd_operator_discovery_connections", "linkerd_operator_discovery_max_connections"] {
+        crowd.manager.counts(metric, &[], 3.0).await?;
+    }
     timeout(SOON, crowd.shows("small", 0..1)).await.context("a client that has a request")??;
     crowd.manager.counts(ENDED, &[("reason", "idle")], 2.0).await?;
     ensure!(with_stream.is_open(), "the connection with a stream was closed");
@@ -124,6 +126,7 @@ async fn resets_of_one_client_do_not_close_the_connection_that_it_shares_with_ot
 async fn ten_thousand_streams_of_many_identities_are_served_with_the_shipped_memory_limit() -> Result<()> {
     const STREAMS: usize = 10_000;
     let crowd = Crowd::with_memory(LIMIT).await?;
+    crowd.manager.counts("linkerd_operator_memory_limit_bytes", &[], LIMIT as f64).await?;
     crowd.put("small", 0..1).await?;
     let mut bystander = crowd.shows("small", 0..1).await?;
     let loads = load::Client::start()?;

@@ -235,6 +235,7 @@ async fn streams_that_wait_for_a_slow_client_are_not_overload() -> Result<()> {
 async fn a_stream_above_the_limit_is_refused_until_another_ends() -> Result<()> {
     const MOST: usize = 10;
     let crowd = crowd(&["--max-streams=10"]).await?;
+    crowd.manager.counts("linkerd_operator_discovery_max_streams", &[], 10.0).await?;
     let path = crowd.path("small");
     // The limit applies to the process, not to a connection.
     let clients = try_join_all((0..MOST).map(|_| connect(&crowd))).await?;
@@ -268,6 +269,7 @@ async fn a_stream_above_the_limit_is_refused_until_another_ends() -> Result<()> 
 #[tokio::test]
 async fn a_connection_cannot_exceed_its_stream_limit() -> Result<()> {
     let crowd = crowd(&["--max-streams-per-connection=5"]).await?;
+    crowd.manager.counts("linkerd_operator_discovery_max_streams_per_connection", &[], 5.0).await?;
     let path = crowd.path("small");
     let mut client = HostileClient::connect(crowd.manager.destination_address(), &path, WINDOW).await?;
     for _ in 0..6 {

@@ -51,6 +51,8 @@ async fn the_controller_waits_for_the_crd_and_starts_once_it_is_installed() -> R
         Ok(())
     })
     .await?;
+    let (not_served, own) = ("linkerd_operator_watch_not_served", [("resource", "linkerdconfigs.config.linkerd.io")]);
+    manager.counts(not_served, &own, 1.0).await?;
     control_plane.install_crds("crd").await?;
     let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind());
     let spec = json!({"spec": {"global": {"linkerdNamespace": namespace}}});
@@ -67,6 +69,7 @@ async fn the_controller_waits_for_the_crd_and_starts_once_it_is_installed() -> R
         Ok(())
     })
     .await?;
+    manager.counts(not_served, &own, 0.0).await?;
     assert_eq!(manager.log().matches("the API server does not serve this kind").count(), 1, "{}", manager.log());
     Ok(())
 }
@@ -102,9 +105,9 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
     for (name, labels) in [
         (info, vec![("name", mesh.as_str()), ("active", "true"), ("config_hash", hash)]),
         (info, vec![("name", &other), ("active", "false")]),
-        (condition, vec![("name", &mesh), ("type", "Ready"), ("status", "True")]),
+        (condition, vec![("name", &mesh), ("type", "Ready"), ("status", "True"), ("reason", "Reconciled")]),
         (condition, vec![("name", &mesh), ("type", "ConfigMapSynced"), ("status", "True")]),
-        (condition, vec![("name", &other), ("type", "Accepted"), ("status", "False")]),
+        (condition, vec![("name", &other), ("type", "Accepted"), ("status", "False"), ("reason", "Conflicted")]),
         ("linkerd_operator_linkerdconfig_drift_total", vec![("manager", "other")]),
     ] {
         let seen = eventually(SOON, format_args!("{name} {labels:?}"), async || {
