@@ -1,10 +1,11 @@
-//! `control-plane build | build-node | build-helm | run | kubectl-path`: the Kubernetes of the tests, for manual use.
+//! `control-plane build | build-node | build-helm | run | kubectl-path | helm-path`: the Kubernetes of the tests, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.
 //! * `build-helm`: does the same for Helm 3 and 4.
 //! * `run`: starts everything with three nodes, and runs until Ctrl-C.
 //! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
+//! * `helm-path`: the same for Helm 4.
 
 use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};
@@ -22,7 +23,12 @@ async fn main() -> Result<()> {
             println!("{}", binaries.tool("kubectl")?.display());
             Ok(())
         }
-        _ => bail!("usage: control-plane build | build-node | build-helm | run | kubectl-path"),
+        Some("helm-path") => {
+            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??;
+            println!("{}", binaries.tool("helm4")?.display());
+            Ok(())
+        }
+        _ => bail!("usage: control-plane build | build-node | build-helm | run | kubectl-path | helm-path"),
     }
 }
 
