@@ -10,6 +10,11 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 ifndef KUBECTL
 KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
 endif
+# The same for Helm.
+ifndef HELM
+HELM = $(eval HELM := $(shell command -v helm 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- helm-path))$(HELM)
+endif
+CHARTS := charts/linkerd-operator-crds charts/linkerd-operator
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
 HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
 MARK := app.kubernetes.io/managed-by=linkerd-operator
@@ -194,6 +199,12 @@ image: ## Build the container image without docker and registry: IMAGE=linkerd-o
 	$(CARGO) $(BUILD) --locked --release --target $(HOST) --bin linkerd-operator; \
 	$(CARGO) build --quiet --locked --workspace --bin image; \
 	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
+
+# The version of both charts is that of Cargo.toml: `make check` compares them.
+.PHONY: helm-package
+helm-package: ## Package both Helm charts: dist/linkerd-operator-VERSION.tgz and dist/linkerd-operator-crds-VERSION.tgz
+	@$(HELM) lint --strict $(CHARTS)
+	@$(HELM) package $(CHARTS) --destination dist
 
 ##@ Install
 

@@ -20,6 +20,8 @@ pub mod api;
 #[cfg(test)]
 mod architecture_tests;
 pub mod args;
+#[cfg(test)]
+mod charts_tests;
 pub mod cli;
 pub mod client;
 pub mod cluster;

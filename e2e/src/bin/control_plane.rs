@@ -1,4 +1,5 @@
-//! `control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path`: the Kubernetes of the tests, for manual use.
+//! `control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path | helm-path`: the Kubernetes of
+//! the tests, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.
@@ -6,6 +7,7 @@
 //! * `build-prometheus`: does the same for Prometheus and promtool.
 //! * `run`: starts everything with three nodes, and runs until Ctrl-C.
 //! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
+//! * `helm-path`: the same for Helm 4.
 
 use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};
@@ -24,7 +26,14 @@ async fn main() -> Result<()> {
             println!("{}", binaries.tool("kubectl")?.display());
             Ok(())
         }
-        _ => bail!("usage: control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path"),
+        Some("helm-path") => {
+            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??;
+            println!("{}", binaries.tool("helm4")?.display());
+            Ok(())
+        }
+        _ => bail!(
+            "usage: control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path | helm-path"
+        ),
     }
 }
 

@@ -11,6 +11,11 @@ mod external_workload;
 mod fault_proxy;
 mod faults;
 mod harness;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod helm_charts;
 mod injector;
 mod leadership;
 #[allow(

@@ -173,7 +173,7 @@ impl Cluster {
 }
 
 /// Waits until the manager reports no missing permission, and checks that it was denied nothing.
-async fn lacks_nothing(manager: &mut Manager) -> Result<()> {
+pub(crate) async fn lacks_nothing(manager: &mut Manager) -> Result<()> {
     manager.ready(SOON).await?;
     eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = manager.get("/ready").await?;

@@ -1,7 +1,7 @@
 //! The shipped manifests: their content, their validation by an API server, the reason for each permission, the
 //! admission policies, the components of overlays, and the targets of `make` that apply them.
 
-mod components;
+pub(crate) mod components;
 mod make;
 mod policies;
 mod probe;
@@ -38,7 +38,7 @@ fn object(version: &str, kind: &str, namespace: Option<&str>, name: &str, rest: 
     object
 }
 
-fn id(object: &Value) -> String {
+pub(crate) fn id(object: &Value) -> String {
     format!(
         "{}/{}",
         object["kind"].as_str().unwrap_or_default(),
@@ -46,7 +46,7 @@ fn id(object: &Value) -> String {
     )
 }
 
-fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 

@@ -1,0 +1,100 @@
+//! The manager with the permissions and the environment that a release gives it, in namespaces of other names.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options};
+use serde_json::{Value, json};
+
+use super::{CRDS, Helm, IMAGE, OPERATOR, path};
+use crate::manifests::{components::lacks_nothing, of_kind};
+
+const NAMESPACE: &str = "mesh-operator";
+const LINKERD: &str = "mesh";
+
+/// A cluster with both releases. kube-controller-manager does not run, so no Pod starts.
+struct Cluster {
+    control_plane: ControlPlane,
+    objects: Vec<Value>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    async fn start(values: &[&str]) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        for namespace in [NAMESPACE, LINKERD, "shop", "other"] {
+            control_plane.kubectl(&["create", "namespace", namespace]).await?;
+        }
+        let helm = Helm::new("helm4", &control_plane).await?;
+        helm.run(&["install", CRDS, &path(CRDS), "--namespace", NAMESPACE, "--set=linkerdCRDs.install=true"]).await?;
+        let linkerds = format!("controlPlane.namespace={LINKERD}");
+        let values = [&IMAGE[..], &[linkerds.as_str()], values].concat();
+        let chart = path(OPERATOR);
+        let mut install = vec!["install", OPERATOR, &chart, "--namespace", NAMESPACE];
+        install.extend(values.iter().flat_map(|value| ["--set", value]));
+        helm.run(&install).await?;
+        control_plane.install_crds("crd").await?;
+        let objects = helm.template(OPERATOR, NAMESPACE, &values).await?;
+        Ok(Self { control_plane, objects })
+    }
+
+    /// Starts the manager of a Deployment as its Pod would.
+    async fn manager(&self, deployment: &str) -> Result<Manager> {
+        let deployments = of_kind(&self.objects, "Deployment");
+        let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
+        let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
+        let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let env = pod["containers"][0]["env"].as_array().context("env")?;
+        // The harness passes the default of this flag, and a flag takes precedence over a variable.
+        ensure!(env.contains(&json!({"name": "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", "value": LINKERD})), "{env:?}");
+        let options = ManagerOptions {
+            args: vec![format!("--operator-namespace={NAMESPACE}"), format!("--controller-namespace={LINKERD}")],
+            env: env.iter().map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
+            kubeconfig: Some(self.control_plane.kubeconfig_for_service_account(NAMESPACE, account).await?),
+            ..ManagerOptions::default()
+        };
+        Manager::start(&self.control_plane, options)
+    }
+
+    async fn may(&self, account: &str, verb: &str, resource: &str, namespace: &str) -> bool {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+        let namespace = format!("--namespace={namespace}");
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let subresource = format!("--subresource={subresource}");
+        // kubectl exits with 1 for "no".
+        self.control_plane.kubectl(&["auth", "can-i", verb, resource, &subresource, &namespace, &account]).await.is_ok()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_in_other_namespaces_gives_each_deployment_the_permissions_that_it_needs() -> Result<()> {
+    let values =
+        ["jobs.destination.separate=true", "jobs.destination.multicluster=true", "jobs.externalWorkload.separate=true"];
+    let cluster = Cluster::start(&values).await?;
+    for deployment in [OPERATOR, "linkerd-operator-destination", "linkerd-operator-external-workload"] {
+        lacks_nothing(&mut cluster.manager(deployment).await?).await.with_context(|| deployment.to_owned())?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permissions_to_write_can_be_limited_to_namespaces() -> Result<()> {
+    let cluster =
+        Cluster::start(&["jobs.linkerdConfig.rollouts.namespaces={shop}", "jobs.externalWorkload.namespaces={shop}"])
+            .await?;
+    for (verb, resource, expected) in [
+        ("patch", "deployments.apps", false),
+        ("patch", "statefulsets.apps", false),
+        ("create", "pods/eviction", false),
+        ("create", "endpointslices.discovery.k8s.io", false),
+        ("delete", "endpointslices.discovery.k8s.io", false),
+        ("list", "pods", true),
+        ("watch", "deployments.apps", true),
+        ("list", "endpointslices.discovery.k8s.io", true),
+    ] {
+        ensure!(cluster.may(OPERATOR, verb, resource, "shop").await, "{verb} {resource} in shop");
+        let may = cluster.may(OPERATOR, verb, resource, "other").await;
+        ensure!(may == expected, "{verb} {resource} in another namespace is {may}");
+    }
+    lacks_nothing(&mut cluster.manager(OPERATOR).await?).await
+}
