@@ -220,7 +220,8 @@ fn modules_import_only_modules_below_them() {
 fn a_type_name_is_defined_once() {
     let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (below, code) in files("src", "rs").iter().filter_map(|file| production(file)) {
-        for line in code.lines() {
+        // The structs of a macro are indented.
+        for line in code.replace("\n    struct ", "\nstruct ").lines() {
             // Types of functions and of traits' implementations are local.
             let line = match line.strip_prefix("pub") {
                 Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or("", |(_, rest)| rest),

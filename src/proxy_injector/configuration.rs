@@ -12,9 +12,11 @@ use super::{
     annotations::AnnotationMap,
     inject::{Injector, ReviewTarget},
     reviewed::ReviewedObject,
-    values::ProxyValues,
 };
-use crate::{text::hex, values::Document};
+use crate::{
+    text::hex,
+    values::{Document, ProxyValues},
+};
 
 /// One revision of the configuration.
 pub(super) struct Configuration {

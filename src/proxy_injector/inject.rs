@@ -16,11 +16,13 @@ use super::{
     overrides::overridden,
     owner::Workload,
     reviewed::ReviewedObject,
-    values::ProxyValues,
 };
-use crate::api::{
-    CONTROL_PLANE_NAMESPACE_LABEL, CREATED_BY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, PROXY_VERSION_ANNOTATION,
-    TRUST_ROOT_ANNOTATION, go_bool,
+use crate::{
+    api::{
+        CONTROL_PLANE_NAMESPACE_LABEL, CREATED_BY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, PROXY_VERSION_ANNOTATION,
+        TRUST_ROOT_ANNOTATION, go_bool,
+    },
+    values::ProxyValues,
 };
 
 /// The label of a meshed Pod with its namespace.
@@ -118,7 +120,7 @@ impl Injector<'_> {
             return Ok(AdmissionOutcome { decision, patch, warnings });
         }
         let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
-        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.optional.opaque_ports);
+        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.opaque_ports);
         let warnings = match decision.was_requested() {
             true => {
                 decision.skipped.iter().map(|reason| format!("no proxy is injected: {}", reason.sentence())).collect()
@@ -130,7 +132,7 @@ impl Injector<'_> {
 
     fn service(configuration: &Configuration, target: ReviewTarget<'_>, service: &ReviewedObject) -> AdmissionOutcome {
         let annotations = Annotations { pod: &service.metadata.annotations, namespace: target.namespace };
-        let defaults = &configuration.values.proxy.optional.opaque_ports;
+        let defaults = &configuration.values.proxy.opaque_ports;
         let opaque = opaque_ports::of_service(annotations, &service.spec.ports, defaults);
         AdmissionOutcome {
             decision: InjectionDecision::unsupported(),
@@ -149,10 +151,10 @@ impl Injector<'_> {
         let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
         let (mut values, mut warnings) = overridden(&configuration.values, annotations, pod);
         // The default ports that the Pod has are written to its annotation, and an annotation overrides the default list.
-        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.optional.opaque_ports)
+        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.opaque_ports)
             .filter(|_| annotations.get("opaque-ports").is_none());
         if let Some(opaque) = &opaque {
-            values.proxy.optional.opaque_ports.clone_from(opaque);
+            values.proxy.opaque_ports.clone_from(opaque);
         }
         warnings.extend(shared_with_node(&values, pod));
         let mut patch = Vec::new();
@@ -211,15 +213,15 @@ impl Injector<'_> {
         };
         let init = if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?;
         let proxy = containers::proxy(values, context)?;
-        let optional = &values.proxy.optional;
+        let is_native = values.proxy.native_sidecar;
         if pod.spec.init_containers.is_empty() {
             add(patch, "/spec/initContainers", json!([]));
         }
-        add(patch, if optional.native_sidecar { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
+        add(patch, if is_native { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
         if annotations.get("enable-debug-sidecar").and_then(go_bool::parse).unwrap_or_default() {
             add(patch, "/spec/containers/-", containers::debug(values)?);
         }
-        match (optional.native_sidecar, optional.r#await) {
+        match (is_native, values.proxy.r#await) {
             (true, _) => add(patch, "/spec/initContainers/1", proxy),
             // The kubelet starts the next container only after the hook has ended.
             (false, true) => add(patch, "/spec/containers/0", proxy),

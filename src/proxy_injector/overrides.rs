@@ -8,9 +8,11 @@ use serde_json::Value;
 use super::{
     annotations::{Annotations, NATIVE_SIDECAR_ALPHA, NATIVE_SIDECAR_BETA, OPENTELEMETRY, PREFIX, WAIT_BEFORE_EXIT},
     reviewed::ReviewedObject,
-    values::{ProxyEnvVar, ProxyValues},
 };
-use crate::api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, go_bool, go_duration, quantity::Quantity};
+use crate::{
+    api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, go_bool, go_duration, quantity::Quantity},
+    values::{MountValues, ProxyEnvVar, ProxyValues},
+};
 
 /// The values of an inbound policy.
 const POLICIES: [&str; 6] =
@@ -37,8 +39,8 @@ pub(super) fn overridden(
     read.resources(&mut values);
     read.init(&mut values);
     read.tracing(&mut values, pod);
-    let env = additional_env(&values.proxy.optional.additional_env, &mut read);
-    values.proxy.optional.additional_env = env;
+    let env = additional_env(&values.proxy.additional_env, &mut read);
+    values.proxy.additional_env = env;
     let unknown = read.annotations.unknown().map(|key| format!("the annotation {key} is unknown and has no effect"));
     read.warnings.extend(unknown);
     (values, read.warnings)
@@ -69,7 +71,7 @@ impl Reader<'_> {
             self.parsed(name, "a port", |text| text.parse().ok(), port);
         }
         self.bool("proxy-metrics-hostname-labels", &mut values.proxy.metrics.hostname_labels);
-        let proxy = &mut values.proxy.optional;
+        let proxy = &mut values.proxy;
         proxy.is_ingress |= self.annotations.whole(INJECT_ANNOTATION) == Some("ingress");
         self.switch("proxy-admin-shutdown", &mut proxy.enable_shutdown_endpoint);
         self.text("proxy-log-level", &mut proxy.log_level);
@@ -114,7 +116,7 @@ impl Reader<'_> {
         }
         proxy.capabilities = pod.spec.capabilities().or(proxy.capabilities.take());
         if let Some(mount) = pod.spec.token_mount() {
-            proxy.sa_mount_path = Some(super::values::MountValues {
+            proxy.sa_mount_path = Some(MountValues {
                 mount_path: mount.mount_path.clone(),
                 name: mount.name.clone(),
                 read_only: mount.read_only,
@@ -123,7 +125,7 @@ impl Reader<'_> {
     }
 
     fn resources(&mut self, values: &mut ProxyValues) {
-        let (resources, workers) = (&mut values.proxy.resources, &mut values.proxy.optional.runtime.workers);
+        let (resources, workers) = (&mut values.proxy.resources, &mut values.proxy.runtime.workers);
         self.quantity("proxy-memory-request", &mut resources.memory.request);
         self.quantity("proxy-memory-limit", &mut resources.memory.limit);
         self.quantity("proxy-ephemeral-storage-request", &mut resources.ephemeral_storage.request);
@@ -150,7 +152,7 @@ impl Reader<'_> {
     }
 
     fn tracing(&self, values: &mut ProxyValues, pod: &ReviewedObject) {
-        let Some(tracing) = &mut values.proxy.optional.tracing else { return };
+        let Some(tracing) = &mut values.proxy.tracing else { return };
         if let Some(service) = SERVICE_LABELS.iter().find_map(|key| pod.metadata.labels.get(*key)) {
             tracing.labels.insert("service.name".to_owned(), service.clone());
         }

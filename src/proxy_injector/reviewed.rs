@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{annotations::AnnotationMap, values::CapabilitiesValues};
-use crate::api::PROXY_NAME;
+use super::annotations::AnnotationMap;
+use crate::{api::PROXY_NAME, values::CapabilitiesValues};
 
 /// The folder with the token of a ServiceAccount.
 pub(super) const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

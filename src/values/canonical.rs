@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Path,
-    go_types::{GoField, GoType, VALUES},
+    model::{GoField, GoType, VALUES},
     scalar::spelled_by_go,
 };
 

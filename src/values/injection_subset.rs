@@ -5,39 +5,22 @@ use serde_json::{Map, Value};
 use super::{
     CONFIG_HASH_ENV,
     canonical::below,
-    go_types::{GoType, VALUES},
+    model::{GoStruct, GoType, IdentityValues, ProxyContainerValues, ProxyInitValues, ProxyValues, VALUES},
 };
 
-/// The paths that reach an injected Pod, each with everything below it. Unknown keys below them count too, because the
-/// injector may use them.
-const AFFECTS_INJECTION: [&[&str]; 13] = [
-    &["clusterDomain"],
-    &["clusterNetworks"],
-    &["cniEnabled"],
-    &["debugContainer"],
-    &["disableIPv6"],
-    &["identity", "serviceAccountTokenProjection"],
-    &["identityTrustDomain"],
-    &["imagePullPolicy"],
-    &["linkerdVersion"],
-    &["networkValidator"],
-    &["proxy"],
-    &["proxyInit"],
-    &["proxyContainerName"],
-];
-/// The paths below [`AFFECTS_INJECTION`] that do not reach an injected Pod.
-const NOT_INJECTED: [&[&str]; 3] =
-    [&["proxy", "outboundTransportMode"], &["proxyInit", "kubeAPIServerPorts"], &["proxyInit", "resources"]];
-
 /// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
-/// keys that are absent.
+/// keys that are absent. Unknown keys of the injected maps count too, because the injector may use them.
 pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
-    let mut subset = Map::new();
-    for keys in AFFECTS_INJECTION {
-        copy(map, keys, &mut subset);
-    }
-    for keys in NOT_INJECTED {
-        remove(&mut subset, keys);
+    let mut subset = only(map, ProxyValues::INJECTED);
+    // Unknown keys of this map belong to the control plane.
+    let identity = subset.remove("identity").and_then(|it| Some(only(it.as_object()?, IdentityValues::INJECTED)));
+    subset.extend(identity.map(|it| ("identity".to_owned(), Value::Object(it))));
+    for (part, not_injected) in
+        [("proxy", ProxyContainerValues::CONTROL_PLANE), ("proxyInit", ProxyInitValues::CONTROL_PLANE)]
+    {
+        if let Some(Value::Object(below)) = subset.get_mut(part) {
+            below.retain(|key, _| !not_injected.contains(&key.as_str()));
+        }
     }
     if let Some(env) =
         subset.get_mut("proxy").and_then(|proxy| proxy.get_mut("additionalEnv")).and_then(Value::as_array_mut)
@@ -48,36 +31,8 @@ pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
     subset
 }
 
-fn copy(from: &Map<String, Value>, keys: &[&str], to: &mut Map<String, Value>) {
-    match keys {
-        [] => {}
-        [last] => {
-            if let Some(value) = from.get(*last) {
-                to.insert((*last).to_owned(), value.clone());
-            }
-        }
-        [first, rest @ ..] => {
-            if let Some(Value::Object(from)) = from.get(*first)
-                && let Value::Object(to) = to.entry(*first).or_insert_with(|| Value::Object(Map::new()))
-            {
-                copy(from, rest, to);
-            }
-        }
-    }
-}
-
-fn remove(from: &mut Map<String, Value>, keys: &[&str]) {
-    match keys {
-        [] => {}
-        [last] => {
-            from.remove(*last);
-        }
-        [first, rest @ ..] => {
-            if let Some(Value::Object(below)) = from.get_mut(*first) {
-                remove(below, rest);
-            }
-        }
-    }
+fn only(map: &Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
+    keys.iter().filter_map(|key| map.get(*key).map(|value| ((*key).to_owned(), value.clone()))).collect()
 }
 
 fn drop_zeros(map: &mut Map<String, Value>, holds: &GoType) {
@@ -104,7 +59,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::values::go_types::GoField;
+    use crate::values::model::GoField;
 
     /// Such a table changes the hash of a document. So proxies keep the hash that they were given for it.
     #[test]

@@ -6,12 +6,12 @@
 
 mod canonical;
 mod control_plane;
-mod go_types;
 mod hash;
 mod injection_hash_lines;
 mod injection_hashes;
 mod injection_subset;
 mod invalid;
+mod model;
 mod path;
 mod problems;
 mod read;
@@ -30,6 +30,10 @@ use std::{
 use serde_json::{Map, Value, json};
 
 pub use crate::api::CONFIG_HASH_ENV;
+pub(crate) use model::{
+    CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, Parameters, ProbeValues, ProxyContainerValues,
+    ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
+};
 pub use {
     control_plane::control_plane_mismatch,
     hash::Hash,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{
     Path,
     canonical::field,
-    go_types::{GoType, VALUES},
+    model::{GoType, VALUES},
     path::shortened,
     read::DEEPEST,
     rules,

@@ -7,9 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Document, Path, Problem,
-    go_types::{GoType, VALUES},
-    manifest,
+    Document, Path, Problem, manifest,
+    model::{GoType, VALUES},
     testing::fixture,
 };
 

@@ -6,24 +6,16 @@
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::{Document, Path, problems::Findings, scalar::resolve};
+use super::{Document, Path, ProxyContainerValues, ProxyValues, model::GoStruct, problems::Findings, scalar::resolve};
 use crate::api::{go_duration, quantity::Quantity};
 
-/// The keys that the injector or its template dereferences without a nil check. Every chart renders them.
-const NEEDED: [&[&str]; 16] = [
-    // Annotations of Pods override values in these maps, so the injector dereferences them.
+/// The keys that Linkerd's injector or its template dereferences without a nil check, besides those that our injector
+/// requires. Every chart renders them.
+const NEEDED: [&[&str]; 7] = [
+    // Annotations of Pods override values in this map, so the injector dereferences it.
     &["debugContainer"],
     &["debugContainer", "image"],
-    &["proxy"],
-    &["proxy", "image"],
-    &["proxy", "metrics"],
-    &["proxy", "ports"],
-    &["proxy", "resources"],
-    &["proxyInit"],
-    // The template dereferences these.
-    &["identity"],
-    &["proxy", "livenessProbe"],
-    &["proxy", "readinessProbe"],
+    // The template dereferences it.
     &["proxyInit", "xtMountPath"],
     // An absent port is port 0.
     &["proxy", "ports", "admin"],
@@ -97,8 +89,15 @@ const RULES: [(&[&str], Rule); 31] = [
     (&["proxyInit", "skipSubnets"], Rule::Networks),
 ];
 
+/// Returns the keys that an injector requires.
+fn needed() -> impl Iterator<Item = Vec<&'static str>> {
+    let top = ProxyValues::REQUIRED.iter().map(|key| vec![*key]);
+    let of_proxy = ProxyContainerValues::REQUIRED.iter().map(|key| vec!["proxy", *key]);
+    top.chain(of_proxy).chain(NEEDED.map(<[_]>::to_vec))
+}
+
 pub(super) fn is_needed(path: &Path) -> bool {
-    NEEDED.iter().chain(&KEPT).any(|keys| path.keys().iter().map(|key| &**key).eq(keys.iter().copied()))
+    needed().chain(KEPT.map(<[_]>::to_vec)).any(|keys| path.keys().iter().map(|key| &**key).eq(keys))
 }
 
 pub(super) fn check(document: &Document, problems: &mut Findings) {
@@ -151,8 +150,8 @@ fn check_needed(document: &DocumentView<'_>, problems: &mut Findings) {
             problems.add(&Path::from(keys), None, reason);
         }
     };
-    for keys in NEEDED {
-        require(keys, "is missing: the injector requires it");
+    for keys in needed() {
+        require(&keys, "is missing: the injector requires it");
     }
     if document.is_true(&["cniEnabled"]) {
         require(&["networkValidator"], "is missing: the injector requires it if cniEnabled is true");

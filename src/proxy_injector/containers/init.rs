@@ -22,7 +22,7 @@ pub(in crate::proxy_injector) fn init(values: &ProxyValues) -> Result<Value, Not
     }
     // The name of the volume is fixed.
     let mut mounts = vec![json!({"mountPath": xtables.mount_path, "name": XTABLES_VOLUME})];
-    mounts.extend(values.proxy.optional.sa_mount_path.as_ref().map(token_mount));
+    mounts.extend(values.proxy.sa_mount_path.as_ref().map(token_mount));
     let mut container = json!({
         "name": "linkerd-init",
         "image": image(values, &values.proxy.image, "proxy.image")?,
@@ -59,9 +59,9 @@ fn arguments(values: &ProxyValues) -> Result<Vec<String>, NotRenderable> {
     let mut add = |flag: &str, value: &str| args.extend([flag.to_owned(), value.to_owned()]);
     add("--incoming-proxy-port", &proxy.ports.inbound.to_string());
     add("--outgoing-proxy-port", &proxy.ports.outbound.to_string());
-    add("--proxy-uid", &proxy.optional.uid.to_string());
-    if proxy.optional.gid >= 0 {
-        add("--proxy-gid", &proxy.optional.gid.to_string());
+    add("--proxy-uid", &proxy.uid.to_string());
+    if proxy.gid >= 0 {
+        add("--proxy-gid", &proxy.gid.to_string());
     }
     let mut ignored = format!("{},{}", proxy.ports.control, proxy.ports.admin);
     if !init.ignore_inbound_ports.is_empty() {
@@ -90,8 +90,7 @@ fn security_context(values: &ProxyValues) -> Value {
     let init = &values.proxy_init;
     // The kernel's setting is only writable for a privileged container.
     let is_privileged = init.close_wait_timeout_secs > 0 || init.privileged;
-    let (of_pod_add, of_pod_drop) =
-        values.proxy.optional.capabilities.clone().map(|it| (it.add, it.drop)).unwrap_or_default();
+    let (of_pod_add, of_pod_drop) = values.proxy.capabilities.clone().map(|it| (it.add, it.drop)).unwrap_or_default();
     let added: Vec<String> = NEEDED.map(str::to_owned).into_iter().chain(of_pod_add).collect();
     let dropped: Vec<String> = of_pod_drop.into_iter().filter(|it| !NEEDED.contains(&it.as_str())).collect();
     let mut capabilities = Map::from_iter([("add".to_owned(), json!(added))]);

@@ -11,8 +11,10 @@ mod validator;
 
 use serde_json::{Map, Value, json};
 
-use super::values::{CapabilitiesValues, ImageValues, MountValues, ProxyValues, ResourcesValues};
-use crate::text::truncate;
+use crate::{
+    text::truncate,
+    values::{CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, ProxyValues, ResourcesValues},
+};
 
 pub(super) use debug::debug;
 pub(super) use init::init;
@@ -39,7 +41,7 @@ pub(super) fn volumes(values: &ProxyValues) -> Vec<Value> {
         volumes.push(json!({"name": XTABLES_VOLUME, "emptyDir": {}}));
     }
     volumes.push(json!({"name": END_ENTITY_VOLUME, "emptyDir": {"medium": "Memory"}}));
-    if values.proxy.optional.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
+    if values.proxy.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
         let labels = json!({"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}});
         volumes.push(json!({"name": PODINFO_VOLUME, "downwardAPI": {"items": [labels]}}));
     }
@@ -86,7 +88,7 @@ fn resources(resources: &ResourcesValues) -> Option<Value> {
         [("cpu", &resources.cpu), ("memory", &resources.memory), ("ephemeral-storage", &resources.ephemeral_storage)];
     let mut all = Map::new();
     for (field, limits) in [("limits", true), ("requests", false)] {
-        let quantity = |constraints: &super::values::ConstraintsValues| match limits {
+        let quantity = |constraints: &ConstraintsValues| match limits {
             true => constraints.limit.clone(),
             false => constraints.request.clone(),
         };

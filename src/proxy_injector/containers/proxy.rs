@@ -27,7 +27,7 @@ pub(in crate::proxy_injector) fn proxy(
 ) -> Result<Value, NotRenderable> {
     let (proxy, ports) = (&values.proxy, &values.proxy.ports);
     check_networks(&values.cluster_networks)?;
-    let probe = |path: &str, probe: &crate::proxy_injector::values::ProbeValues| {
+    let probe = |path: &str, probe: &crate::values::ProbeValues| {
         json!({
             "httpGet": {"path": path, "port": ports.admin},
             "initialDelaySeconds": probe.initial_delay_seconds,
@@ -53,9 +53,9 @@ pub(in crate::proxy_injector) fn proxy(
     if let Some(resources) = resources(&proxy.resources) {
         fields.insert("resources".to_owned(), resources);
     }
-    if proxy.optional.native_sidecar {
+    if proxy.native_sidecar {
         fields.insert("restartPolicy".to_owned(), "Always".into());
-        if proxy.optional.r#await {
+        if proxy.r#await {
             let Some(startup) = &proxy.startup_probe else {
                 return Err(NotRenderable::missing("proxy.startupProbe"));
             };
@@ -75,7 +75,7 @@ pub(in crate::proxy_injector) fn proxy(
 
 /// The hooks of a proxy that is an ordinary container.
 fn lifecycle(values: &ProxyValues) -> Option<Value> {
-    let proxy = &values.proxy.optional;
+    let proxy = &values.proxy;
     let mut hooks = Map::new();
     if proxy.r#await {
         let port = format!("--port={}", values.proxy.ports.admin);
@@ -90,7 +90,7 @@ fn lifecycle(values: &ProxyValues) -> Option<Value> {
 }
 
 fn security_context(values: &ProxyValues) -> Value {
-    let proxy = &values.proxy.optional;
+    let proxy = &values.proxy;
     // A custom security context replaces the default one completely.
     if !proxy.security_context.is_empty() {
         return proxy.security_context.clone().into();
@@ -115,12 +115,12 @@ fn security_context(values: &ProxyValues) -> Value {
 
 fn mounts(values: &ProxyValues) -> Vec<Value> {
     let mut mounts = vec![json!({"mountPath": "/var/run/linkerd/identity/end-entity", "name": END_ENTITY_VOLUME})];
-    if values.proxy.optional.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
+    if values.proxy.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
         mounts.push(json!({"mountPath": "/var/run/linkerd/podinfo", "name": PODINFO_VOLUME}));
     }
     if values.identity.service_account_token_projection {
         mounts.push(json!({"mountPath": "/var/run/secrets/tokens", "name": TOKEN_VOLUME}));
     }
-    mounts.extend(values.proxy.optional.sa_mount_path.as_ref().map(token_mount));
+    mounts.extend(values.proxy.sa_mount_path.as_ref().map(token_mount));
     mounts
 }

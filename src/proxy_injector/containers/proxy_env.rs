@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{NotRenderable, ProxyContext, ProxyValues};
 use crate::{
     api::{CONFIG_HASH_ENV, PROXY_NAME},
-    proxy_injector::values::{OptionalProxyValues, Parameters, ProxyEnvVar, TracingValues},
+    values::{Parameters, ProxyContainerValues, ProxyEnvVar, TracingValues},
 };
 
 const PREFIX: &str = "LINKERD2_PROXY_";
@@ -28,25 +28,25 @@ struct Env(Vec<Value>);
 pub(super) fn env(values: &ProxyValues, context: ProxyContext<'_>) -> Result<Vec<Value>, NotRenderable> {
     let mut env = Env::default();
     pod(&mut env);
-    runtime(&mut env, &values.proxy.optional);
-    logging(&mut env, &values.proxy.optional)?;
+    runtime(&mut env, &values.proxy);
+    logging(&mut env, &values.proxy)?;
     services(&mut env, values, context);
-    timeouts(&mut env, &values.proxy.optional);
+    timeouts(&mut env, &values.proxy);
     listeners(&mut env, values, context);
     behavior(&mut env, values);
-    if let Some(tracing) = values.proxy.optional.tracing.as_ref().filter(|tracing| tracing.enabled) {
+    if let Some(tracing) = values.proxy.tracing.as_ref().filter(|tracing| tracing.enabled) {
         tracing_env(&mut env, values, tracing, context)?;
     }
-    parameters(&mut env, &values.proxy.optional);
-    env.set_unless_empty("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION", &values.proxy.optional.opaque_ports);
+    parameters(&mut env, &values.proxy);
+    env.set_unless_empty("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION", &values.proxy.opaque_ports);
     env.set(
         "DESTINATION_CONTEXT",
         "{\"ns\":\"$(_pod_ns)\", \"nodeName\":\"$(_pod_nodeName)\", \"pod\":\"$(_pod_name)\"}\n",
     );
     identity(&mut env, values, context)?;
-    env.set_unless_empty("ACCESS_LOG", &values.proxy.optional.access_log);
-    env.set_unless_empty("SHUTDOWN_GRACE_PERIOD", &values.proxy.optional.shutdown_grace_period);
-    let of_users = values.proxy.optional.additional_env.iter().chain(&values.proxy.optional.experimental_env);
+    env.set_unless_empty("ACCESS_LOG", &values.proxy.access_log);
+    env.set_unless_empty("SHUTDOWN_GRACE_PERIOD", &values.proxy.shutdown_grace_period);
+    let of_users = values.proxy.additional_env.iter().chain(&values.proxy.experimental_env);
     env.0.extend(of_users.filter(|variable| variable.name != CONFIG_HASH_ENV).map(of_user));
     env.whole(CONFIG_HASH_ENV, context.injection_hash);
     Ok(env.0)
@@ -61,7 +61,7 @@ fn pod(env: &mut Env) {
     env.whole("_pod_containerName", PROXY_NAME);
 }
 
-fn runtime(env: &mut Env, proxy: &OptionalProxyValues) {
+fn runtime(env: &mut Env, proxy: &ProxyContainerValues) {
     let workers = &proxy.runtime.workers;
     if proxy.cores != 0 {
         env.set("CORES", &proxy.cores.to_string());
@@ -82,7 +82,7 @@ fn runtime(env: &mut Env, proxy: &OptionalProxyValues) {
     }
 }
 
-fn logging(env: &mut Env, proxy: &OptionalProxyValues) -> Result<(), NotRenderable> {
+fn logging(env: &mut Env, proxy: &ProxyContainerValues) -> Result<(), NotRenderable> {
     env.set_unless_empty("INBOUND_PORTS_REQUIRE_IDENTITY", &proxy.require_identity_on_inbound_ports);
     env.set("SHUTDOWN_ENDPOINT_ENABLED", &proxy.enable_shutdown_endpoint.to_string());
     let suffix = match proxy.log_http_headers.as_str() {
@@ -104,11 +104,11 @@ fn services(env: &mut Env, values: &ProxyValues, context: ProxyContext<'_>) {
     env.set("DESTINATION_PROFILE_NETWORKS", &values.cluster_networks);
     env.set("POLICY_SVC_ADDR", &format!("linkerd-policy.{namespace}.svc.{domain}.:8090"));
     env.set("POLICY_WORKLOAD", "{\"ns\":\"$(_pod_ns)\", \"pod\":\"$(_pod_name)\"}\n");
-    env.set("INBOUND_DEFAULT_POLICY", &values.proxy.optional.default_inbound_policy);
+    env.set("INBOUND_DEFAULT_POLICY", &values.proxy.default_inbound_policy);
     env.set("POLICY_CLUSTER_NETWORKS", &values.cluster_networks);
 }
 
-fn timeouts(env: &mut Env, proxy: &OptionalProxyValues) {
+fn timeouts(env: &mut Env, proxy: &ProxyContainerValues) {
     let streams = &proxy.control.streams;
     env.set("CONTROL_STREAM_INITIAL_TIMEOUT", &streams.initial_timeout);
     env.set("CONTROL_STREAM_IDLE_TIMEOUT", &streams.idle_timeout);
@@ -140,7 +140,7 @@ fn listeners(env: &mut Env, values: &ProxyValues, context: ProxyContext<'_>) {
 }
 
 fn behavior(env: &mut Env, values: &ProxyValues) {
-    let (proxy, suffix) = (&values.proxy.optional, format!("svc.{}.", values.cluster_domain));
+    let (proxy, suffix) = (&values.proxy, format!("svc.{}.", values.cluster_domain));
     if proxy.is_gateway {
         env.set("INBOUND_GATEWAY_SUFFIXES", &suffix);
     }
@@ -184,7 +184,7 @@ fn tracing_env(
 }
 
 /// Adds the parameters that have no variable of their own.
-fn parameters(env: &mut Env, proxy: &OptionalProxyValues) {
+fn parameters(env: &mut Env, proxy: &ProxyContainerValues) {
     let mut scope = |direction: &str, parameters: &Parameters| {
         for (scope, protocols) in parameters {
             for (protocol, parameters) in protocols {
@@ -260,7 +260,7 @@ fn of_user(variable: &ProxyEnvVar) -> Value {
         map.insert("value".to_owned(), variable.value.as_str().into());
     }
     if let Some(source) = &variable.value_from {
-        map.insert("valueFrom".to_owned(), source.clone());
+        map.insert("valueFrom".to_owned(), source.0.clone());
     }
     map.into()
 }
