@@ -276,7 +276,7 @@ impl Injector {
 
     /// Posts a body to the replica directly. Returns the status and body of the answer.
     pub async fn post(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
-        server::post(self.address(replica)?, &self.certificates, body.into()).await
+        server::post(self.address(replica)?, self.program.path(), &self.certificates, body.into()).await
     }
 
     /// Opens a connection to the replica, which is kept.

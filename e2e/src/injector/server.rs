@@ -276,12 +276,17 @@ fn text(status: StatusCode, body: &str) -> Result<Response<Full<Bytes>>> {
 }
 
 /// Posts a body to a replica as the operator does: directly, with the name of the certificate.
-pub(super) async fn post(address: SocketAddr, certificates: &Certificates, body: Bytes) -> Result<(StatusCode, Bytes)> {
+pub(super) async fn post(
+    address: SocketAddr,
+    path: &str,
+    certificates: &Certificates,
+    body: Bytes,
+) -> Result<(StatusCode, Bytes)> {
     let exchange = async {
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::try_from(certificates.name.clone())?;
         let stream = tls::connector(certificates.ca_pem())?.connect(name, stream).await?;
-        let request = Request::post("/").header(header::HOST, &certificates.name).body(Full::new(body))?;
+        let request = Request::post(path).header(header::HOST, &certificates.name).body(Full::new(body))?;
         exchanged(stream, request).await
     };
     timeout(POST_DEADLINE, exchange)

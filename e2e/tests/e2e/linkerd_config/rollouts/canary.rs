@@ -1,6 +1,8 @@
 //! A changed configuration is active for canary namespaces first. The operator injects the Pods, except where Linkerd's
 //! injector is tested.
 
+mod injectors;
+
 use anyhow::{Context, Result, ensure};
 use e2e::{
     eventually, holds,
@@ -37,20 +39,26 @@ struct Canary {
 impl Canary {
     /// Starts it with the operator's injector, and adopts the workloads with this merged into the spec.
     async fn adopted(spec: Value) -> Result<Self> {
+        Self::with_replicas(1, spec).await
+    }
+
+    /// The same with this number of replicas of the operator's injector.
+    async fn with_replicas(replicas: usize, spec: Value) -> Result<Self> {
         let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
         let installation = permissions::restricted(installation.installed().await?).await?;
-        Self::of(Mesh::with_operators_injector(installation).await?, spec).await
+        Self::of(Mesh::with_operators_injectors(installation, replicas).await?, spec).await
     }
 
     async fn of(mut mesh: Mesh, spec: Value) -> Result<Self> {
         let (app, other) = (mesh.app.clone(), mesh.other.clone());
-        mesh.label_namespace(&app, "canary", "yes").await?;
+        // Namespaces of earlier tests may still exist.
+        mesh.label_namespace(&app, "canary", &app).await?;
         // The harness's API server does not set the ServiceAccount.
         let mut over = opted_in();
         put_over(&mut over, &json!({"spec": {"template": {"spec": {"serviceAccountName": "default"}}}}));
         let first = mesh.put(&app, Kind::Deployment, "first", 1, over.clone()).await?;
         let rest = mesh.put(&other, Kind::Deployment, "rest", 1, over).await?;
-        let mut whole = json!({"canary": {"namespaceSelector": {"matchLabels": {"canary": "yes"}}, "soak": "0s"}});
+        let mut whole = json!({"canary": {"namespaceSelector": {"matchLabels": {"canary": app}}, "soak": "0s"}});
         put_over(&mut whole, &spec);
         let status = mesh.adopt(whole).await?;
         let before = hash_of(&status)?.to_owned();
@@ -201,6 +209,60 @@ async fn a_canary_that_fails_is_taken_back_and_no_other_namespace_had_it() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn with_the_policy_to_continue_a_canary_waits_for_a_failed_workload_and_is_not_taken_back() -> Result<()> {
+    let rollout = json!({"onFailure": "Continue", "progressDeadline": "3s"});
+    let mut canary = Canary::adopted(json!({ "rollout": rollout })).await?;
+    // New Pods of the workload are scheduled only to the node of another Pod.
+    let pods: Api<Pod> = Api::namespaced(canary.mesh.installation.client.clone(), &canary.mesh.app);
+    let required: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "required", "labels": {"required": "yes"}},
+        "spec": {"serviceAccountName": "default", "containers": [{"name": "required", "image": "required"}]},
+    }))?;
+    pods.create(&PostParams::default(), &required).await?;
+    let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"required": "yes"}}});
+    let affinity = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+    let mut over = opted_in();
+    put_over(
+        &mut over,
+        &json!({"spec": {"template": {"spec": {"serviceAccountName": "default", "affinity": affinity}}}}),
+    );
+    let fails = canary.mesh.put(&canary.mesh.app, Kind::Deployment, "fails", 1, over).await?;
+    canary.mesh.forget().await?;
+    let now = kube::api::DeleteParams { grace_period_seconds: Some(0), ..kube::api::DeleteParams::default() };
+    pods.delete("required", &now).await?;
+
+    canary.mesh.configure(1).await?;
+    eventually(DEADLINE, "the failure to be recorded", async || {
+        let state = fails.annotation("rollout-state").await?;
+        ensure!(state.as_deref() == Some("failed"), "{state:?}");
+        Ok(())
+    })
+    .await?;
+    let hash = canary.is("Progressing").await?["hash"].take();
+    let hash = text(&hash)?;
+    canary.first.gets(1, hash).await?;
+    holds(QUIET, "the canary", async || {
+        let now = canary.mesh.status().await?.0["canary"].take();
+        ensure!(now["phase"] == "Progressing" && now["hash"] == hash, "{now}");
+        Ok(())
+    })
+    .await?;
+    let waits = canary.is("Progressing").await?;
+    assert!(text(&waits["message"])?.starts_with("1 of 2 selected workloads"), "{waits}");
+    canary.only_the_canary_has(hash).await?;
+    let conditions = ["ConfigMapSynced=False/Canary", "Ready=True/Canary"];
+    canary.mesh.installation.reaches("mesh", &conditions).await?;
+
+    pods.create(&PostParams::default(), &required).await?;
+    canary.is("Promoted").await?;
+    assert_eq!(canary.mesh.is_complete().await?, hash);
+    fails.gets(1, hash).await?;
+    canary.rest.gets(1, hash).await?;
+    assert_eq!(canary.mesh.installation.event_count("mesh", "CanaryFailed").await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_config_map_of_a_canary_is_protected_and_deleted_with_the_resource() -> Result<()> {
     let canary = Canary::adopted(json!({"canary": {"promotion": "Manual"}})).await?;
     // A ConfigMap of another writer stays, and is not used.
@@ -223,6 +285,24 @@ async fn the_config_map_of_a_canary_is_protected_and_deleted_with_the_resource()
     })
     .await?;
     assert_eq!(canary.is("AwaitingPromotion").await?["hash"], hash);
+
+    canary.maps.delete(CANARY_MAP, &kube::api::DeleteParams::default()).await?;
+    eventually(SOON, "the ConfigMap to be written again", async || {
+        let now = canary.maps.get(CANARY_MAP).await?.data.unwrap_or_default();
+        ensure!(now["values"] == values, "{now:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(canary.is("AwaitingPromotion").await?["hash"], hash);
+    canary.only_the_canary_has(text(&hash)?).await?;
+
+    // A change of the resource begins another canary, and nothing else.
+    canary.mesh.configure(2).await?;
+    let next = canary.is("AwaitingPromotion").await?;
+    assert_ne!(next["hash"], hash);
+    canary.only_the_canary_has(text(&next["hash"])?).await?;
+    canary.first.gets(1, text(&next["hash"])?).await?;
+
     canary.mesh.installation.delete("mesh").await?;
     canary.map_is_gone().await?;
     eventually(SOON, "the canary to get the configuration of all others", async || {

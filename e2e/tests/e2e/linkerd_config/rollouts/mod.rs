@@ -88,13 +88,14 @@ impl Mesh {
         Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
     }
 
-    /// The same with the operator's injector, which watches the ConfigMaps.
-    async fn with_operators_injector(installation: Installation) -> Result<Self> {
+    /// The same with replicas of the operator's injector, which watch the ConfigMaps.
+    async fn with_operators_injectors(installation: Installation, replicas: usize) -> Result<Self> {
         let client = &installation.client;
         let app = TestNamespace::create(client, "app").await?.name().to_owned();
         let other = TestNamespace::create(client, "other").await?.name().to_owned();
         let (control_plane, namespaces) = (&installation.control_plane, [app.as_str(), &other]);
-        let injector = Injector::start_operator(true, control_plane, &installation.namespace, &namespaces, 1).await?;
+        let injector =
+            Injector::start_operator(true, control_plane, &installation.namespace, &namespaces, replicas).await?;
         Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
     }
 
