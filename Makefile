@@ -357,6 +357,13 @@ release-artifacts: release-tools ## Write the files of a release for this host's
 	$(TAR) -C dist -cf - $$(basename $$folder) | gzip -n > $(RELEASE)/$(RELEASE_NAME)-linux-$(ARCH).tar.gz
 	@$(MAKE) build-installer IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) >/dev/null; cp dist/install.yaml $(RELEASE)/
 	@$(KUBECTL) kustomize crd > $(RELEASE)/crds.yaml
+# Helm writes the current time into a package, and the chart of a release has the image of the release.
+	@$(MAKE) helm-package >/dev/null; $(STAMP); \
+	for chart in linkerd-operator-crds linkerd-operator; do \
+		rm -rf dist/chart; mkdir dist/chart; tar -xzf dist/$$chart-$(VERSION).tgz -C dist/chart; \
+		sed -i '/^image:/,/^[a-z]/s|^  repository: ""|  repository: $(REGISTRY)/linkerd-operator|' dist/chart/$$chart/values.yaml; \
+		$(TAR) -C dist/chart -cf - $$chart | gzip -n > $(RELEASE)/$$chart-$(VERSION).tgz; \
+	done; rm -rf dist/chart
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) sbom >/dev/null; cp $(TARGET)/sbom/linkerd-operator.cdx.json $(RELEASE)/$(RELEASE_NAME).cdx.json
 	@cd $(RELEASE); sha256sum -- * > SHA256SUMS; cat SHA256SUMS
 

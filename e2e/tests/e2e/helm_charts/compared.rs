@@ -7,6 +7,7 @@ use e2e::{ControlPlane, shipped::OPERATOR_NAMESPACE};
 use serde_json::{Value, json};
 
 use super::{CRDS, Helm, IMAGE, OPERATOR};
+use crate::manifests::id;
 
 /// Labels of an installer.
 const LABELS: [&str; 4] =
@@ -188,18 +189,24 @@ async fn the_chart_has_the_objects_of_kustomize_for_the_values_that_correspond_t
 async fn the_chart_has_the_monitoring_and_the_network_policy_of_kustomize() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let helm = Helm::new("helm4", control_plane).await?;
-    for (components_, value) in
-        [(&[][..], "jobs.validation.enabled=false"), (&["webhook-server"], "jobs.validation.enabled=true")]
-    {
+    let monitors = ["podMonitor.enabled=true", "serviceMonitor.enabled=true"];
+    for (components_, value, monitor) in [
+        (&[][..], "jobs.validation.enabled=false", monitors[0]),
+        (&["webhook-server"], "jobs.validation.enabled=true", monitors[1]),
+    ] {
         let mut objects = control_plane.shipped_with("config/network-policy", &components(components_)).await?;
         // The component has further objects, which the other test compares.
         objects.retain(|object| object["kind"] == "NetworkPolicy");
-        objects.extend(control_plane.shipped("config/prometheus").await?);
-        let kinds: BTreeSet<_> = objects.iter().map(|object| object["kind"].to_string()).collect();
-        assert_eq!(kinds.len(), 3, "{kinds:?}");
-        let enabled = ["networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", value];
-        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &[&IMAGE[..], &enabled].concat()).await?;
-        rendered.retain(|object| kinds.contains(&object["kind"].to_string()));
+        let component =
+            if monitor == monitors[0] { "" } else { "components: [../../config/prometheus/service-monitor]" };
+        objects.extend(control_plane.shipped_with("config/prometheus", component).await?);
+        let ids: BTreeSet<_> = objects.iter().map(id).collect();
+        assert!((5..=6).contains(&ids.len()), "{ids:?}");
+        let enabled = ["networkPolicy.enabled=true", "prometheusRule.enabled=true", "dashboard.enabled=true"];
+        let values = [&IMAGE[..], &enabled, &[value, monitor]].concat();
+        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
+        let is_monitor = |object: &Value| object["kind"].to_string().ends_with("Monitor\"");
+        rendered.retain(|object| ids.contains(&id(object)) || is_monitor(object));
         assert_equal(&comparable(rendered)?, &comparable(objects)?, value)?;
     }
     Ok(())
