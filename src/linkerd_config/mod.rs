@@ -48,7 +48,10 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-pub(crate) use self::{base::baseline, canary::active_canary};
+pub(crate) use self::{
+    base::baseline,
+    canary::{PROMOTE_ANNOTATION, active_canary, holds_back, kept_canary},
+};
 use self::{
     collector::LinkerdConfigCollector, injector::Injectors, reconcile_cache::ReconcileCache, rollout::Rollouts,
     writer::ConfigWriter,

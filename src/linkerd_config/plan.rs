@@ -334,6 +334,9 @@ fn plan_document(
         canary,
         ..without_writes(verdict)
     };
+    if let Some(problem) = plan.canary.as_ref().and_then(|canary| too_long(&canary.values)) {
+        return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
+    }
     if is_synced {
         return plan;
     }
@@ -347,13 +350,17 @@ fn plan_document(
     let in_force = if is_restored { &wanted } else { &effective };
     let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
     let write = ConfigMapWrite::new(&wanted, injection_hash, in_force, overwrites_others);
-    let length = write.values.len().max(plan.canary.as_ref().map_or(0, |canary| canary.values.len()));
-    if length > LONGEST {
-        let reason = format!("it would have {length} bytes; the limit is {LONGEST} bytes");
-        let problem = Problem { path: Path::default(), value: String::new(), reason };
+    if let Some(problem) = too_long(&write.values) {
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
+}
+
+/// Returns the problem of a text that no reader would parse.
+fn too_long(values: &str) -> Option<Problem> {
+    let length = values.len();
+    let reason = format!("it would have {length} bytes; the limit is {LONGEST} bytes");
+    (length > LONGEST).then(|| Problem { path: Path::default(), value: String::new(), reason })
 }
 
 /// Returns the document that stays in force while canary namespaces get the declared one; `None` if the declared one is

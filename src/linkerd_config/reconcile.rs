@@ -17,7 +17,7 @@ use super::{
     LinkerdConfigReconciler,
     apply::ReconcileOutcome,
     base::baseline,
-    canary::{CanaryAction, active_canary, next_status},
+    canary::{CanaryAction, active_canary, holds_back, kept_canary, next_status},
     conditions::explain_refused_rollback,
     dereference::{PlanDocuments, ReconcileInput},
     events::{EventInput, events_for},
@@ -169,7 +169,6 @@ impl LinkerdConfigReconciler {
         outcome.base_revision = base.as_ref().map(|base| base.revision);
         let trust_bundles = self.observe_trust_bundles(input, base.as_deref());
         let documents = self.dereference(input, base, requires_rollback).await?;
-        let holds_back = config.spec.canary.is_some() && config.spec.mode == Mode::Enforce;
         let plan_input = PlanContext {
             input,
             documents: &documents,
@@ -177,7 +176,7 @@ impl LinkerdConfigReconciler {
             revert_suspended,
             requires_rollback,
         };
-        make_plan(&plan_input, holds_back, outcome);
+        make_plan(&plan_input, holds_back(&config.spec), outcome);
         outcome.canary = match &outcome.plan.canary {
             Some(document) => self.decide_canary(input, document, Timestamp::now()),
             None => None,
@@ -236,7 +235,7 @@ impl LinkerdConfigReconciler {
         let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
         let trust_bundle = trust_bundles.in_effect(input.bundle());
         let canary = match failure {
-            Some(_) => before.canary.clone(),
+            Some(_) => kept_canary(config, before),
             None => next_status(config, before, &outcome.plan, outcome.canary.as_ref(), now),
         };
         let mut after = active_status(ActiveStatusInput {

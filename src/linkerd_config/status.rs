@@ -292,6 +292,11 @@ fn inactive_status(
             .revisions
             .clone()
             .map(|known| RevisionsStatus { failed: failed_hashes(config, before).to_vec(), ..known }),
+        // When the resource becomes active again, a configuration that failed is not tried again.
+        canary: before
+            .canary
+            .clone()
+            .filter(|canary| canary.phase == CanaryPhase::Failed && is_current(config, before)),
         // The baseline of Pods without LINKERD_CONFIG_HASH is computed only once, so it must not be lost.
         rollout: before.rollout.as_ref().map(|known| RolloutStatus {
             adopted_at: known.adopted_at.clone(),

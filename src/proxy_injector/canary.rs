@@ -9,7 +9,10 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 use super::configuration::Configuration;
-use crate::cluster::index::{label_selector::LabelSelector, selector::Labels};
+use crate::{
+    api::KUBE_SYSTEM,
+    cluster::index::{label_selector::LabelSelector, selector::Labels},
+};
 
 /// The texts of one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +68,12 @@ impl CanaryConfiguration {
     pub(super) fn problem(&self) -> Option<String> {
         self.problem.clone()
     }
+}
+
+/// Returns whether a namespace has the configuration of all others, whatever its labels are. The operator probes for that
+/// configuration in the namespace of the control plane.
+pub(super) fn is_never_included(namespace: &str, controller_namespace: &str) -> bool {
+    [KUBE_SYSTEM, controller_namespace].contains(&namespace)
 }
 
 /// Returns the namespaces and the configuration of a canary.
@@ -126,6 +135,14 @@ mod tests {
             let canary = CanaryConfiguration::new(bad);
             assert!(!is_included(&canary, &[("canary", "yes")]), "{why}");
             assert!(canary.problem().unwrap().contains(why), "{:?}", canary.problem());
+        }
+    }
+
+    #[test]
+    fn the_control_plane_and_kube_system_never_have_the_canary() {
+        for (namespace, is_never) in [("linkerd", true), ("kube-system", true), ("app", false), ("linkerd-viz", false)]
+        {
+            assert_eq!(is_never_included(namespace, "linkerd"), is_never, "{namespace}");
         }
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{
+    canary::is_never_included,
     events,
     inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
     lookup::{NamespaceMetadata, ObjectLookup},
@@ -24,7 +25,6 @@ use super::{
     source::CurrentConfiguration,
 };
 use crate::{
-    api::KUBE_SYSTEM,
     events::{Events, Notice},
     webhook::{
         Handler,
@@ -78,9 +78,7 @@ impl InjectionHandler {
             namespace_name: &request.namespace,
             workload: workload.as_ref(),
         };
-        // A canary never includes the control plane, in whose namespace the operator probes for the configuration of all
-        // others.
-        let configuration = match [KUBE_SYSTEM, &self.controller_namespace].contains(&&*request.namespace) {
+        let configuration = match is_never_included(&request.namespace, &self.controller_namespace) {
             true => self.current.get(),
             false => self.current.of_labels(&namespace.labels),
         };

@@ -203,6 +203,20 @@ unmanaged: ";
     });
     assert!(unmanaged.contains(&log_level), "{unmanaged:?}");
 
+    // With a canary, no Pod would get the change at first.
+    let over =
+        json!({"proxy": {"accessLog": "apache"}, "canary": {"namespaceSelector": {"matchLabels": {"canary": "yes"}}}});
+    let output = mesh.explain(&["-f", &mesh.manifest("mesh", &over)?]).await?;
+    let expected = "\
+Verdict:        Canary: 1 value would change for all namespaces once promoted
+Canary:         not begun: the configuration would be tried first in namespaces with the labels canary=yes
+Canary Pods:    their new Pods would get: proxy.accessLog \"apache\"; all other namespaces would keep the values in LIVE
+Promotion:      automatic, once every selected workload of the canary namespaces has run with it for 10m
+New Pods:       no change before the configuration is promoted
+";
+    assert!(output.stdout.contains(expected), "{}{}", output.stdout, output.stderr);
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
+
     // The API server rejects violations of the schema and of its rules, and unknown fields.
     let refused = [
         ("spec.proxy.logFormat", json!({"proxy": {"logFormat": "xml"}})),

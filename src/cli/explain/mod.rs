@@ -4,6 +4,7 @@
 //! * In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code.
 //! * Always: the controller's own functions decide; nothing is written; no secret is shown.
 
+mod canary;
 mod lists;
 mod output;
 mod print;

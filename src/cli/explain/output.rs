@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{read::ExplainInput, workloads::WorkloadsOutput};
+use super::{canary::CanaryOutput, read::ExplainInput, workloads::WorkloadsOutput};
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
     cli::table::counted,
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
         conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
+        holds_back,
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
@@ -52,7 +53,10 @@ pub(super) struct ExplainOutput {
     pub(super) drift: Option<DriftOutput>,
     pub(super) problems: Vec<ProblemOutput>,
     pub(super) deprecated_fields: Vec<String>,
-    /// What new Pods get from the write on.
+    /// The namespaces that get the declared configuration before all others; absent if none do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) canary: Option<CanaryOutput>,
+    /// What new Pods get from the write on; during a canary, those of all other namespaces.
     pub(super) new_pods: NewPods,
     /// A warning about values that the control plane does not use.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,7 +149,7 @@ impl ExplainOutput {
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let trust_bundles = input.trust_bundles();
-        let plan = match base {
+        let planned = |holds_back| match base {
             Ok(base) => plan(&PlanInput {
                 spec: &config.spec,
                 live: live.as_ref(),
@@ -157,12 +161,16 @@ impl ExplainOutput {
                 revert_suspended: is_revert_suspended(&config.status),
                 failed: failed_hashes(config, &config.status),
                 predecessor: predecessor.as_ref(),
-                // The output is about the declared document, which all namespaces get in the end.
-                holds_back: false,
+                holds_back,
             }),
             Err(unreadable) => ConfigPlan::only(PlanVerdict::InvalidBase(unreadable.clone())),
         };
-        let values = ValueRows::new(input, &plan);
+        // The values are those of the declared document, which all namespaces get in the end.
+        let declared = planned(false);
+        let held = holds_back(&config.spec).then(|| planned(true)).filter(|plan| plan.canary.is_some());
+        let canary = held.as_ref().and_then(|plan| CanaryOutput::new(config, plan));
+        let plan = held.as_ref().unwrap_or(&declared);
+        let values = ValueRows::new(input, &declared);
         let changes = values.named.iter().filter(|row| row.changes).count();
         let condition = verdict_condition(&config.target, &plan.verdict, plan.drift.as_ref());
         let problems = match &plan.verdict {
@@ -182,10 +190,15 @@ impl ExplainOutput {
             deleting: config.deleting,
             in_effect,
             winner: winner.as_ref().filter(|_| !in_effect).map(|winner| winner.name.to_string()),
-            base: revision(&plan),
-            reason: if plan.write.is_some() { OUT_OF_SYNC } else { condition.reason },
+            base: revision(plan),
+            reason: if plan.write.is_some() && plan.verdict != PlanVerdict::Canary {
+                OUT_OF_SYNC
+            } else {
+                condition.reason
+            },
             verdict: match &plan.verdict {
-                PlanVerdict::Synced if plan.write.is_some() => would_change(changes, &plan),
+                PlanVerdict::Synced if plan.write.is_some() => would_change(changes, plan),
+                PlanVerdict::Canary => format!("{} for all namespaces once promoted", would_change(changes, &declared)),
                 _ if !problems.is_empty() => {
                     format!("nothing would be written: {}", counted(problems.len(), "problem"))
                 }
@@ -197,14 +210,15 @@ impl ExplainOutput {
             }),
             problems: problems.iter().map(ProblemOutput::new).collect(),
             deprecated_fields: overlay::deprecated(&config.spec),
-            new_pods: NewPods::new(live.as_ref(), &plan),
-            control_plane_mismatch: mismatch_warning(&plan.control_plane_mismatch),
+            canary,
+            new_pods: NewPods::new(live.as_ref(), plan),
+            control_plane_mismatch: mismatch_warning(&declared.control_plane_mismatch),
             suspect_base: suspect_base_warning(&plan.base_problems),
-            warnings: warnings(input, &plan),
+            warnings: warnings(input, plan),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
-            workloads: WorkloadsOutput::new(input, document.as_ref(), &plan),
+            workloads: WorkloadsOutput::new(input, document.as_ref(), plan),
             known: plan.effective.is_some(),
         }
     }
@@ -225,14 +239,20 @@ impl ExplainOutput {
 impl NewPods {
     fn new(live: Option<&ConfigMap>, plan: &ConfigPlan) -> Self {
         let Some(write) = &plan.write else { return Self::default() };
-        let injected = |text: &str| Document::parse(text).unwrap_or_default().split_injection_hash().0.injected();
-        let live = injected(live.and_then(|live| live.values.as_deref()).unwrap_or_default());
-        let written = injected(&write.values);
-        let changes = live
-            .differences(&written)
-            .into_iter()
-            .map(|path| PodChange { value: written.get(&path).map(|value| ShownValue::new(&path, value)), path });
-        Self { changes: changes.collect() }
+        let parsed = |text: &str| Document::parse(text).unwrap_or_default();
+        let live = parsed(live.and_then(|live| live.values.as_deref()).unwrap_or_default());
+        Self { changes: PodChange::between(&live, &parsed(&write.values)) }
+    }
+}
+
+// === impl PodChange ===
+
+impl PodChange {
+    /// Returns the values that affect injected Pods and that differ between two documents.
+    pub(super) fn between(before: &Document, after: &Document) -> Vec<Self> {
+        let [before, after] = [before, after].map(|document| document.clone().split_injection_hash().0.injected());
+        let paths = before.differences(&after).into_iter();
+        paths.map(|path| Self { value: after.get(&path).map(|value| ShownValue::new(&path, value)), path }).collect()
     }
 }
 

@@ -4,7 +4,8 @@
 use std::iter::once;
 
 use super::{
-    output::{BaseRevision, ExplainOutput, NewPods, ShownValue, ValueRow},
+    canary::CanaryOutput,
+    output::{BaseRevision, ExplainOutput, PodChange, ShownValue, ValueRow},
     workloads::{Decision, UncoveredPod, WorkloadRow, WorkloadsOutput},
 };
 use crate::{
@@ -126,8 +127,9 @@ fn head(output: &ExplainOutput) -> String {
         ("Base", base),
         ("Verdict", format!("{}: {}{condition}", output.reason, output.verdict)),
     ];
+    lines.extend(output.canary.iter().flat_map(CanaryOutput::lines));
     if output.known {
-        lines.push(("New Pods", format!("{}{condition}", new_pods(&output.new_pods))));
+        lines.push(("New Pods", format!("{}{condition}", new_pods(output))));
     }
     for warning in [&output.control_plane_mismatch, &output.suspect_base].into_iter().flatten() {
         lines.push(("Warning", warning.clone()));
@@ -157,17 +159,28 @@ fn head(output: &ExplainOutput) -> String {
 }
 
 /// Says what the write does at once, whatever the rollout does with the Pods that are running.
-fn new_pods(new_pods: &NewPods) -> String {
-    let changes = &new_pods.changes;
-    if changes.is_empty() {
-        return "no change".to_owned();
+fn new_pods(output: &ExplainOutput) -> String {
+    let changes = &output.new_pods.changes;
+    match (changes.is_empty(), &output.canary) {
+        (true, None) => "no change".to_owned(),
+        (true, Some(_)) => "no change before the configuration is promoted".to_owned(),
+        (false, None) => {
+            let changes = changes_text(changes);
+            format!("every Pod that is created from now on gets: {changes}; spec.rollout cannot delay it")
+        }
+        (false, Some(_)) => {
+            let changes = changes_text(changes);
+            format!("every Pod that is created from now on gets, also outside of the canary namespaces: {changes}")
+        }
     }
+}
+
+pub(super) fn changes_text(changes: &[PodChange]) -> String {
     let shown = changes.iter().take(MAX_SHOWN).map(|change| match &change.value {
         Some(value) => format!("{} {}", change.path, value.text),
         None => format!("{} unset", change.path),
     });
-    let shown = and_more(shown, changes.len(), ", ");
-    format!("every Pod that is created from now on gets: {shown}; spec.rollout cannot delay it")
+    and_more(shown, changes.len(), ", ")
 }
 
 fn cells(row: &ValueRow) -> [String; 5] {

@@ -206,6 +206,8 @@ fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::Linker
     config.metadata.creation_timestamp =
         Some(Time(known.and_then(|known| known.created).unwrap_or_else(Timestamp::now)));
     config.status = known.map(|known| (*known.status).clone());
+    // The API server would count another spec as a new generation.
+    config.metadata.generation = known.map(|known| known.generation + i64::from(*known.spec != config.spec));
     Ok(config)
 }
 

@@ -11,12 +11,16 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use strum::VariantArray;
 
-use super::read::{ExplainInput, WorkloadsInput};
+use super::{
+    canary,
+    read::{ExplainInput, WorkloadsInput},
+};
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
         linkerd_config::{
-            LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger, RolloutWorkloads,
+            CanaryPhase, CanaryStatus, LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger,
+            RolloutWorkloads,
         },
     },
     cli::table::counted,
@@ -117,7 +121,7 @@ impl WorkloadsOutput {
             // The engine also compares the age of the control plane itself; the result is in its condition.
             trust_bundle: trust_bundles.in_effect(input.bundle.as_deref()),
             trust_bundles,
-            canary: active_canary(config, &status, None),
+            canary: active_canary(config, &status, plan.canary.as_ref()),
         };
         let target = RolloutTarget::of(config, &status, &context);
         let known = |message: String, reason: Option<&str>| RolloutOutput {
@@ -170,7 +174,13 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
     let known = &input.config.status;
     let rollout = known.rollout.clone().unwrap_or_default();
     let base = input.base.as_ref().ok().and_then(Option::as_ref);
+    let canary = plan.canary.as_ref().map(|document| {
+        let begun =
+            || CanaryStatus { phase: CanaryPhase::Progressing, hash: document.hash.clone(), ..CanaryStatus::default() };
+        canary::known(&input.config, &document.hash).unwrap_or_else(begun)
+    });
     LinkerdConfigStatus {
+        canary,
         injection_hash: plan.injection_hash.clone(),
         trust_roots_sha256: input.bundle.as_deref().map(sha256),
         proxy_version: plan.proxy_version.clone(),

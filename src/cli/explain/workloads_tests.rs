@@ -9,7 +9,7 @@ use crate::{
     cli::explain::{
         output::ExplainOutput,
         print::text,
-        testing::{config, input},
+        testing::{INSTALLED, config, input},
     },
     cluster::{
         Problems, Watched,
@@ -19,6 +19,7 @@ use crate::{
         },
     },
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
+    values::Document,
 };
 
 const RESTARTED: &str = "2026-11-21T10:00:00Z";
@@ -331,4 +332,20 @@ fn the_table_of_pods_is_limited_and_the_rest_is_counted() {
     let text = table(&output);
     assert_eq!(text.matches("Uninjected   it requests").count(), 100);
     assert!(text.contains("\nand 2 more: see the output as JSON\n"), "{text}");
+}
+
+#[test]
+fn a_manifest_with_a_canary_restarts_only_the_workloads_of_its_namespaces() {
+    let decision = |label: &str| {
+        let mut state = State::default();
+        put::<Namespace>(&mut state, &json!({"metadata": {"name": "app", "labels": {"canary": label}}}));
+        let marker = Document::parse(INSTALLED).unwrap().injection_hash().to_string();
+        deployment(&mut state, "web", &json!({}), &[&marker]);
+        let canary = json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}});
+        let rollout = json!({"triggers": ["ProxyConfig"]});
+        let spec = json!({"proxy": {"logLevel": "debug"}, "canary": canary, "rollout": rollout});
+        let input = ExplainInput { applied: false, ..with(state, &spec, &json!([])) };
+        ExplainOutput::new(&input, false).workloads.unwrap().workloads.remove(0).decision.decision
+    };
+    assert_eq!((decision("yes"), decision("no")), ("Pending", "UpToDate"));
 }

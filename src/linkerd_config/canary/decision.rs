@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The annotation of a LinkerdConfig with the hash of a canary that is promoted without further conditions.
-pub(super) const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
+pub(crate) const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
 
 /// The maximum number of namespaces in a status.
 const MAX_NAMESPACES: usize = 10;
@@ -131,6 +131,13 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     if facts.promote == Some(hash) {
         return next(Promote, Promoted, format!("the annotation {PROMOTE_ANNOTATION} promoted the configuration"));
     }
+    // A former leader may have deleted the ConfigMap because of a failure that its status does not show yet.
+    let is_unassessed = facts.injectors == InjectorKind::Unknown
+        || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && !facts.namespaces.is_empty();
+    let active = known.filter(|known| known.phase.is_active());
+    if let Some(active) = active.filter(|_| facts.written == WrittenCanary::Absent && is_unassessed) {
+        return CanaryDecision { status: active.clone(), ..next(Hold, active.phase, String::new()) };
+    }
     match (facts.written, &facts.injectors) {
         (WrittenCanary::Foreign, _) => {
             let message = format!(
@@ -168,8 +175,9 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
             return next(TakeBack, Unsupported, unsupported(replica));
         }
         (CanaryAdoption::Refused(replica), _) => {
-            let message =
-                format!("{replica} does not inject the configuration into Pods of the canary namespaces; {RETRY}");
+            let message = format!(
+                "{replica} does not inject the configuration into Pods of the canary namespaces, and its log says why; {RETRY}"
+            );
             return next(TakeBack, Failed, message);
         }
         (CanaryAdoption::Waiting, _) => {

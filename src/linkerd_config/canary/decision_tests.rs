@@ -174,6 +174,31 @@ fn failures_take_the_canary_back_unless_the_policy_is_to_continue() {
 }
 
 #[test]
+fn the_next_leader_does_not_write_again_what_the_former_one_may_have_taken_back() {
+    let deleted = || Facts { known: Some((Soaking, NOON - 9)), written: WrittenCanary::Absent, ..Facts::complete() };
+    // The new leader has neither answers of the injectors nor assessments of the workloads.
+    let unknown = Facts { injectors: InjectorKind::Unknown, workloads: None, ..deleted() };
+    assert_eq!(unknown.result(), (Hold, Soaking, -9));
+    assert_eq!(Facts { workloads: None, ..deleted() }.result(), (Hold, Soaking, -9));
+    assert_eq!(Facts { workloads: Some([2, 1, 1, 0]), ..deleted() }.result(), (TakeBack, Failed, 0));
+    let other = InjectorKind::Other("Pod injector-1".to_owned());
+    assert_eq!(Facts { injectors: other, workloads: None, ..deleted() }.result(), (Hold, Unsupported, 0));
+}
+
+#[test]
+fn a_config_map_that_was_deleted_or_edited_by_hand_is_written_again_and_the_soak_begins_again() {
+    for written in [WrittenCanary::Absent, WrittenCanary::Outdated] {
+        let edited = Facts { known: Some((Soaking, NOON - 9)), written, ..Facts::complete() };
+        assert_eq!(edited.result(), (Write, Progressing, 0), "{written:?}");
+    }
+    // Without any namespace there is nothing to wait for.
+    let known = Some((Progressing, NOON - 9));
+    let empty =
+        Facts { known, written: WrittenCanary::Absent, workloads: None, namespaces: vec![], ..Facts::complete() };
+    assert_eq!(empty.result(), (Hold, Waiting, 0));
+}
+
+#[test]
 fn a_replica_that_does_not_use_the_canary_in_time_takes_it_back() {
     let refused = CanaryAdoption::Refused("Pod injector-1".to_owned());
     let refused = Facts { adoption: refused, ..Facts::complete() };

@@ -15,14 +15,15 @@ pub(super) mod decision;
 pub(super) mod document;
 mod write;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use tracing::info;
 
+pub(crate) use self::decision::PROMOTE_ANNOTATION;
 pub(super) use self::decision::{CanaryAction, CanaryAdoption, CanaryDecision, InjectorKind};
 use self::{
-    decision::{CanaryFacts, CanaryWorkloads, PROMOTE_ANNOTATION, decide, without_held_document},
+    decision::{CanaryFacts, CanaryWorkloads, decide, without_held_document},
     document::{CanaryContent, CanaryDocument},
 };
 use super::{
@@ -37,7 +38,7 @@ use super::{
 use crate::{
     api::{
         CANARY_CONFIG_MAP, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
-        linkerd_config::{CanarySpec, CanaryStatus, InjectorSyncMethod, Mode},
+        linkerd_config::{CanaryPhase, CanarySpec, CanaryStatus, InjectorSyncMethod, Mode},
     },
     cluster::{
         State,
@@ -95,6 +96,11 @@ fn decides(verdict: &PlanVerdict) -> bool {
     matches!(verdict, PlanVerdict::Synced | PlanVerdict::Drifted | PlanVerdict::Restored | PlanVerdict::Canary)
 }
 
+/// Whether a declared document that affects injection is held back for the canary namespaces.
+pub(crate) fn holds_back(spec: &LinkerdConfigSpec) -> bool {
+    spec.canary.is_some() && spec.mode == Mode::Enforce
+}
+
 /// Returns the next `status.canary`.
 pub(super) fn next_status(
     config: &LinkerdConfig,
@@ -109,8 +115,23 @@ pub(super) fn next_status(
             let known = before.canary.as_ref().filter(|_| config.spec.canary.is_some());
             without_held_document(known, plan.injection_hash.as_deref(), now)
         }
-        None => before.canary.clone(),
+        None => kept_canary(config, before),
     }
+}
+
+/// Returns `status.canary` after a reconcile that decided nothing about the canary. A failed canary that must be retried
+/// is left out: the status of the new generation would otherwise say that the retry failed.
+pub(crate) fn kept_canary(config: &LinkerdConfig, before: &LinkerdConfigStatus) -> Option<CanaryStatus> {
+    before.canary.clone().filter(|canary| canary.phase != CanaryPhase::Failed || is_current(config, before))
+}
+
+/// Returns whether the injectors have had their timeout for this document. The condition InjectorSynced may show a
+/// timeout from before the canary.
+fn is_late(before: &LinkerdConfigStatus, hash: &str, timeout: Duration, now: Timestamp) -> bool {
+    let canary = before.canary.as_ref().filter(|canary| canary.hash == hash && canary.phase.is_active());
+    let since = canary.and_then(|canary| canary.since.as_ref());
+    let waited = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
+    waited.is_some_and(|waited| waited >= timeout) && condition_reason(before, INJECTOR_SYNCED) == Some("Timeout")
 }
 
 /// Returns the first failure among the workloads of these namespaces, for people.
@@ -148,7 +169,7 @@ impl LinkerdConfigReconciler {
         let cluster = &self.gate.cluster;
         let control_plane = &config.target.namespace;
         let namespaces = canary_namespaces(&cluster.read(), &namespaces_of(spec), control_plane);
-        let is_late = condition_reason(before, INJECTOR_SYNCED) == Some("Timeout");
+        let is_late = is_late(before, &document.hash, config.spec.injector_sync.timeout(), now);
         let progress = self.rollouts.canary_progress(config, self.gate.term(), &document.hash);
         let workloads = progress.map(|progress| CanaryWorkloads {
             totals: progress.canary,

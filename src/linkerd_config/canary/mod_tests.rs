@@ -2,9 +2,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::{NamespacedName, linkerd_config::CanaryPhase},
+    api::NamespacedName,
     cluster::{Problems, Projected, testing::Feed},
-    linkerd_config::conditions::{add_canary, condition_message, condition_rows, to_conditions},
+    linkerd_config::{
+        conditions::{add_canary, condition_message, condition_rows, to_conditions},
+        status::conflicted_status,
+    },
 };
 
 const HASH: &str = "0123456789abcdef";
@@ -96,6 +99,82 @@ fn a_plan_that_decides_nothing_leaves_the_canary_as_it_is() {
     }
     assert_eq!(next(&spec, PlanVerdict::Synced), None, "the declared document is that of all namespaces");
     assert_eq!(next(&json!({}), PlanVerdict::Synced), None, "spec.canary was removed");
+}
+
+#[test]
+fn a_canary_that_failed_is_kept_until_the_resource_changes_also_if_the_retry_cannot_be_written() {
+    let with = |phase, observed| LinkerdConfigStatus { observed_generation: Some(observed), ..status(phase) };
+    let spec = json!({"canary": selector()});
+    let mut resource = config(&spec);
+    resource.generation = 2;
+    let rollout = crate::api::linkerd_config::RolloutStatus::default();
+    let kept = |phase, observed| {
+        let before = LinkerdConfigStatus { rollout: Some(rollout.clone()), ..with(phase, observed) };
+        kept_canary(&resource, &before).map(|canary| canary.phase)
+    };
+    assert_eq!(kept(CanaryPhase::Failed, 2), Some(CanaryPhase::Failed));
+    assert_eq!(kept(CanaryPhase::Failed, 1), None);
+    assert_eq!(kept(CanaryPhase::Soaking, 1), Some(CanaryPhase::Soaking));
+}
+
+#[test]
+fn an_injector_is_late_only_after_its_timeout_since_the_canary_began() {
+    let at = |seconds| Timestamp::from_second(seconds).unwrap();
+    let timed_out = |reason: &str, phase| {
+        let since = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(100)));
+        let conditions = json!([{
+            "type": "InjectorSynced", "status": "False", "reason": reason, "message": "", "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }]);
+        LinkerdConfigStatus {
+            conditions: serde_json::from_value(conditions).unwrap(),
+            canary: Some(CanaryStatus { since, ..canary(phase) }),
+            ..LinkerdConfigStatus::default()
+        }
+    };
+    let is_late =
+        |reason, phase, hash, now| super::is_late(&timed_out(reason, phase), hash, Duration::from_secs(180), at(now));
+    assert!(is_late("Timeout", CanaryPhase::Progressing, HASH, 280));
+    assert!(!is_late("Timeout", CanaryPhase::Progressing, HASH, 279), "the timeout is from before the canary");
+    assert!(!is_late("Timeout", CanaryPhase::Progressing, HASH, 50), "the clock was set back");
+    assert!(!is_late("Timeout", CanaryPhase::Progressing, "fedcba9876543210", 280));
+    assert!(!is_late("Timeout", CanaryPhase::Waiting, HASH, 280));
+    assert!(!is_late("Propagating", CanaryPhase::Progressing, HASH, 280));
+}
+
+#[test]
+fn a_resource_that_is_not_active_remembers_only_a_canary_that_failed() {
+    let mut resource = config(&json!({"canary": selector()}));
+    resource.generation = 2;
+    let remembered = |phase, observed| {
+        let before = LinkerdConfigStatus {
+            observed_generation: Some(observed),
+            rollout: Some(crate::api::linkerd_config::RolloutStatus::default()),
+            ..status(phase)
+        };
+        let after = conflicted_status(&resource, &before, &config(&json!({})), Timestamp::UNIX_EPOCH);
+        after.canary.map(|canary| canary.phase)
+    };
+    assert_eq!(remembered(CanaryPhase::Failed, 2), Some(CanaryPhase::Failed));
+    assert_eq!(remembered(CanaryPhase::Failed, 1), None);
+    assert_eq!(remembered(CanaryPhase::Soaking, 2), None);
+}
+
+#[test]
+fn a_selector_may_match_no_namespace_or_all_but_those_of_the_control_plane() {
+    let mut feed = Feed::default();
+    for name in ["a", "b", "linkerd", "kube-system"] {
+        let namespace = json!({"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}});
+        feed.apply(crate::cluster::Kind::Namespace, kube::runtime::watcher::Event::Apply(namespace));
+    }
+    let names = |operator: &str| {
+        let expression = json!({"key": "kubernetes.io/metadata.name", "operator": operator});
+        let spec = config(&json!({"canary": {"namespaceSelector": {"matchExpressions": [expression]}}})).spec;
+        assert_eq!(problems(&spec), []);
+        let filter = namespaces_of(spec.canary.as_ref().unwrap());
+        canary_namespaces(&feed.cluster.read(), &filter, "linkerd").iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(names("Exists"), ["a", "b"]);
+    assert_eq!(names("DoesNotExist"), [""; 0]);
 }
 
 #[test]

@@ -85,6 +85,17 @@ fn an_upgrade_of_the_installer_is_in_force_for_all_namespaces_with_the_values_de
 }
 
 #[test]
+fn a_held_document_that_is_too_long_for_the_injector_is_refused_although_nothing_else_is_written() {
+    let mut cluster = held();
+    let long = json!({"proxy": {"logLevel": "x".repeat(LONGEST)}});
+    cluster.spec = serde_json::from_value(long).unwrap();
+    let plan = cluster.plan();
+    let PlanVerdict::ValidationFailed(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };
+    assert!(problems.iter().any(|problem| problem.reason.contains("the limit is")), "{problems:?}");
+    assert!(plan.canary.is_none() && plan.write.is_none());
+}
+
+#[test]
 fn a_document_that_failed_is_replaced_and_is_no_canary() {
     let mut cluster = held();
     let hash = cluster.plan().canary.unwrap().hash;

@@ -68,16 +68,17 @@ fn only_the_workloads_of_canary_namespaces_count_for_the_canary() {
 }
 
 #[test]
-fn the_namespace_of_the_control_plane_is_never_a_canary() {
+fn the_namespace_of_the_control_plane_and_kube_system_are_never_a_canary() {
     let mut world = canary(&json!({}));
-    world.namespace("linkerd", &json!({"labels": {"canary": "yes"}}));
-    world.namespace("app", &json!({"labels": {"canary": "yes"}}));
+    for name in ["linkerd", "kube-system", "app"] {
+        world.namespace(name, &json!({"labels": {"canary": "yes"}}));
+    }
     let state = world.feed.cluster.read();
     let hash = |name: &str| {
         let target = world.target.of_namespace(state.namespaces.find("", name).unwrap());
         target.proxies.injection_hash.clone().unwrap()
     };
-    assert_eq!((&*hash("linkerd"), &*hash("app")), (WANTED, CANARY));
+    assert_eq!(["linkerd", "kube-system", "app"].map(hash).each_ref().map(|hash| &**hash), [WANTED, WANTED, CANARY]);
 }
 
 #[test]

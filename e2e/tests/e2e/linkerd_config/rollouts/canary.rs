@@ -1,6 +1,7 @@
 //! A changed configuration is active for canary namespaces first. The operator injects the Pods, except where Linkerd's
 //! injector is tested.
 
+mod explained;
 mod injectors;
 
 use anyhow::{Context, Result, ensure};
