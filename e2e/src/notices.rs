@@ -144,8 +144,9 @@ mod tests {
 
     #[test]
     fn only_what_is_compiled_into_the_binary_is_listed() {
+        let packages = ["operator", "direct", "below", "build-tool", "test-tool", "other"].map(package);
         let metadata = json!({
-            "packages": ["operator", "direct", "below", "build-tool", "test-tool", "other"].map(package),
+            "packages": packages,
             "resolve": {"nodes": [
                 {"id": "operator", "deps": [
                     dependency("direct", &Value::Null), dependency("build-tool", &json!("build")), dependency("test-tool", &json!("dev")),
