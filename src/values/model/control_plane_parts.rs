@@ -6,7 +6,7 @@ use super::{
         GoType::{Bool, Embedded, List, Scalar, Struct, Text},
         GoTyped, is,
     },
-    proxy_values::{ImageValues, ProxyEnvVar, ResourcesValues, Texts, TracingValues, Untyped},
+    proxy_values::{ImageValues, ProxyEnvVar, ResourcesValues, TextMap, TracingValues, Untyped},
 };
 
 pub(super) const CONFIGS: GoType = Struct(&[is("global", Text), is("install", Text), is("proxy", Text)]);
@@ -15,7 +15,7 @@ pub(super) const CONTROLLER: GoType =
     Struct(&[is("podDisruptionBudget", Struct(&[is("maxUnavailable", Scalar)])), is("tracing", TracingValues::TYPE)]);
 
 pub(super) const DESTINATION_CONTROLLER: GoType =
-    Struct(&[is("meshedHttp2ClientProtobuf", Untyped::TYPE), is("podAnnotations", Texts::TYPE)]);
+    Struct(&[is("meshedHttp2ClientProtobuf", Untyped::TYPE), is("podAnnotations", TextMap::TYPE)]);
 
 pub(super) const EGRESS: GoType = Struct(&[is("globalEgressNetworkNamespace", Text)]);
 
@@ -64,10 +64,10 @@ pub(super) const PROXY_INJECTOR: GoType = Struct(&[
     is("injectCaFromSecret", Embedded(&Text)),
     is("keyPEM", Embedded(&Text)),
     is("namespaceSelector", Embedded(&SELECTOR)),
-    is("podAnnotations", Texts::TYPE),
+    is("podAnnotations", TextMap::TYPE),
 ]);
 
 const SELECTOR: GoType = Struct(&[
     is("matchExpressions", List(&Struct(&[is("key", Text), is("operator", Text), is("values", List(&Text))]))),
-    is("matchLabels", Texts::TYPE),
+    is("matchLabels", TextMap::TYPE),
 ]);

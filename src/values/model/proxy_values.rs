@@ -20,7 +20,7 @@ use super::{
 };
 
 /// A Go map of strings.
-pub(super) type Texts = BTreeMap<String, String>;
+pub(super) type TextMap = BTreeMap<String, String>;
 /// A map with entries of any type.
 pub(super) type Untyped = Map<String, Value>;
 /// Parameters, by scope and protocol.
@@ -73,11 +73,11 @@ go_structs! {
         "identityProxyResources" => ResourcesValues::TYPE,
         "identityResources" => ResourcesValues::TYPE,
         "identityTrustAnchorsPEM" => Text,
-        "imagePullSecrets" => List(&Texts::TYPE),
+        "imagePullSecrets" => List(&TextMap::TYPE),
         "nodeAffinity" => Untyped::TYPE,
-        "nodeSelector" => Texts::TYPE,
-        "podAnnotations" => Texts::TYPE,
-        "podLabels" => Texts::TYPE,
+        "nodeSelector" => TextMap::TYPE,
+        "podAnnotations" => TextMap::TYPE,
+        "podLabels" => TextMap::TYPE,
         "podMonitor" => POD_MONITOR,
         "policyController" => POLICY_CONTROLLER,
         "policyValidator" => Struct(WEBHOOK),
@@ -101,7 +101,7 @@ go_structs! {
         "externalCA" => Bool,
         "issuer" => ISSUER,
         "kubeAPI" => KUBE_API,
-        "podAnnotations" => Texts::TYPE,
+        "podAnnotations" => TextMap::TYPE,
     }
 
     struct DebugContainerValues {
@@ -233,7 +233,7 @@ go_structs! {
     struct TracingValues {
         "collector" => collector: CollectorValues,
         "enabled" => enabled: bool,
-        "labels" => labels: Texts,
+        "labels" => labels: TextMap,
         "protocol" => protocol: String,
         "traceServiceName" => trace_service_name: String,
     }
@@ -286,15 +286,15 @@ go_structs! {
         "name" => name: String,
         #[serde(deserialize_with = "text_or_null")]
         "value" => value: String,
-        "valueFrom" => value_from: Option<ValueSource>,
+        "valueFrom" => value_from: Option<EnvVarSource>,
     }
 }
 
 /// The source of a variable. It is not interpreted, so that sources of a newer Kubernetes are kept.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(crate) struct ValueSource(pub(crate) Value);
+pub(crate) struct EnvVarSource(pub(crate) Value);
 
-impl GoTyped for ValueSource {
+impl GoTyped for EnvVarSource {
     const TYPE: GoType = Struct(&[
         is("configMapKeyRef", Struct(KEY_OF_AN_OBJECT)),
         is("fieldRef", Struct(&[is("apiVersion", Text), is("fieldPath", Text)])),
