@@ -251,7 +251,7 @@ const LABELS: &str = "  labels:\n    {{- include \"linkerd-operator.labels\" $ |
 /// The metadata of an object, with the labels of the chart instead of those of kustomize.
 fn metadata(block: &[&str]) -> String {
     let is_label = |line: &&&str| line.starts_with("    ");
-    let (labels, fields): (Vec<&str>, Vec<&str>) = block.iter().partition(|line| is_label(&line));
+    let (labels, fields): (Vec<&str>, Vec<&str>) = block.iter().partition(|line| is_label(line));
     let fields = fields.iter().filter(|line| **line != "  labels:").map(|line| placed(line) + "\n");
     let labels =
         labels.iter().filter(|line| !line.trim().starts_with("app.kubernetes.io/")).map(|line| format!("{line}\n"));

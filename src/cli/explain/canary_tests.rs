@@ -62,7 +62,6 @@ Canary Pods:    their new Pods would get: proxy.logLevel \"debug\"; all other na
 Promotion:      automatic, once every selected workload of the canary namespaces has run with it for 30m
 New Pods:       no change before the configuration is promoted
 
-    PATH                      FROM          LIVE                                EFFECTIVE
 ";
     assert!(text.contains(expected), "{text}");
     assert!(text.contains("~   proxy.logLevel"), "{text}");

@@ -342,8 +342,7 @@ fn a_manifest_with_a_canary_restarts_only_the_workloads_of_its_namespaces() {
         let marker = Document::parse(INSTALLED).unwrap().injection_hash().to_string();
         deployment(&mut state, "web", &json!({}), &[&marker]);
         let canary = json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}});
-        let rollout = json!({"triggers": ["ProxyConfig"]});
-        let spec = json!({"proxy": {"logLevel": "debug"}, "canary": canary, "rollout": rollout});
+        let spec = json!({"proxy": {"logLevel": "debug"}, "canary": canary});
         let input = ExplainInput { applied: false, ..with(state, &spec, &json!([])) };
         ExplainOutput::new(&input, false).workloads.unwrap().workloads.remove(0).decision.decision
     };
