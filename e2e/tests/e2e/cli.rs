@@ -422,8 +422,10 @@ async fn bash_completes_subcommands_and_man_pages_are_written_for_them() -> Resu
     let directory = TempDir::new()?;
     let script = directory.path().join("completion");
     std::fs::write(&script, run(&["completion", "bash"]).await?.stdout)?;
+    // bash calls the function that is registered for the command.
     let complete = r#"source "$1"; COMP_WORDS=(linkerd-operator exp); COMP_CWORD=1
-        _linkerd-operator linkerd-operator exp linkerd-operator; echo "${COMPREPLY[@]}""#;
+        function=$(complete -p linkerd-operator | sed 's/.* -F \([^ ]*\) .*/\1/')
+        "$function" linkerd-operator exp linkerd-operator; echo "${COMPREPLY[@]}""#;
     let mut bash = Command::new("bash");
     bash.args(["-c", complete, "bash"]).arg(&script).stdin(Stdio::null()).kill_on_drop(true);
     let output = timeout(Duration::from_secs(10), bash.output()).await.context("bash did not end")??;
