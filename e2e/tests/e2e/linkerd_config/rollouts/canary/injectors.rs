@@ -105,13 +105,8 @@ async fn a_configuration_that_the_injector_refuses_is_taken_back_and_reaches_no_
     canary.mesh.patch_namespace(&canary.mesh.app, annotated).await?;
     let nameless = json!({"proxy": null, "debugContainer": {"image": {"name": ""}}});
     canary.mesh.change(json!({ "values": nameless })).await?;
+    // No second Event of the same reason is written within a minute.
     canary.is_refused().await?;
-    eventually(SOON, "a second Event", async || {
-        let count = canary.mesh.installation.event_count("mesh", "CanaryFailed").await?;
-        ensure!(count == 2, "{count}");
-        Ok(())
-    })
-    .await?;
 
     canary.mesh.change(json!({"values": null, "proxy": {"inboundPort": 5001}})).await?;
     let promoted = canary.is("Promoted").await?;
