@@ -6,13 +6,15 @@ MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+# With --workspace, as in all other builds: with the features of one package, most dependencies are compiled again.
+CONTROL_PLANE = $(CARGO) build --quiet --locked --workspace --bin control-plane && $(TARGET)/debug/control-plane
 # The kubectl in PATH, else the one that the test control plane builds. Resolved once, at first use.
 ifndef KUBECTL
-KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
+KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || { $(CONTROL_PLANE) kubectl-path; }))$(KUBECTL)
 endif
 # The same for Helm.
 ifndef HELM
-HELM = $(eval HELM := $(shell command -v helm 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- helm-path))$(HELM)
+HELM = $(eval HELM := $(shell command -v helm 2>/dev/null || { $(CONTROL_PLANE) helm-path; }))$(HELM)
 endif
 CHARTS := charts/linkerd-operator-crds charts/linkerd-operator
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
