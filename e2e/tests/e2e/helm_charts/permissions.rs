@@ -1,11 +1,14 @@
 //! The manager with the permissions and the environment that a release gives it, in namespaces of other names.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options};
+use e2e::{ControlPlane, Manager, Options};
 use serde_json::{Value, json};
 
 use super::{CRDS, Helm, IMAGE, OPERATOR, path};
-use crate::manifests::{components::lacks_nothing, of_kind};
+use crate::manifests::{
+    components::{lacks_nothing, start_manager},
+    of_kind,
+};
 
 const NAMESPACE: &str = "mesh-operator";
 const LINKERD: &str = "mesh";
@@ -37,23 +40,15 @@ impl Cluster {
         Ok(Self { control_plane, objects })
     }
 
-    /// Starts the manager of a Deployment as its Pod would.
     async fn manager(&self, deployment: &str) -> Result<Manager> {
-        let deployments = of_kind(&self.objects, "Deployment");
-        let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
-        let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
-        let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let env = pod["containers"][0]["env"].as_array().context("env")?;
         // The harness passes the default of this flag, and a flag takes precedence over a variable.
-        ensure!(env.contains(&json!({"name": "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", "value": LINKERD})), "{env:?}");
-        let options = ManagerOptions {
-            args: vec![format!("--operator-namespace={NAMESPACE}"), format!("--controller-namespace={LINKERD}")],
-            env: env.iter().map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
-            kubeconfig: Some(self.control_plane.kubeconfig_for_service_account(NAMESPACE, account).await?),
-            ..ManagerOptions::default()
-        };
-        Manager::start(&self.control_plane, options)
+        let variable = json!({"name": "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", "value": LINKERD});
+        for object in of_kind(&self.objects, "Deployment") {
+            let env = object["spec"]["template"]["spec"]["containers"][0]["env"].as_array().context("env")?;
+            ensure!(env.contains(&variable), "{env:?}");
+        }
+        let flags = [format!("--controller-namespace={LINKERD}")];
+        start_manager(&self.control_plane, &self.objects, deployment, NAMESPACE, &flags).await
     }
 
     async fn may(&self, account: &str, verb: &str, resource: &str, namespace: &str) -> bool {

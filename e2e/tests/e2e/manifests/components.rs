@@ -147,21 +147,8 @@ impl Cluster {
         Ok(Self { control_plane, objects })
     }
 
-    /// Starts the manager of a Deployment, with its ServiceAccount and its environment.
     async fn manager(&self, deployment: &str) -> Result<Manager> {
-        let deployments = of_kind(&self.objects, "Deployment");
-        let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
-        let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
-        let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let env = pod["containers"][0]["env"].as_array().into_iter().flatten();
-        let options = ManagerOptions {
-            args: vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")],
-            env: env.map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
-            kubeconfig: Some(self.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, account).await?),
-            ..ManagerOptions::default()
-        };
-        Manager::start(&self.control_plane, options)
+        start_manager(&self.control_plane, &self.objects, deployment, OPERATOR_NAMESPACE, &[]).await
     }
 
     async fn may(&self, account: &str, verb: &str, resource: &str) -> bool {
@@ -170,6 +157,30 @@ impl Cluster {
         let question = ["auth", "can-i", verb, resource, "--all-namespaces", &account];
         self.control_plane.kubectl(&question).await.is_ok()
     }
+}
+
+/// Starts the manager of a Deployment as its Pod would: with its ServiceAccount and its environment. `flags` are added,
+/// and take precedence over the environment.
+pub(crate) async fn start_manager(
+    control_plane: &ControlPlane,
+    objects: &[Value],
+    deployment: &str,
+    namespace: &str,
+    flags: &[String],
+) -> Result<Manager> {
+    let deployments = of_kind(objects, "Deployment");
+    let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
+    let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
+    let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let env = pod["containers"][0]["env"].as_array().into_iter().flatten();
+    let options = ManagerOptions {
+        args: [&[format!("--operator-namespace={namespace}")], flags].concat(),
+        env: env.map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
+        kubeconfig: Some(control_plane.kubeconfig_for_service_account(namespace, account).await?),
+        ..ManagerOptions::default()
+    };
+    Manager::start(control_plane, options)
 }
 
 /// Waits until the manager reports no missing permission, and checks that it was denied nothing.
