@@ -1,4 +1,4 @@
-//! The admin server: probes, metrics.
+//! The admin server: probes, metrics, the dashboard.
 //!
 //! | path       | answer |
 //! |------------|--------|
@@ -6,11 +6,18 @@
 //! | `/ready`   | 200 or 503, with a line for each condition that the process waits for; 503 during shutdown |
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
+//! | `/dashboard/` | the page of [`crate::dashboard`] |
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::{
     body::{Bytes, Incoming},
     server::conn::http1,
@@ -24,6 +31,8 @@ use tokio::{
     time::timeout,
 };
 use tracing::{debug, warn};
+
+use crate::dashboard::{self, AdminBody, Dashboard};
 
 /// The maximum number of connections: enough for probes, a few scrapers and a person. A further connection closes the
 /// oldest one. Otherwise a client that holds connections could block the probes of the kubelet, which would kill the
@@ -43,6 +52,7 @@ pub struct Readiness {
 pub struct Admin {
     pub registry: Registry,
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
+    pub dashboard: Dashboard,
 }
 
 /// Accepts connections without end.
@@ -69,10 +79,9 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
         }
         let admin = Arc::clone(&admin);
         let connection = connections.spawn(async move {
-            let service = service_fn(|request| {
-                let response = answer(&admin, &request);
-                async move { Ok::<_, Infallible>(response) }
-            });
+            // An address that is not known is no loopback address.
+            let local = stream.local_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |address| address.ip());
+            let service = service_fn(async |request| Ok::<_, Infallible>(answer(&admin, &request, local).await));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
@@ -85,7 +94,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
     }
 }
 
-fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Response<AdminBody> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
     }
@@ -103,12 +112,19 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
             Ok(metrics) => text(StatusCode::OK, metrics),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
         },
-        _ => text(StatusCode::NOT_FOUND, "try /live, /ready, /ping or /metrics\n"),
+        path if path.starts_with(dashboard::PATH) || path == "/dashboard" => {
+            let readiness = || {
+                let Readiness { ready, waiting_for } = (admin.readiness)();
+                (ready, waiting_for)
+            };
+            admin.dashboard.answer(request, local, readiness).await
+        }
+        _ => text(StatusCode::NOT_FOUND, "try /live, /ready, /ping, /metrics or /dashboard/\n"),
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<AdminBody> {
+    let mut response = Response::new(Full::new(body.into()).boxed_unsync());
     *response.status_mut() = status;
     let plain = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);
@@ -124,13 +140,16 @@ mod tests {
     };
 
     use super::*;
+    use crate::dashboard::DashboardAccess;
 
     #[tokio::test]
     async fn probes_are_answered_however_many_connections_a_client_holds() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
-        let server = tokio::spawn(serve(listener, Arc::new(Admin { registry: Registry::new(), readiness })));
+        let dashboard = dashboard::testing::dashboard(None, DashboardAccess::Off);
+        let admin = Admin { registry: Registry::new(), readiness, dashboard };
+        let server = tokio::spawn(serve(listener, Arc::new(admin)));
         let mut held = Vec::new();
         for _ in 0..2 * CONNECTIONS {
             held.push(TcpStream::connect(address).await.unwrap());

@@ -26,10 +26,13 @@ pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod controller;
+pub mod dashboard;
 pub mod destination;
+pub mod destination_client;
 #[cfg(test)]
 mod docs_tests;
 pub mod events;
+pub mod explain;
 pub mod external_workload;
 pub mod lease;
 pub mod linkerd_config;

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Task::Compare(args) => terminal(cli::compare(*args)),
         Task::Explain(args) => terminal(cli::explain(*args)),
         Task::Check(args) => terminal(cli::check(*args)),
+        Task::Dashboard(args) => terminal(cli::dashboard(*args)),
         Task::Version(args) => terminal(cli::version(args)),
         Task::ExtensionMetadata => terminal(cli::extension_metadata()),
     }

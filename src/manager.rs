@@ -4,7 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -14,6 +17,7 @@ use crate::{
     client,
     cluster::{Cluster, Observer},
     controller::ControllerDeps,
+    dashboard::{self, Dashboard, DashboardParts, ElectedLease},
     destination::{self, DestinationObserver, LinksObserver},
     events::{self, EventsApi},
     external_workload::{self, ExternalWorkloadObserver, ExternalWorkloadValidator},
@@ -64,6 +68,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
         false => None,
     };
+    let own_destination = destination_listener.as_ref().map(TcpListener::local_addr).transpose()?;
     let webhook_listener = match args.enable_proxy_injector || args.enable_webhooks || args.replaces_sp_validator {
         true => Some(listen(args.webhook_addr, "admission reviews", "--webhook-addr")?),
         false => None,
@@ -155,7 +160,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         args.webhook_certificate_secret.as_deref().zip(operator_namespace.as_deref()).map(|(secret, namespace)| {
             webhook_certificates::CertificateSettings::new(namespace, secret, &args.webhook_service)
         });
-    let mut followed = None;
+    let (mut followed, mut serving) = (None, None);
     if let (Some(handler), Some(listener)) = (webhooks, webhook_listener) {
         let certificate = match &certificates {
             Some(settings) => {
@@ -171,10 +176,12 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             }
         };
         webhook_certificates::publish_expiry(&certificate, &registry)?;
+        serving = Some(Arc::clone(&certificate));
         let server = WebhookServer { listener, certificate, handler };
         servers.spawn("webhook", server.serve(stop.clone()));
     }
     let elections = lease::ElectionMetrics::register(&registry)?;
+    let mut leases = Vec::new();
     let mut elect = |namespace: &str, name, required: Option<lease::Leadership>, metrics: &lease::ElectionMetrics| {
         let election = lease::ElectionSettings {
             namespace: namespace.to_owned(),
@@ -184,9 +191,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             renew_deadline: args.leader_election_renew_deadline,
             retry_period: args.leader_election_retry_period,
         };
-        lease::spawn(&client, election, required, metrics, stop_leases.clone(), &mut support)
+        let leadership = lease::spawn(&client, election, required, metrics, stop_leases.clone(), &mut support);
+        leases.push(ElectedLease { namespace: namespace.to_owned(), name, leadership: leadership.clone() });
+        leadership
     };
-    let mut leaderships = Vec::new();
     if let (Some(settings), Some(events), true) = (certificates, &events, followed.is_some()) {
         let namespace = settings.secret.namespace.to_string();
         let leadership = elect(&namespace, webhook_certificates::LEASE, None, &elections);
@@ -197,7 +205,6 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             registry: registry.clone(),
         };
         webhook_certificates::spawn(deps, settings, stop.clone(), &mut writers)?;
-        leaderships.push(leadership);
     }
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
         let deps = |leadership: &lease::Leadership| ControllerDeps {
@@ -214,35 +221,43 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
                 full_pass_interval: args.full_pass_interval,
             };
             external_workload::spawn(&deps(&leadership), observer, settings, stop.clone(), &mut writers)?;
-            leaderships.push(leadership);
         }
         if let Some(((observer, rollout_observer), operator_namespace)) =
-            linkerd_config_observers.as_ref().zip(operator_namespace)
+            linkerd_config_observers.as_ref().zip(operator_namespace.as_deref())
         {
             // Earlier versions hold the Lease in the operator's namespace. During an upgrade they must not lead at the
             // same time, so this one is acquired first. It decides nothing else, and has no metrics.
-            let former = (operator_namespace != args.controller_namespace)
+            let former = (*operator_namespace != args.controller_namespace)
                 .then(|| anyhow::Ok(lease::ElectionMetrics::register(&prometheus::Registry::new())?))
                 .transpose()?
-                .map(|metrics| elect(&operator_namespace, linkerd_config::LEASE, None, &metrics));
-            let leadership = elect(&args.controller_namespace, linkerd_config::LEASE, former.clone(), &elections);
-            leaderships.extend(former);
+                .map(|metrics| elect(operator_namespace, linkerd_config::LEASE, None, &metrics));
+            let leadership = elect(&args.controller_namespace, linkerd_config::LEASE, former, &elections);
             let namespaces = linkerd_config::Namespaces {
                 control_plane: args.controller_namespace.as_str().into(),
-                operator: operator_namespace.as_str().into(),
+                operator: operator_namespace.into(),
             };
             let (deps, rollout_observer) = (deps(&leadership), Arc::clone(rollout_observer));
             linkerd_config::spawn(&deps, observer, rollout_observer, namespaces, stop.clone(), &mut writers)?;
-            leaderships.push(leadership);
         }
     }
     drop(events);
+    let parts = DashboardParts {
+        access: args.dashboard,
+        identity,
+        cluster: cluster.clone(),
+        multicluster: multicluster.clone(),
+        certificate: serving,
+        destination: own_destination.map(dashboard::own_address),
+        leases: leases.clone(),
+    };
+    let config_namespace = operator_namespace.as_deref().filter(|_| args.enable_linkerd_config);
+    let dashboard = Dashboard::new(parts, &client, config_namespace);
     let stopping = stop.clone();
     let refuses_unsupported =
         args.enable_destination && !enable_multicluster && !args.allow_unsupported_services.unwrap_or(true);
     let readiness = Box::new(move || {
         let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
-        let leadership = leaderships.iter().filter_map(lease::Leadership::problem);
+        let leadership = leases.iter().filter_map(|lease| lease.leadership.problem());
         let remotes = multicluster.as_ref().map(|it| it.problems()).unwrap_or_default();
         let unsupported = cluster.as_ref().filter(|_| refuses_unsupported).and_then(destination::unsupported_services);
         let injector_waits = injector.as_ref().is_some_and(|injector| !injector.is_ready());
@@ -260,7 +275,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             waiting_for: texts.chain(leadership).chain(remotes).collect(),
         }
     });
-    readers.spawn("admin", admin::serve(admin_listener, Arc::new(Admin { registry, readiness })));
+    readers.spawn("admin", admin::serve(admin_listener, Arc::new(Admin { registry, readiness, dashboard })));
 
     let died = tokio::select! {
         _ = terminate.recv() => None,

@@ -1,4 +1,6 @@
-//! Text helpers: truncation, shortened lists, hexadecimal digits.
+//! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits.
+
+pub mod table;
 
 use std::fmt::{Display, Write};
 
@@ -27,6 +29,11 @@ pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, se
         0 => text,
         more => format!("{text}{separator}and {more} more"),
     }
+}
+
+/// Returns a count and its noun: `1 Pod`, `2 Pods`.
+pub fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// Returns bytes as hexadecimal digits in lower case.

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args as ClapArgs, ValueEnum, builder::NonEmptyStringValueParser};
 
 use super::{DestinationArgs, positive_duration, switch};
+use crate::dashboard::DashboardAccess;
 
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = switch)]
@@ -13,9 +14,13 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address of /live, /ready, /ping and /metrics; `[::]` includes IPv4, and is 0.0.0.0 on a host without IPv6
+    /// Address of /live, /ready, /ping, /metrics and /dashboard/; `[::]` includes IPv4, and is 0.0.0.0 on a host without IPv6
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
+
+    /// Who may see the dashboard, a read-only page at /dashboard/ of --admin-addr
+    #[arg(long, env = "LINKERD_OPERATOR_DASHBOARD", value_name = "ACCESS", default_value = "port-forward")]
+    pub dashboard: DashboardAccess,
 
     /// Namespace of Linkerd's control plane, with its configuration and the Leases of both controllers
     #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd", value_parser = NonEmptyStringValueParser::new())]

@@ -32,7 +32,7 @@ use self::{
     linkerd_sp_validator::LinkerdSpValidatorArgs,
 };
 use crate::{
-    cli::{CheckArgs, CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs, VersionArgs},
+    cli::{CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, VersionArgs},
     version,
 };
 
@@ -65,6 +65,7 @@ pub enum Task {
     Compare(Box<CompareArgs>),
     Explain(Box<ExplainArgs>),
     Check(Box<CheckArgs>),
+    Dashboard(Box<DashboardArgs>),
     Version(VersionArgs),
     ExtensionMetadata,
 }
@@ -100,6 +101,9 @@ enum Command {
     /// Verifies the installation; exits with 1 if a check fails. `linkerd check` includes it
     #[command(args_override_self = true)]
     Check(Box<CheckArgs>),
+    /// Opens the dashboard of the operator, a read-only page, through a port-forward
+    #[command(args_override_self = true)]
+    Dashboard(Box<DashboardArgs>),
     /// Prints the version
     Version(VersionArgs),
     /// Prints a script that completes commands and flags in a shell
@@ -155,6 +159,7 @@ impl Args {
             Some(Command::Compare(args)) => Ok(Task::Compare(args)),
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
             Some(Command::Check(args)) => Ok(Task::Check(args)),
+            Some(Command::Dashboard(args)) => Ok(Task::Dashboard(args)),
             Some(Command::Version(args)) => Ok(Task::Version(args)),
             Some(Command::Completion { shell }) => Err(Exit::success(completion(shell))),
             Some(Command::ManPages { folder }) => Err(man_pages(&folder)),

@@ -4,60 +4,29 @@
 //!   forwarded.
 //! * Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed connection is
 //!   replaced.
-//! * Always: connecting has a deadline. The reader of a stream sets the deadline of its messages, because a server may
-//!   hold back even the headers until it has a message to send.
+//! * Always: connecting has a deadline.
 
-use std::{
-    error::Error,
-    future::{Future, ready},
-    pin::Pin,
-    task::{Context as TaskContext, Poll},
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared},
-};
-use http::{Request, Response, Uri, uri::PathAndQuery};
-use hyper::{
-    body::Incoming,
-    client::conn::http2::{Builder, SendRequest},
-};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 use prometheus::Registry;
-use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
     sync::Mutex,
     time::timeout,
 };
-use tonic::{Status, Streaming, body::Body, client::Grpc};
-use tonic_prost::ProstCodec;
-use tower::Service;
 
 use super::cluster_flags::ClusterFlags;
-use crate::{
-    client,
-    proto::destination::{DestinationProfile, GetDestination, Update},
-};
+use crate::{client, destination_client::DestinationClient};
 
 /// The port of the Destination API in a pod of the control plane.
 const PORT: u16 = 8086;
-const ADDRESS_DEADLINE: Duration = Duration::from_secs(5);
 /// The deadline for listing the pods and opening a port-forward through the API server and the kubelet.
 const POD_DEADLINE: Duration = Duration::from_secs(15);
-/// The interval of pings, which detect a dead connection. Linkerd's server uses Go's gRPC, which closes the connection
-/// of a client that pings more often than every five minutes.
-const PING_INTERVAL: Duration = Duration::from_secs(330);
-const PING_DEADLINE: Duration = Duration::from_secs(20);
-/// The deadline for the reason of a failed port-forward, which may arrive after its end.
-const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Connection")]
@@ -78,6 +47,19 @@ pub struct ConnectArgs {
     pub cluster: ClusterFlags,
 }
 
+/// One connection to a port of a pod.
+pub(super) struct ForwardedPort {
+    pub(super) stream: Box<dyn ByteStream>,
+    /// Why the port cannot be used, if it cannot.
+    pub(super) failure: Option<BoxFuture<'static, Option<String>>>,
+    /// The port and its pod, in messages.
+    pub(super) peer: String,
+}
+
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+
 /// Returns the open connection, or opens one.
 pub(super) struct Connector {
     target: ConnectTarget,
@@ -88,21 +70,6 @@ enum ConnectTarget {
     Address(String),
     Pod { pods: Box<Api<Pod>>, namespace: String, selector: String },
 }
-
-/// A connection to a Destination API.
-#[derive(Clone)]
-pub(super) struct DestinationClient {
-    requests: SendRequest<Body>,
-    origin: Uri,
-    /// The name of the server in messages.
-    peer: String,
-    /// The reason why a forwarded port cannot be used. The stream itself only ends; the reason arrives on another
-    /// channel, at about the same time or never.
-    failure: Shared<BoxFuture<'static, Option<String>>>,
-}
-
-/// hyper's connection as the service that tonic's client needs.
-struct Http2(SendRequest<Body>);
 
 // === impl Connector ===
 
@@ -130,11 +97,11 @@ impl Connector {
     /// Fails if no server answers, or if no pod is ready.
     pub(super) async fn destination(&self) -> Result<DestinationClient> {
         let mut open = self.open.lock().await;
-        if let Some(destination) = open.as_ref().filter(|destination| !destination.requests.is_closed()) {
+        if let Some(destination) = open.as_ref().filter(|destination| !destination.is_closed()) {
             return Ok(destination.clone());
         }
         let destination = match &self.target {
-            ConnectTarget::Address(address) => connect_to_address(address).await?,
+            ConnectTarget::Address(address) => DestinationClient::connect(address).await?,
             ConnectTarget::Pod { pods, namespace, selector } => {
                 timeout(POD_DEADLINE, connect_to_pod(pods, namespace, selector)).await.with_context(|| {
                     format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
@@ -145,34 +112,42 @@ impl Connector {
     }
 }
 
-async fn connect_to_address(address: &str) -> Result<DestinationClient> {
-    let stream = timeout(ADDRESS_DEADLINE, TcpStream::connect(address))
-        .await
-        .with_context(|| format!("no connection to {address} within {} s", ADDRESS_DEADLINE.as_secs()))?
-        .with_context(|| format!("cannot connect to {address}; does a Destination API listen there?"))?;
-    DestinationClient::over(stream, address, address.to_owned()).await
-}
-
 async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<DestinationClient> {
-    let found = pods
-        .list(&ListParams::default().labels(selector))
-        .await
-        .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
-    let name = choose(&found.items, namespace, selector)?;
-    let mut forwarder = pods.portforward(name, &[PORT]).await.with_context(|| {
-        format!("cannot forward port {PORT} of pod {namespace}/{name} (permission for pods/portforward is needed)")
-    })?;
-    let stream = forwarder.take_stream(PORT).context("the port-forward has no stream")?;
-    let peer = format!("port {PORT} of pod {namespace}/{name}");
+    let hint = "set --namespace and --selector, or connect to an address with --addr";
+    let ForwardedPort { stream, failure, peer } = forward(pods, namespace, selector, PORT, hint).await?;
     let mut destination = DestinationClient::over(stream, &format!("localhost:{PORT}"), peer).await?;
-    if let Some(failure) = forwarder.take_error(PORT) {
-        destination.failure = failure.boxed().shared();
+    if let Some(failure) = failure {
+        destination.set_failure(failure);
     }
     Ok(destination)
 }
 
+/// Forwards a port of the first ready pod by name. `hint` says what to try if there is no such pod.
+///
+/// # Errors
+/// Fails if no pod is ready, or if the API server refuses the port-forward.
+pub(super) async fn forward(
+    pods: &Api<Pod>,
+    namespace: &str,
+    selector: &str,
+    port: u16,
+    hint: &str,
+) -> Result<ForwardedPort> {
+    let found = pods
+        .list(&ListParams::default().labels(selector))
+        .await
+        .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
+    let name = choose(&found.items, namespace, selector, hint)?;
+    let mut forwarder = pods.portforward(name, &[port]).await.with_context(|| {
+        format!("cannot forward port {port} of pod {namespace}/{name} (permission for pods/portforward is needed)")
+    })?;
+    let stream = forwarder.take_stream(port).context("the port-forward has no stream")?;
+    let failure = forwarder.take_error(port).map(FutureExt::boxed);
+    Ok(ForwardedPort { stream: Box::new(stream), failure, peer: format!("port {port} of pod {namespace}/{name}") })
+}
+
 /// Returns the name of the first ready pod by name, so that repeated commands use the same pod.
-fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str) -> Result<&'a str> {
+fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str, hint: &str) -> Result<&'a str> {
     let ready = pods.iter().filter(|pod| why_not(pod).is_none());
     if let Some(name) = ready.filter_map(|pod| pod.metadata.name.as_deref()).min() {
         return Ok(name);
@@ -180,10 +155,7 @@ fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str) -> Result<&'a st
     let seen: Vec<String> =
         pods.iter().filter_map(|pod| why_not(pod).map(|reason| format!("{} {reason}", pod.name_any()))).collect();
     let seen = if seen.is_empty() { "no pod has these labels".to_owned() } else { seen.join(", ") };
-    bail!(
-        "no running, ready pod with the labels {selector} in namespace {namespace}: {seen}; \
-         set --namespace and --selector, or connect to an address with --addr"
-    )
+    bail!("no running, ready pod with the labels {selector} in namespace {namespace}: {seen}; {hint}")
 }
 
 fn why_not(pod: &Pod) -> Option<String> {
@@ -198,94 +170,6 @@ fn why_not(pod: &Pod) -> Option<String> {
     let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
     let ready = conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True");
     (!ready).then(|| "is not ready".to_owned())
-}
-
-// === impl DestinationClient ===
-
-impl DestinationClient {
-    async fn over(
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        authority: &str,
-        peer: String,
-    ) -> Result<Self> {
-        let origin: Uri =
-            format!("http://{authority}").parse().with_context(|| format!("{authority} is not a host and a port"))?;
-        let handshake = Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_DEADLINE)
-            .keep_alive_while_idle(true)
-            .handshake(TokioIo::new(stream));
-        let (requests, connection) = timeout(ADDRESS_DEADLINE, handshake)
-            .await
-            .with_context(|| format!("no HTTP/2 handshake with {peer} within {} s", ADDRESS_DEADLINE.as_secs()))?
-            .with_context(|| format!("the HTTP/2 handshake with {peer} failed"))?;
-        // The streams on the connection return its error.
-        tokio::spawn(connection);
-        Ok(Self { requests, origin, peer, failure: ready(None).boxed().shared() })
-    }
-
-    /// Opens a `Get` stream.
-    ///
-    /// # Errors
-    /// Returns the status of the server, or why the request could not be sent.
-    pub(super) async fn get(&self, request: GetDestination) -> Result<Streaming<Update>, Status> {
-        self.stream("/io.linkerd.proxy.destination.Destination/Get", request).await
-    }
-
-    /// Opens a `GetProfile` stream.
-    ///
-    /// # Errors
-    /// Returns the status of the server, or why the request could not be sent.
-    pub(super) async fn get_profile(&self, request: GetDestination) -> Result<Streaming<DestinationProfile>, Status> {
-        self.stream("/io.linkerd.proxy.destination.Destination/GetProfile", request).await
-    }
-
-    async fn stream<Req, Res>(&self, method: &'static str, request: Req) -> Result<Streaming<Res>, Status>
-    where
-        Req: Message + 'static,
-        Res: Message + Default + 'static,
-    {
-        let mut grpc = Grpc::with_origin(Http2(self.requests.clone()), self.origin.clone());
-        let path = PathAndQuery::from_static(method);
-        let codec = ProstCodec::<Req, Res>::default();
-        let answer = match grpc.ready().await {
-            Ok(()) => grpc.server_streaming(tonic::Request::new(request), path, codec).await,
-            Err(error) => Err(Status::from_error(error.into())),
-        };
-        match answer {
-            Ok(streaming) => Ok(streaming.into_inner()),
-            Err(status) => Err(self.explained(status).await),
-        }
-    }
-
-    /// Adds the causes to an error of the connection. A status that the server sent stays as it is.
-    async fn explained(&self, status: Status) -> Status {
-        let Some(cause) = status.source() else { return status };
-        let failure = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
-        let reason = failure.unwrap_or_else(|| client::describe(cause));
-        Status::unavailable(format!(
-            "the connection to {} failed: {}; does a Destination API listen there?",
-            self.peer,
-            reason.trim()
-        ))
-    }
-}
-
-// === impl Http2 ===
-
-impl Service<Request<Body>> for Http2 {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), hyper::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
 }
 
 /// Parses a host name or an IP address, and a port, in the form that the resolver accepts.
@@ -322,7 +206,7 @@ mod tests {
 
     fn chosen(pods: &[Value]) -> Result<String, String> {
         let pods: Vec<Pod> = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
-        choose(&pods, "linkerd", SELECTOR).map(str::to_owned).map_err(|error| error.to_string())
+        choose(&pods, "linkerd", SELECTOR, "set --namespace").map(str::to_owned).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -350,7 +234,7 @@ mod tests {
     #[test]
     fn without_a_pod_the_error_names_the_selector_and_the_flags() {
         let error = chosen(&[]).unwrap_err();
-        for part in [SELECTOR, "namespace linkerd", "no pod has these labels", "--namespace", "--selector", "--addr"] {
+        for part in [SELECTOR, "namespace linkerd", "no pod has these labels", "set --namespace"] {
             assert!(error.contains(part), "no {part} in: {error}");
         }
     }

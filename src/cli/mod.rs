@@ -9,13 +9,11 @@ mod check;
 mod cluster_flags;
 mod compare;
 mod connect;
-mod endpoints;
+mod dashboard;
 mod explain;
 mod format;
 mod output;
-mod profile;
 mod streams;
-mod table;
 mod version;
 
 use std::{
@@ -29,17 +27,23 @@ use clap::Args as ClapArgs;
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::client;
+use crate::{
+    client,
+    destination_client::{
+        DestinationError,
+        endpoints::{EndpointsState, with_clusters},
+        profile::ProfileState,
+    },
+};
 pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use connect::ConnectArgs;
 use connect::Connector;
-use endpoints::EndpointsState;
+pub use dashboard::DashboardArgs;
 pub use explain::ExplainArgs;
 pub use format::{DocumentFormat, OutputFormat};
 use output::{ChangeDocument, ChangeTable, TableStyle};
-use profile::ProfileState;
-use streams::{DestinationError, FIRST_ANSWER, FirstAnswer};
+use streams::{FIRST_ANSWER, FirstAnswer};
 pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
@@ -120,6 +124,11 @@ pub async fn check(args: CheckArgs) -> ExitCode {
     exit(check::check(args).await)
 }
 
+/// Runs `linkerd-operator dashboard`.
+pub async fn dashboard(args: DashboardArgs) -> ExitCode {
+    exit(dashboard::dashboard(args).await)
+}
+
 /// Runs `linkerd-operator version`.
 pub async fn version(args: VersionArgs) -> ExitCode {
     exit(version::version(args))
@@ -132,7 +141,7 @@ pub async fn extension_metadata() -> ExitCode {
 
 /// Prints the current endpoints of all authorities.
 async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
-    let (authorities, token) = (without_repetitions(args.authorities), endpoints::with_clusters(&args.token));
+    let (authorities, token) = (without_repetitions(args.authorities), with_clusters(&args.token));
     let destination = Connector::new(args.connect).await?.destination().await?;
     let requests =
         authorities.iter().map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &token));
@@ -174,7 +183,7 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 
 /// Prints the changes of all endpoints until Ctrl-C.
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
-    let (authorities, token) = (without_repetitions(args.authorities), endpoints::with_clusters(&args.token));
+    let (authorities, token) = (without_repetitions(args.authorities), with_clusters(&args.token));
     let connector = Connector::new(args.connect).await?;
     let mut changes = ChangeTable::new(args.no_headers);
     until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &token, |authority, change| {

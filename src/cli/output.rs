@@ -8,9 +8,9 @@
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::{
-    endpoints::{EndpointRow, EndpointsChange},
-    table::{line, widen},
+use crate::{
+    destination_client::endpoints::{EndpointRow, EndpointsChange},
+    text::table::{line, widen},
 };
 
 const TABLE_HEADER: [&str; 5] = ["NAMESPACE", "IP", "PORT", "POD", "SERVICE"];
@@ -151,9 +151,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cli::{
-        DocumentFormat,
-        endpoints::{ChangedEndpoint, NoEndpoints},
+    use crate::{
+        cli::DocumentFormat,
+        destination_client::endpoints::{ChangedEndpoint, NoEndpoints},
     };
 
     fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> EndpointRow {

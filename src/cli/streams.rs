@@ -12,12 +12,15 @@ use std::{
 
 use anyhow::Result;
 use futures::future::{pending, try_join_all};
-use prost::Message;
 use tokio::time::{Instant, sleep, timeout_at};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
-use super::connect::{Connector, DestinationClient};
-use crate::{client, proto::destination::GetDestination};
+use super::connect::Connector;
+use crate::{
+    client,
+    destination_client::{AuthorityState, DestinationClient, DestinationError, destination_request, message_of},
+    proto::destination::GetDestination,
+};
 
 /// The deadline of a first answer, the same as in `linkerd diagnostics endpoints`.
 pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(5);
@@ -26,33 +29,6 @@ pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(5);
 const SAME_ANSWER: Duration = Duration::from_millis(100);
 /// The pause before a stream that ended is opened again.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// The status with which the server refuses a request.
-#[derive(Debug, thiserror::Error)]
-#[error("Destination API error: {}", text(.0))]
-pub(super) struct DestinationError(#[from] Status);
-
-/// The state of one authority that the messages of its streams add up to.
-pub(super) trait AuthorityState: Default {
-    type Message: Message + Default + 'static;
-    /// The difference that one message makes.
-    type Difference;
-    /// Whether a first answer may come as several messages.
-    const IN_PARTS: bool;
-
-    /// Opens a stream of this kind.
-    ///
-    /// # Errors
-    /// Returns the status of the server, or why the request could not be sent.
-    async fn open(destination: &DestinationClient, request: GetDestination)
-    -> Result<Streaming<Self::Message>, Status>;
-
-    /// A new stream begins: the state stays until the first message of that stream replaces it.
-    fn reopen(&mut self);
-
-    /// Applies a message; returns `None` if the state stays the same.
-    fn apply(&mut self, message: Self::Message) -> Option<Self::Difference>;
-}
 
 /// The first answer for one authority.
 pub(super) enum FirstAnswer<T> {
@@ -85,10 +61,10 @@ pub(super) async fn first_answer<T: AuthorityState>(
     authority: &str,
     token: &str,
 ) -> FirstAnswer<T> {
-    match read_answer(destination, request(authority, token)).await {
+    match read_answer(destination, destination_request(authority, token)).await {
         Ok(Some(state)) => FirstAnswer::State(state),
         Ok(None) => FirstAnswer::Silence,
-        Err(status) => FirstAnswer::Refused(DestinationError(status)),
+        Err(status) => FirstAnswer::Refused(DestinationError::from(status)),
     }
 }
 
@@ -152,28 +128,6 @@ async fn read_answer<T: AuthorityState>(
     Ok(Some(state))
 }
 
-fn request(authority: &str, token: &str) -> GetDestination {
-    // The server ignores the scheme. Linkerd's command for endpoints sends this one.
-    GetDestination { scheme: "http:".to_owned(), path: authority.to_owned(), context_token: token.to_owned() }
-}
-
-// === impl DestinationError ===
-
-impl DestinationError {
-    /// Returns whether the server might answer the same request later, as when it restarts.
-    pub(super) fn is_temporary(&self) -> bool {
-        matches!(
-            self.0.code(),
-            Code::Aborted | Code::Cancelled | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Unavailable
-        )
-    }
-
-    /// Returns the code and the message.
-    pub(super) fn code_and_message(&self) -> String {
-        format!("{:?}: {}", self.0.code(), text(&self.0))
-    }
-}
-
 // === impl AuthorityWatch ===
 
 impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
@@ -210,7 +164,7 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
         print: &mut impl FnMut(&T::Difference) -> Result<()>,
     ) -> Result<WatchEnd> {
         self.state.reopen();
-        let mut messages = match T::open(destination, request(self.authority, self.token)).await {
+        let mut messages = match T::open(destination, destination_request(self.authority, self.token)).await {
             Ok(messages) => messages,
             Err(status) => return Ok(self.failed(status)),
         };
@@ -234,9 +188,9 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
 
     fn failed(&self, status: Status) -> WatchEnd {
         if !self.accepted || is_refusal(status.code()) {
-            WatchEnd::Refused(DestinationError(status))
+            WatchEnd::Refused(DestinationError::from(status))
         } else {
-            WatchEnd::Lost(format!("the stream failed: {}", text(&status)))
+            WatchEnd::Lost(format!("the stream failed: {}", message_of(&status)))
         }
     }
 }
@@ -254,21 +208,16 @@ fn is_refusal(code: Code) -> bool {
     )
 }
 
-/// Returns the message of a status, or the description of its code if it has none.
-fn text(status: &Status) -> &str {
-    if status.message().is_empty() { status.code().description() } else { status.message() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::endpoints::EndpointsState;
+    use crate::destination_client::endpoints::EndpointsState;
 
     #[test]
     fn a_refusal_is_printed_as_linkerds_command_prints_it() {
-        let error = DestinationError(Status::invalid_argument("Invalid authority: foo")).to_string();
+        let error = DestinationError::from(Status::invalid_argument("Invalid authority: foo")).to_string();
         assert_eq!(error, "Destination API error: Invalid authority: foo");
-        let error = DestinationError(Status::internal("")).to_string();
+        let error = DestinationError::from(Status::internal("")).to_string();
         assert_eq!(error, "Destination API error: Internal error");
     }
 
@@ -283,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_request_equals_that_of_linkerds_command() {
-        let request = request("web.prod.svc.cluster.local:80", "token");
+        let request = destination_request("web.prod.svc.cluster.local:80", "token");
         assert_eq!(
             (request.scheme.as_str(), request.path.as_str(), request.context_token.as_str()),
             ("http:", "web.prod.svc.cluster.local:80", "token")

@@ -27,6 +27,21 @@ pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
 pub use watch::{Clients, FAILURE_CLASSES, WatchMetrics, WatchProblem};
 
+/// What one watch has, for a person.
+#[derive(Clone, Debug)]
+pub struct WatchReport {
+    pub kind: Kind,
+    /// The number of objects in the state.
+    pub objects: usize,
+    /// Whether the kind was listed once.
+    pub is_listed: bool,
+    /// Whether the kind is optional and the API server does not serve it.
+    pub is_not_served: bool,
+    /// For how long the watch has been failing.
+    pub failing_for: Option<Duration>,
+    pub problem: Option<String>,
+}
+
 /// A handle to the state of one cluster and to the status of its watches.
 #[derive(Clone)]
 pub struct Cluster {
@@ -128,6 +143,22 @@ impl Cluster {
     /// blocks readiness. An optional kind that the API server does not serve blocks only the consumers of that kind.
     pub fn problems(&self) -> Vec<WatchProblem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
+    }
+
+    /// Returns what each watch has.
+    pub fn watch_reports(&self) -> Vec<WatchReport> {
+        let report = |watch: &channel::Receiver<watch::WatchStatus>| {
+            let status = watch.borrow().clone();
+            WatchReport {
+                kind: status.kind,
+                objects: status.kind.count(&self.read()),
+                is_listed: status.synced,
+                is_not_served: status.is_not_served(),
+                failing_for: status.failing_for(),
+                problem: status.problem().map(|problem| problem.text),
+            }
+        };
+        self.watches.iter().map(report).collect()
     }
 
     /// Returns the longest time for which a watch of the kinds has been failing; `None` if none is failing.

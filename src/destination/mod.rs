@@ -50,7 +50,7 @@ use tonic_health::{
 };
 
 use crate::{cluster::Cluster, tasks::Tasks};
-pub use multicluster::{Multicluster, links::LinksObserver, unsupported::unsupported_services};
+pub use multicluster::{Multicluster, RemoteReport, links::LinksObserver, unsupported::unsupported_services};
 pub use observer::DestinationObserver;
 pub use settings::DestinationSettings;
 use {

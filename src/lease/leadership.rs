@@ -20,6 +20,8 @@ pub(super) struct LeaderState {
     /// not written.
     pub(super) terms: u64,
     pub(super) problem: Option<String>,
+    /// The holder in the Lease as last read or written; empty after a release.
+    pub(super) holder: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +93,11 @@ impl Leadership {
         }
     }
 
+    /// Returns the holder in the Lease, as this process last read or wrote it; `None` without a Lease.
+    pub fn holder(&self) -> Option<String> {
+        self.0.borrow().holder.clone()
+    }
+
     /// Returns why this process cannot take part in the election, for `/ready`.
     pub fn problem(&self) -> Option<String> {
         self.0.borrow().problem.clone()
@@ -103,7 +110,7 @@ impl Leadership {
     pub(crate) fn for_test() -> Self {
         let deadline = Instant::now() + Duration::from_secs(3600);
         let term = Some(LeaderTerm { writes_until: deadline, deadline });
-        Self(watch::channel(LeaderState { term, terms: 1, problem: None }).1)
+        Self(watch::channel(LeaderState { term, terms: 1, ..LeaderState::default() }).1)
     }
 
     pub(crate) fn for_test_of_a_follower() -> Self {

@@ -268,6 +268,13 @@ impl Elector {
             Some((seen, since)) if seen.spec == lease.spec => (lease, *since),
             _ => (lease, Instant::now()),
         });
+        let spec = self.seen.as_ref().and_then(|(lease, _)| lease.spec.as_ref());
+        let holder = spec.and_then(|spec| spec.holder_identity.clone());
+        // Writers that wait for a term need not look again.
+        self.state.send_if_modified(|state| {
+            state.holder = holder;
+            false
+        });
     }
 
     fn win(&mut self, sent: Instant) {

@@ -12,11 +12,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::requests::CompareRequest;
-use crate::cli::{
-    endpoints::{EndpointRow, EndpointsState},
-    profile::ProfileState,
-    streams::{FIRST_ANSWER, FirstAnswer},
-    table::counted,
+use crate::{
+    cli::streams::{FIRST_ANSWER, FirstAnswer},
+    destination_client::{
+        endpoints::{EndpointRow, EndpointsState},
+        profile::ProfileState,
+    },
+    text::counted,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -166,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        cli::streams::{AuthorityState, DestinationError},
+        destination_client::{AuthorityState, DestinationError},
         proto::{
             destination::{DestinationProfile, NoEndpoints, Update, WeightedAddr, WeightedAddrSet, update},
             net::{IpAddress, TcpAddress, ip_address::Ip},

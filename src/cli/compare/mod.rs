@@ -22,12 +22,11 @@ use self::{
 use super::{
     OutputFormat,
     cluster_flags::ClusterFlags,
-    connect::{ConnectArgs, Connector, DestinationClient, host_and_port},
-    endpoints::EndpointsState,
-    profile::ProfileState,
+    connect::{ConnectArgs, Connector, host_and_port},
     streams::first_answer,
     write,
 };
+use crate::destination_client::{DestinationClient, endpoints::EndpointsState, profile::ProfileState};
 
 /// The exit code if answers differ. Like `diff` and `kubectl diff`.
 const DIFFERENT: u8 = 1;

@@ -8,7 +8,10 @@ use super::{
     difference::{Comparison, Verdict},
     requests::RequestKind,
 };
-use crate::cli::table::{counted, line, widen};
+use crate::text::{
+    counted,
+    table::{line, widen},
+};
 
 const HEADER: [&str; 3] = ["REQUEST", "AUTHORITY", "DIFFERENCE"];
 /// The number of lines that the table has for one request. JSON has all of them.

@@ -4,22 +4,16 @@
 //! * In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code.
 //! * Always: the controller's own functions decide; nothing is written; no secret is shown.
 
-mod canary;
 mod lists;
-mod output;
-mod print;
 mod read;
-#[cfg(test)]
-mod testing;
-mod workloads;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 
-use self::{output::ExplainOutput, read::WorkloadsInput};
 use super::{OutputFormat, cluster_flags::ClusterFlags, write};
+use crate::explain::{WorkloadsInput, output::ExplainOutput, print};
 
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.
 pub(super) const FAILED: u8 = 2;
@@ -87,7 +81,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::explain::testing::{config, input};
+    use crate::explain::testing::{config, input};
 
     #[test]
     fn with_exit_code_a_difference_is_1_and_a_failure_is_2() {

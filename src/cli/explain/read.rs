@@ -26,47 +26,10 @@ use crate::{
             linkerd_config::LinkerdConfig,
         },
     },
-    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles},
+    explain::ExplainInput,
+    linkerd_config::{active, base::Base},
     values::manifest,
 };
-
-/// The objects that `explain` works on.
-pub(super) struct ExplainInput {
-    pub(super) config: Arc<LinkerdConfig>,
-    /// The resource in effect for the ConfigMap; with a manifest, the one after the manifest is applied.
-    pub(super) winner: Option<Arc<LinkerdConfig>>,
-    /// Whether the resource is from the API server and not from a manifest.
-    pub(super) applied: bool,
-    pub(super) live: Option<ConfigMap>,
-    /// `Err` is the reason why the newest base cannot be read.
-    pub(super) base: Result<Option<Base>, String>,
-    pub(super) bundle: Option<Arc<str>>,
-    /// The document that a rollback would restore.
-    pub(super) predecessor: Option<Predecessor>,
-    /// Set with `--workloads`.
-    pub(super) workloads: Option<WorkloadsInput>,
-    pub(super) now: Timestamp,
-}
-
-// === impl ExplainInput ===
-
-impl ExplainInput {
-    /// Returns the saved bundles of trust anchors; without any, the present one.
-    pub(super) fn trust_bundles(&self) -> TrustBundles {
-        let saved = self.base.as_ref().ok().and_then(Option::as_ref).map(|base| base.trust_bundles.clone());
-        let mut bundles = saved.unwrap_or_default();
-        if bundles.is_empty() {
-            bundles.observe(self.bundle.as_deref(), None, None);
-        }
-        bundles
-    }
-}
-
-/// The objects that rollouts work on.
-pub(super) struct WorkloadsInput {
-    pub(super) state: State,
-    pub(super) operator_namespace: Arc<str>,
-}
 
 /// # Errors
 /// Fails if the resource does not exist, or if an object cannot be read.
@@ -92,26 +55,16 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
             Arc::clone(&winner.name)
         }
     };
-    let config =
-        state.linkerd_configs.by_name(&name).with_context(|| format!("LinkerdConfig {name} does not exist"))?;
+    let config = state.linkerd_configs.by_name(&name).cloned();
+    let config = config.with_context(|| format!("LinkerdConfig {name} does not exist"))?;
     let target = &config.target;
-    let live = config_map(client, &target.namespace, &target.name).await?;
-    let roots = config_map(client, &target.namespace, TRUST_ROOTS).await?;
+    for config_map in [&target.name, TRUST_ROOTS] {
+        read_config_map(client, &target.namespace, config_map, &mut state).await?;
+    }
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
-    let base = Base::newest(&bases.items);
-    Ok(ExplainInput {
-        predecessor: Predecessor::find(&config.status, &bases.items),
-        winner: active::of(&state.linkerd_configs, target).cloned(),
-        applied: file.is_none(),
-        live,
-        base,
-        bundle: roots.and_then(|roots| roots.bundle),
-        config: Arc::clone(config),
-        workloads: None,
-        now: Timestamp::now(),
-    })
+    Ok(ExplainInput { applied: file.is_none(), ..ExplainInput::new(&config, &state, &bases.items) })
 }
 
 async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
@@ -125,11 +78,13 @@ async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
 }
 
 /// Reads a ConfigMap by a list, which is the verb that the operator itself has a permission for.
-async fn config_map(client: &Client, namespace: &str, name: &str) -> Result<Option<ConfigMap>> {
+async fn read_config_map(client: &Client, namespace: &str, name: &str, state: &mut State) -> Result<()> {
     let config_maps: Api<ConfigMapObject> = Api::namespaced(client.clone(), namespace);
     let list = config_maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await.map_err(plain);
-    let list = list.with_context(|| format!("cannot read ConfigMap {name} in namespace {namespace}"))?;
-    Ok(list.items.into_iter().next().map(|object| ConfigMap::project(object, &mut Problems::default())))
+    for object in list.with_context(|| format!("cannot read ConfigMap {name} in namespace {namespace}"))?.items {
+        ConfigMap::project(object, &mut Problems::default()).apply(state);
+    }
+    Ok(())
 }
 
 /// Returns only the message of a status; its other fields are for programs.

@@ -32,7 +32,7 @@ use super::{
     observer::{DestinationObserver, DirtyKey, RemoteChange},
     settings::DestinationSettings,
 };
-use crate::cluster::{WatchMetrics, kinds::remote_kubeconfig::Link};
+use crate::cluster::{Cluster, WatchMetrics, kinds::remote_kubeconfig::Link};
 use remote::{RemoteCluster, RemoteNamespace};
 
 /// How often it is checked which namespaces of other clusters no view needs any more.
@@ -49,6 +49,14 @@ pub struct Multicluster {
     settings: Arc<DestinationSettings>,
     failures: IntCounterVec,
     metrics: WatchMetrics,
+}
+
+/// What this process has of another cluster.
+pub struct RemoteReport {
+    pub name: Arc<str>,
+    pub problems: Vec<String>,
+    /// The namespaces that views need, with their states.
+    pub namespaces: Vec<(Arc<str>, Cluster)>,
 }
 
 // === impl Multicluster ===
@@ -107,6 +115,16 @@ impl Multicluster {
             problems.extend(cluster.problems().into_iter().map(|it| format!("cluster {}: {it}", cluster.name)));
         }
         problems
+    }
+
+    /// Returns each other cluster, for a person.
+    pub fn reports(&self) -> Vec<RemoteReport> {
+        let report = |cluster: Arc<RemoteCluster>| RemoteReport {
+            name: Arc::clone(&cluster.name),
+            problems: cluster.problems(),
+            namespaces: cluster.watched_namespaces(),
+        };
+        self.clusters().into_iter().map(report).collect()
     }
 
     fn new_cluster(&self, link: &Link) -> Arc<RemoteCluster> {

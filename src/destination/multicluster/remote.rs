@@ -118,6 +118,12 @@ impl RemoteCluster {
         self.namespaces.lock().get(name).map(|watched| Arc::clone(&watched.namespace))
     }
 
+    /// Returns the watched namespaces.
+    pub(super) fn watched_namespaces(&self) -> Vec<(Arc<str>, Cluster)> {
+        let namespaces = self.namespaces.lock();
+        namespaces.iter().map(|(name, watched)| (Arc::clone(name), watched.namespace.cluster.clone())).collect()
+    }
+
     fn watch(&self, name: &Arc<str>) -> WatchedNamespace {
         let mut tasks = Tasks::default();
         let observer = RemoteObserver::new(&self.name, name, &self.observer);

@@ -35,7 +35,7 @@ pub mod totals;
 pub mod trust;
 pub mod window;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +45,7 @@ use self::{
     assess::{WorkloadFacts, assess, workload_state::Assessment},
     collector::RolloutCollector,
     engine::Engine,
+    observer::DirtyWorkloads,
     progress::RolloutProgress,
     publisher::LatestProgress,
     restart::Restarter,
@@ -54,7 +55,7 @@ use self::{
 use crate::{
     api::{LinkerdConfigSpec, LinkerdConfigStatus},
     cluster::{
-        State,
+        Cluster, State,
         index::workload_key::WorkloadKey,
         kinds::{linkerd_config::LinkerdConfig, pod::Pod},
     },
@@ -64,6 +65,12 @@ use crate::{
     tasks::Tasks,
     values::{Path, Problem},
 };
+
+/// Returns the workloads of a namespace that have Pods or create them, in the order in which they are restarted. Yields,
+/// and releases the lock of the state, after a bounded number of Pods.
+pub async fn workloads_in(cluster: &Cluster, namespace: &Arc<str>) -> BTreeSet<WorkloadKey> {
+    DirtyWorkloads::InNamespace(Arc::clone(namespace)).look_up(cluster).await
+}
 
 /// The controller's handle to the engine.
 pub(super) struct Rollouts {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::read::ExplainInput;
+use super::ExplainInput;
 use crate::{
     api,
     cluster::{
@@ -16,9 +16,9 @@ use crate::{
 };
 
 /// The values that the chart renders and that Linkerd requires.
-pub(super) const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
+pub(crate) const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
-pub(super) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
+pub(crate) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
     let object: api::LinkerdConfig = serde_json::from_value(json!({
         "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
         "metadata": {"name": name, "uid": name}, "spec": spec, "status": {"revisions": {"base": 1}},
@@ -27,18 +27,18 @@ pub(super) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
     Arc::new(LinkerdConfig::project(object, &mut Problems::default()))
 }
 
-pub(super) fn config_map(manager: &str, values: &str) -> ConfigMap {
+pub(crate) fn config_map(manager: &str, values: &str) -> Arc<ConfigMap> {
     let object = serde_json::from_value(json!({
         "metadata": {"name": "linkerd-config", "namespace": "linkerd", "managedFields": [
             {"manager": manager, "operation": "Update", "fieldsV1": {"f:data": {"f:values": {}}}},
         ]},
         "data": {"values": values},
     }));
-    ConfigMap::project(object.unwrap(), &mut Problems::default())
+    Arc::new(ConfigMap::project(object.unwrap(), &mut Problems::default()))
 }
 
 /// A resource that is in effect, with the installed document.
-pub(super) fn input(spec: &Value) -> ExplainInput {
+pub(crate) fn input(spec: &Value) -> ExplainInput {
     let config = config("mesh", spec);
     ExplainInput {
         winner: Some(Arc::clone(&config)),
@@ -54,6 +54,6 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
 }
 
 /// The document after the operator has written it.
-pub(super) fn with_injection_hash(document: &Document) -> String {
+pub(crate) fn with_injection_hash(document: &Document) -> String {
     document.with_injection_hash(&document.injection_hash().to_string()).to_yaml()
 }

@@ -4,15 +4,18 @@
 //! * Always: a resource that is not in effect is explained as if it were; each path of the effective document counts
 //!   once.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{canary::CanaryOutput, read::ExplainInput, workloads::WorkloadsOutput};
+use super::{
+    ExplainInput, WorkloadsInput,
+    canary::CanaryOutput,
+    workloads::{self, RolloutExplainer, WorkloadsOutput},
+};
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
-    cli::table::counted,
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
         conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
@@ -22,6 +25,7 @@ use crate::{
         status::failed_hashes,
         validation::dangers,
     },
+    text::counted,
     values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
 };
 
@@ -34,117 +38,136 @@ const LONGEST: usize = 40;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ExplainOutput {
-    pub(super) name: String,
+pub struct ExplainOutput {
+    pub name: String,
     /// Whether the resource is from the API server and not from a manifest.
-    pub(super) applied: bool,
-    pub(super) target: String,
-    pub(super) mode: Mode,
-    pub(super) deleting: bool,
-    pub(super) in_effect: bool,
+    pub applied: bool,
+    pub target: String,
+    pub mode: Mode,
+    pub deleting: bool,
+    pub in_effect: bool,
     /// The resource that is in effect instead.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) winner: Option<String>,
+    pub winner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) base: Option<BaseRevision>,
-    pub(super) reason: &'static str,
-    pub(super) verdict: String,
+    pub base: Option<BaseRevision>,
+    pub reason: &'static str,
+    pub verdict: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) drift: Option<DriftOutput>,
-    pub(super) problems: Vec<ProblemOutput>,
-    pub(super) deprecated_fields: Vec<String>,
+    pub drift: Option<DriftOutput>,
+    pub problems: Vec<ProblemOutput>,
+    pub deprecated_fields: Vec<String>,
     /// The namespaces that get the declared configuration before all others; absent if none do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) canary: Option<CanaryOutput>,
+    pub canary: Option<CanaryOutput>,
     /// What new Pods get from the write on; during a canary, those of all other namespaces.
-    pub(super) new_pods: NewPods,
+    pub new_pods: NewPods,
     /// A warning about values that the control plane does not use.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) control_plane_mismatch: Option<String>,
+    pub control_plane_mismatch: Option<String>,
     /// A warning about values of the installer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) suspect_base: Option<String>,
+    pub suspect_base: Option<String>,
     /// Other settings that are accepted and dangerous; the webhook warns about them, too.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) warnings: Vec<String>,
+    pub warnings: Vec<String>,
     /// The values that the resource names, and those that would change.
-    pub(super) values: Vec<ValueRow>,
+    pub values: Vec<ValueRow>,
     /// The number of other values in the effective document.
-    pub(super) unmanaged: usize,
+    pub unmanaged: usize,
     /// The other values; set with `--all`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) unmanaged_values: Vec<ValueRow>,
+    pub unmanaged_values: Vec<ValueRow>,
     /// Set with `--workloads`.
     #[serde(flatten)]
-    pub(super) workloads: Option<WorkloadsOutput>,
+    pub workloads: Option<WorkloadsOutput>,
     /// Whether the effective document is known.
     #[serde(skip)]
-    pub(super) known: bool,
+    pub known: bool,
 }
 
 /// A revision of the base, which is the document that the installer wrote.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct BaseRevision {
-    pub(super) revision: i64,
+pub struct BaseRevision {
+    pub revision: i64,
     /// Whether it is saved already; if not, it would be saved before the first write.
-    pub(super) kept: bool,
+    pub kept: bool,
 }
 
 /// The changes that every new Pod gets at once, because no setting of the rollout delays them.
 #[derive(Default, Serialize)]
-pub(super) struct NewPods {
-    pub(super) changes: Vec<PodChange>,
+pub struct NewPods {
+    pub changes: Vec<PodChange>,
 }
 
 /// A value that affects injected Pods; it is absent if it is removed.
 #[derive(Serialize)]
-pub(super) struct PodChange {
+pub struct PodChange {
     #[serde(serialize_with = "as_text")]
-    pub(super) path: Path,
+    pub path: Path,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) value: Option<ShownValue>,
+    pub value: Option<ShownValue>,
 }
 
 #[derive(Serialize)]
-pub(super) struct DriftOutput {
-    pub(super) manager: String,
-    pub(super) paths: Vec<String>,
+pub struct DriftOutput {
+    pub manager: String,
+    pub paths: Vec<String>,
 }
 
 #[derive(Serialize)]
-pub(super) struct ProblemOutput {
-    pub(super) path: String,
+pub struct ProblemOutput {
+    pub path: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) value: String,
-    pub(super) reason: String,
+    pub value: String,
+    pub reason: String,
 }
 
 /// A value in the ConfigMap and in the effective document; each is absent if that document does not have it.
 #[derive(Serialize)]
-pub(super) struct ValueRow {
+pub struct ValueRow {
     #[serde(serialize_with = "as_text")]
-    pub(super) path: Path,
-    pub(super) from: &'static str,
+    pub path: Path,
+    pub from: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) live: Option<ShownValue>,
+    pub live: Option<ShownValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) effective: Option<ShownValue>,
-    pub(super) changes: bool,
+    pub effective: Option<ShownValue>,
+    pub changes: bool,
 }
 
 /// A value without secrets, and its short text.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub(super) struct ShownValue {
-    pub(super) value: Value,
+pub struct ShownValue {
+    pub value: Value,
     #[serde(skip)]
-    pub(super) text: String,
+    pub text: String,
 }
 
 // === impl ExplainOutput ===
 
 impl ExplainOutput {
-    pub(super) fn new(input: &ExplainInput, all: bool) -> Self {
+    /// Returns the output with all values, and with the workloads if the input has them.
+    pub fn new(input: &ExplainInput, all: bool) -> Self {
+        let operator_namespace = input.workloads.as_ref().map(|it| Arc::clone(&it.operator_namespace));
+        let (mut output, explainer) = Self::of_values(input, all, operator_namespace.as_ref());
+        output.workloads =
+            explainer.zip(input.workloads.as_ref()).map(|(mut explainer, WorkloadsInput { state, .. })| {
+                for workload in workloads::all(state) {
+                    explainer.add(state, &workload);
+                }
+                explainer.finish()
+            });
+        output
+    }
+
+    /// Returns the output without workloads, and with the operator's namespace what explains them.
+    pub fn of_values(
+        input: &ExplainInput,
+        all: bool,
+        operator_namespace: Option<&Arc<str>>,
+    ) -> (Self, Option<RolloutExplainer>) {
         let ExplainInput { config, winner, applied, live, base, bundle, predecessor, .. } = input;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
@@ -152,7 +175,7 @@ impl ExplainOutput {
         let planned = |holds_back| match base {
             Ok(base) => plan(&PlanInput {
                 spec: &config.spec,
-                live: live.as_ref(),
+                live: live.as_deref(),
                 document: document.as_ref(),
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
@@ -182,7 +205,9 @@ impl ExplainOutput {
             let new = plan.new_base.as_ref().map(|base| BaseRevision { revision: base.revision, kept: false });
             new.or_else(|| kept.map(|base| BaseRevision { revision: base.revision, kept: true }))
         };
-        Self {
+        let explainer =
+            operator_namespace.map(|namespace| RolloutExplainer::new(input, namespace, document.as_ref(), plan));
+        let output = Self {
             name: config.name.to_string(),
             applied: *applied,
             target: config.target.to_string(),
@@ -211,25 +236,26 @@ impl ExplainOutput {
             problems: problems.iter().map(ProblemOutput::new).collect(),
             deprecated_fields: overlay::deprecated(&config.spec),
             canary,
-            new_pods: NewPods::new(live.as_ref(), plan),
+            new_pods: NewPods::new(live.as_deref(), plan),
             control_plane_mismatch: mismatch_warning(&declared.control_plane_mismatch),
             suspect_base: suspect_base_warning(&plan.base_problems),
             warnings: warnings(input, plan),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
-            workloads: WorkloadsOutput::new(input, document.as_ref(), plan),
+            workloads: None,
             known: plan.effective.is_some(),
-        }
+        };
+        (output, explainer)
     }
 
     /// Returns whether the resource is in effect, or would be, and has no problems.
-    pub(super) fn is_accepted(&self) -> bool {
+    pub fn is_accepted(&self) -> bool {
         self.in_effect && self.known && self.problems.is_empty()
     }
 
     /// Returns whether the ConfigMap differs from what the resource declares, also if that is not to be written.
-    pub(super) fn is_different(&self) -> bool {
+    pub fn is_different(&self) -> bool {
         self.reason != SYNCED
     }
 }
@@ -249,7 +275,7 @@ impl NewPods {
 
 impl PodChange {
     /// Returns the values that affect injected Pods and that differ between two documents.
-    pub(super) fn between(before: &Document, after: &Document) -> Vec<Self> {
+    pub fn between(before: &Document, after: &Document) -> Vec<Self> {
         let [before, after] = [before, after].map(|document| document.clone().split_injection_hash().0.injected());
         let paths = before.differences(&after).into_iter();
         paths.map(|path| Self { value: after.get(&path).map(|value| ShownValue::new(&path, value)), path }).collect()

@@ -11,10 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use strum::VariantArray;
 
-use super::{
-    canary,
-    read::{ExplainInput, WorkloadsInput},
-};
+use super::{ExplainInput, canary};
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
@@ -23,7 +20,6 @@ use crate::{
             RolloutWorkloads,
         },
     },
-    cli::table::counted,
     cluster::{State, index::workload_key::WorkloadKey, kinds::pod::Pod},
     linkerd_config::{
         active_canary, baseline,
@@ -42,68 +38,82 @@ use crate::{
         },
         sha256,
     },
+    text::counted,
     values::Reading,
 };
 
 /// The part of the output that `--workloads` adds.
 #[derive(Debug, Serialize)]
-pub(super) struct WorkloadsOutput {
-    pub(super) rollout: RolloutOutput,
-    pub(super) workloads: Vec<WorkloadRow>,
+pub struct WorkloadsOutput {
+    pub rollout: RolloutOutput,
+    pub workloads: Vec<WorkloadRow>,
 }
 
 /// The rollout as a whole.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct RolloutOutput {
+pub struct RolloutOutput {
     /// The configuration that workloads are restarted for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) hash: Option<String>,
+    pub hash: Option<String>,
     /// The reason of the condition RolloutComplete; absent if the rollout has not begun.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reason: Option<String>,
-    pub(super) message: String,
-    pub(super) workloads: RolloutWorkloads,
-    pub(super) pods: RolloutPods,
+    pub reason: Option<String>,
+    pub message: String,
+    pub workloads: RolloutWorkloads,
+    pub pods: RolloutPods,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct WorkloadRow {
-    pub(super) namespace: String,
-    pub(super) kind: String,
-    pub(super) name: String,
-    pub(super) pods: RolloutPods,
+pub struct WorkloadRow {
+    pub namespace: String,
+    pub kind: String,
+    pub name: String,
+    pub pods: RolloutPods,
     #[serde(flatten)]
-    pub(super) decision: Decision,
+    pub decision: Decision,
     /// The Pods that have no proxy, wait for their network, or have a proxy of another shape.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) uncovered: Vec<UncoveredPod>,
+    pub uncovered: Vec<UncoveredPod>,
 }
 
 /// A Pod whose proxy is missing or does not have the configured shape, or that waits for its network.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct UncoveredPod {
-    pub(super) pod: String,
-    pub(super) reason: &'static str,
-    pub(super) message: String,
+pub struct UncoveredPod {
+    pub pod: String,
+    pub reason: &'static str,
+    pub message: String,
 }
 
 /// The decision of the rollout engine about a workload.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Decision {
-    pub(super) decision: &'static str,
+pub struct Decision {
+    pub decision: &'static str,
     /// Set if the decision has several reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reason: Option<String>,
-    pub(super) message: String,
+    pub reason: Option<String>,
+    pub message: String,
 }
 
-// === impl WorkloadsOutput ===
+/// Explains workloads one by one, so that the lock of a shared state is not held for all of them.
+pub struct RolloutExplainer {
+    rollout: RolloutOutput,
+    /// `None` if no workload is restarted for the resource.
+    target: Option<RolloutTarget>,
+    schedule: RolloutSchedule,
+    rows: Vec<WorkloadRow>,
+}
 
-impl WorkloadsOutput {
-    pub(super) fn new(input: &ExplainInput, document: Option<&Reading>, plan: &ConfigPlan) -> Option<Self> {
-        let WorkloadsInput { state, operator_namespace } = input.workloads.as_ref()?;
+// === impl RolloutExplainer ===
+
+impl RolloutExplainer {
+    pub(super) fn new(
+        input: &ExplainInput,
+        operator_namespace: &Arc<str>,
+        document: Option<&Reading>,
+        plan: &ConfigPlan,
+    ) -> Self {
         let config = &input.config;
         let is_in_effect = input.winner.as_ref().is_some_and(|winner| winner.name == config.name);
         let is_reported = input.applied
@@ -132,40 +142,43 @@ impl WorkloadsOutput {
         };
         let closed = target.gates.disabled();
         let complete = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete");
+        let mut restarts = *config.target.name == *INJECTORS_CONFIG_MAP;
         let rollout = match (complete, closed) {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
             (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
             (None, None) if !is_reported && plan.injection_hash.is_none() => {
-                let message = "the target configuration of Pods is unknown, because nothing would be written";
-                return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
+                restarts = false;
+                known("the target configuration of Pods is unknown, because nothing would be written".to_owned(), None)
             }
             (None, None) if target.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
             (None, None) => {
                 known("would begin once the resource is in effect and the injectors use it".to_owned(), None)
             }
         };
-        if *config.target.name != *INJECTORS_CONFIG_MAP {
-            return Some(Self { rollout, workloads: Vec::new() });
+        Self { rollout, target: restarts.then_some(target), schedule: RolloutSchedule::default(), rows: Vec::new() }
+    }
+
+    /// Adds a workload, unless it has nothing to do with the mesh.
+    pub fn add(&mut self, state: &State, workload: &WorkloadKey) {
+        let Some(target) = &self.target else { return };
+        let Some(assessment) = assess_workload(state, workload, target) else { return };
+        if assessment.state == WorkloadState::Unmeshed && assessment.pods == RolloutPods::default() {
+            return;
         }
-        let mut schedule = RolloutSchedule::default();
-        let mut workloads = Vec::new();
-        for workload in all(state) {
-            let Some(assessment) = assess_workload(state, &workload, &target) else { continue };
-            if assessment.state == WorkloadState::Unmeshed && assessment.pods == RolloutPods::default() {
-                continue;
-            }
-            let namespace = state.namespaces.find("", &workload.namespace);
-            let scoped = namespace.map_or(&target, |namespace| target.of_namespace(namespace));
-            let classified = classified(state, &workload, scoped);
-            let decision = Decision::new(&assessment, &causes(&classified, scoped), scoped);
-            let uncovered = uncovered(state, &workload, &classified, scoped);
-            let [namespace, kind, name] =
-                [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
-            workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision, uncovered });
-            schedule.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
-        }
-        let rollout = RolloutOutput { workloads: schedule.totals.workloads, pods: schedule.totals.pods, ..rollout };
-        Some(Self { rollout, workloads })
+        let namespace = state.namespaces.find("", &workload.namespace);
+        let scoped = namespace.map_or(target, |namespace| target.of_namespace(namespace));
+        let classified = classified(state, workload, scoped);
+        let decision = Decision::new(&assessment, &causes(&classified, scoped), scoped);
+        let uncovered = uncovered(state, workload, &classified, scoped);
+        let [namespace, kind, name] = [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
+        self.rows.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision, uncovered });
+        self.schedule.set(workload, Some(assessment), Timestamp::UNIX_EPOCH);
+    }
+
+    pub fn finish(self) -> WorkloadsOutput {
+        let totals = &self.schedule.totals;
+        let rollout = RolloutOutput { workloads: totals.workloads, pods: totals.pods, ..self.rollout };
+        WorkloadsOutput { rollout, workloads: self.rows }
     }
 }
 
@@ -197,7 +210,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
 }
 
 /// Returns all workloads that have Pods or create them.
-fn all(state: &State) -> BTreeSet<WorkloadKey> {
+pub(super) fn all(state: &State) -> BTreeSet<WorkloadKey> {
     let resources = state.apps_workloads().map(|resource| resource.workload.clone());
     resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
 }

@@ -6,18 +6,18 @@
 use serde::Serialize;
 use tonic::{Status, Streaming};
 
-use super::{connect::DestinationClient, streams::AuthorityState};
+use super::{AuthorityState, DestinationClient};
 use crate::proto::destination::{DestinationProfile, GetDestination};
 
 /// The profile of one authority. It is empty for a port that its Service does not have.
 #[derive(Debug, Default)]
-pub(super) struct ProfileState {
+pub struct ProfileState {
     /// Set by the first message.
     known: Option<DestinationProfile>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct ProfileChange {
+pub struct ProfileChange {
     profile: DestinationProfile,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct ProfileChange {
 
 impl ProfileState {
     /// Returns the profile, after the first message.
-    pub(super) fn known(&self) -> Option<&DestinationProfile> {
+    pub fn known(&self) -> Option<&DestinationProfile> {
         self.known.as_ref()
     }
 }

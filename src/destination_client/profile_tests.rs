@@ -1,27 +1,24 @@
-//! The changes of a profile, and its JSON documents.
+//! The changes of a profile, and its JSON.
 
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::{
-    cli::{DocumentFormat, output::ChangeDocument},
-    proto::{
-        destination::{
-            AuthorityOverride, Http2ClientParams, HttpStatusRange, PathMatch, ProtocolHint, RequestMatch,
-            ResponseClass, ResponseMatch, RetryBudget, Route, TlsIdentity, WeightedAddr, WeightedDst,
-            http2_client_params::{FlowControl, Internals, KeepAlive},
-            protocol_hint::{H2, Opaque, OpaqueTransport, Protocol},
-            request_match, response_match,
-            tls_identity::{DnsLikeIdentity, Strategy, UriLikeIdentity},
-        },
-        http_types::{HttpMethod, http_method},
-        meta::{Metadata, Resource, metadata},
-        net::{IPv6, IpAddress, TcpAddress, ip_address::Ip},
+use crate::proto::{
+    destination::{
+        AuthorityOverride, Http2ClientParams, HttpStatusRange, PathMatch, ProtocolHint, RequestMatch, ResponseClass,
+        ResponseMatch, RetryBudget, Route, TlsIdentity, WeightedAddr, WeightedDst,
+        http2_client_params::{FlowControl, Internals, KeepAlive},
+        protocol_hint::{H2, Opaque, OpaqueTransport, Protocol},
+        request_match, response_match,
+        tls_identity::{DnsLikeIdentity, Strategy, UriLikeIdentity},
     },
+    http_types::{HttpMethod, http_method},
+    meta::{Metadata, Resource, metadata},
+    net::{IPv6, IpAddress, TcpAddress, ip_address::Ip},
 };
 
 fn pretty(profile: DestinationProfile) -> String {
-    DocumentFormat::Json.print(&ProfileState { known: Some(profile) }.known()).unwrap()
+    format!("{}\n", serde_json::to_string_pretty(&ProfileState { known: Some(profile) }.known()).unwrap())
 }
 
 fn compact(message: &impl Serialize) -> String {
@@ -70,14 +67,9 @@ fn only_a_message_that_differs_is_a_change_even_on_another_stream() {
 }
 
 #[test]
-fn a_change_is_one_line_with_its_time_and_authority() {
+fn a_change_contains_the_whole_profile() {
     let change = ProfileState::default().apply(named("web")).unwrap();
-    let line = DocumentFormat::Json
-        .next(&ChangeDocument::new("2026-11-21T10:00:00.0005Z".parse().unwrap(), "web.prod:80", &change))
-        .unwrap();
-    let expected =
-        r#"{"time":"2026-11-21T10:00:00.000Z","authority":"web.prod:80","profile":{"fully_qualified_name":"web"}}"#;
-    assert_eq!(line, format!("{expected}\n"));
+    assert_eq!(compact(&change), r#"{"profile":{"fully_qualified_name":"web"}}"#);
 }
 
 #[test]

@@ -10,8 +10,10 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
-    cli::table::{counted, line, widen},
-    text::and_more,
+    text::{
+        and_more, counted,
+        table::{line, widen},
+    },
 };
 
 /// The first column shows the change of a value: `+` it would be added, `-` removed, `~` changed.
@@ -26,7 +28,7 @@ const MAX_UNCOVERED: usize = 100;
 /// The maximum number of changes in the line about new Pods.
 const MAX_SHOWN: usize = 10;
 
-pub(super) fn text(output: &ExplainOutput) -> String {
+pub fn text(output: &ExplainOutput) -> String {
     let values = if output.known { values(output) } else { String::new() };
     let workloads = output.workloads.as_ref().map(workloads).unwrap_or_default();
     format!("{}{values}{workloads}", head(output))
@@ -175,7 +177,7 @@ fn new_pods(output: &ExplainOutput) -> String {
     }
 }
 
-pub(super) fn changes_text(changes: &[PodChange]) -> String {
+pub fn changes_text(changes: &[PodChange]) -> String {
     let shown = changes.iter().take(MAX_SHOWN).map(|change| match &change.value {
         Some(value) => format!("{} {}", change.path, value.text),
         None => format!("{} unset", change.path),

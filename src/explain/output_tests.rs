@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    cli::explain::{
+    cluster::kinds::linkerd_config::LinkerdConfig,
+    explain::{
         print::text,
         testing::{INSTALLED, config, config_map, input, with_injection_hash},
     },
-    cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
 const BUNDLE: &str = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
@@ -205,7 +205,7 @@ fn all_problems_are_listed_and_no_secret_is_shown() {
         (key, "ValidationFailed", "identity.issuer.tls.keyPEM (not shown)"),
     ] {
         let output = ExplainOutput::new(&ExplainInput { live, ..input(&spec) }, true);
-        let text = crate::cli::explain::print::text(&output);
+        let text = crate::explain::print::text(&output);
         assert!(text.contains(verdict) && text.contains(path), "{text}");
         assert!(!text.contains("SECRET") && !serde_json::to_string(&output).unwrap().contains("SECRET"), "{text}");
     }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tonic::{Status, Streaming};
 
-use super::{connect::DestinationClient, streams::AuthorityState};
+use super::{AuthorityState, DestinationClient};
 use crate::proto::{
     destination::{
         GetDestination, Http2ClientParams, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy,
@@ -29,7 +29,7 @@ const CLUSTER: &str = "cluster";
 
 /// Returns a token that also asks for the clusters of endpoints. Linkerd's server ignores that. A token in the old
 /// format, which is not JSON, is returned unchanged.
-pub(super) fn with_clusters(token: &str) -> String {
+pub fn with_clusters(token: &str) -> String {
     let text = if token.trim().is_empty() { "{}" } else { token };
     match serde_json::from_str::<Value>(text) {
         Ok(Value::Object(mut fields)) => {
@@ -42,7 +42,7 @@ pub(super) fn with_clusters(token: &str) -> String {
 
 /// The endpoints of one authority.
 #[derive(Debug, Default)]
-pub(super) struct EndpointsState {
+pub struct EndpointsState {
     known: BTreeMap<SocketAddr, EndpointRow>,
     /// Whether this stream has sent a state, so that its next message is a change.
     begun: bool,
@@ -53,72 +53,72 @@ pub(super) struct EndpointsState {
 /// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in the
 /// output of this command.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct EndpointRow {
-    pub(super) namespace: String,
-    pub(super) ip: IpAddr,
-    pub(super) port: u16,
+pub struct EndpointRow {
+    pub namespace: String,
+    pub ip: IpAddr,
+    pub port: u16,
     /// The name of the Pod, or of the ExternalWorkload.
-    pub(super) pod: String,
+    pub pod: String,
     /// `<name>.<namespace>`.
-    pub(super) service: String,
+    pub service: String,
     /// Another cluster, as the link names it; absent for this cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) cluster: Option<String>,
-    pub(super) weight: u32,
+    pub cluster: Option<String>,
+    pub weight: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) http2: Option<Http2ClientParams>,
-    pub(super) labels: BTreeMap<String, String>,
+    pub http2: Option<Http2ClientParams>,
+    pub labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) tls_identity: Option<String>,
+    pub tls_identity: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) server_name: Option<String>,
+    pub server_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) protocol: Option<&'static str>,
+    pub protocol: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) opaque_transport_port: Option<u32>,
+    pub opaque_transport_port: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) authority_override: Option<String>,
+    pub authority_override: Option<String>,
 }
 
 /// The change that a message made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct EndpointsChange {
+pub struct EndpointsChange {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) added: Vec<EndpointRow>,
+    pub added: Vec<EndpointRow>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) changed: Vec<ChangedEndpoint>,
+    pub changed: Vec<ChangedEndpoint>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) removed: Vec<EndpointRow>,
+    pub removed: Vec<EndpointRow>,
     /// Set if the message was `NoEndpoints`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) no_endpoints: Option<NoEndpoints>,
+    pub no_endpoints: Option<NoEndpoints>,
 }
 
 /// An endpoint after a change, and the fields that were different before.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct ChangedEndpoint {
+pub struct ChangedEndpoint {
     #[serde(flatten)]
-    pub(super) endpoint: EndpointRow,
-    pub(super) differs: Vec<&'static str>,
+    pub endpoint: EndpointRow,
+    pub differs: Vec<&'static str>,
 }
 
 /// The message of that name. It is a separate type, because the JSON has `exists` even if it is `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct NoEndpoints {
+pub struct NoEndpoints {
     /// Whether the Service exists.
-    pub(super) exists: bool,
+    pub exists: bool,
 }
 
 // === impl EndpointsState ===
 
 impl EndpointsState {
     /// Returns the endpoints, ordered by address.
-    pub(super) fn known(&self) -> impl Iterator<Item = &EndpointRow> {
+    pub fn known(&self) -> impl Iterator<Item = &EndpointRow> {
         self.known.values()
     }
 
     /// Returns the last message if it was `NoEndpoints`.
-    pub(super) fn none(&self) -> Option<NoEndpoints> {
+    pub fn none(&self) -> Option<NoEndpoints> {
         self.none
     }
 }
@@ -216,7 +216,7 @@ impl EndpointRow {
     }
 
     /// Returns the JSON names of the fields in which two endpoints with the same address differ.
-    pub(super) fn differs(&self, other: &Self) -> Vec<&'static str> {
+    pub fn differs(&self, other: &Self) -> Vec<&'static str> {
         [
             ("service", self.service != other.service),
             ("cluster", self.cluster != other.cluster),

@@ -25,39 +25,39 @@ const MAX_LISTED: usize = 10;
 /// A declared configuration that only the canary namespaces get.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CanaryOutput {
+pub struct CanaryOutput {
     /// Absent if the operator has not begun to try the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) phase: Option<CanaryPhase>,
+    pub phase: Option<CanaryPhase>,
     /// Whether the canary namespaces have the configuration now.
-    pub(super) active: bool,
+    pub active: bool,
     /// The injection hash of the configuration.
-    pub(super) hash: String,
+    pub hash: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) since: Option<Time>,
+    pub since: Option<Time>,
     /// The message of the phase.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) message: String,
+    pub message: String,
     /// The first canary namespaces by name; empty before the canary begins.
-    pub(super) namespaces: Vec<String>,
-    pub(super) namespace_selector: LabelSelector,
-    pub(super) soak: String,
+    pub namespaces: Vec<String>,
+    pub namespace_selector: LabelSelector,
+    pub soak: String,
     /// The end of the soak, while it takes place.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) soaks_until: Option<Time>,
-    pub(super) promotion: CanaryPromotion,
+    pub soaks_until: Option<Time>,
+    pub promotion: CanaryPromotion,
     /// The command that promotes the configuration; absent if nothing promotes it now.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) promote_command: Option<String>,
+    pub promote_command: Option<String>,
     /// What Pods of the canary namespaces get, and all others do not get yet.
-    pub(super) changes: Vec<PodChange>,
+    pub changes: Vec<PodChange>,
 }
 
 // === impl CanaryOutput ===
 
 impl CanaryOutput {
     /// Returns the canary of a plan that holds the declared document back; `None` for any other plan.
-    pub(super) fn new(config: &LinkerdConfig, plan: &ConfigPlan) -> Option<Self> {
+    pub fn new(config: &LinkerdConfig, plan: &ConfigPlan) -> Option<Self> {
         let (spec, document) = (config.spec.canary.as_ref()?, plan.canary.as_ref()?);
         let known = known(config, &document.hash);
         let phase = known.as_ref().map(|known| known.phase);
@@ -84,7 +84,7 @@ impl CanaryOutput {
     }
 
     /// Returns the lines of the text, each with its name.
-    pub(super) fn lines(&self) -> [(&'static str, String); 3] {
+    pub fn lines(&self) -> [(&'static str, String); 3] {
         [("Canary", self.state()), ("Canary Pods", self.pods()), ("Promotion", self.promoted())]
     }
 

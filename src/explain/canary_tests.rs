@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cli::explain::{
+use crate::explain::{
     output::ExplainOutput,
     print::text,
     testing::{config, input},

@@ -6,17 +6,18 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cli::explain::{
-        output::ExplainOutput,
-        print::text,
-        testing::{INSTALLED, config, input},
-    },
     cluster::{
         Problems, Watched,
         kinds::{
             apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, linkerd_config::LinkerdConfig,
             namespace::Namespace, pod::Pod,
         },
+    },
+    explain::{
+        WorkloadsInput,
+        output::ExplainOutput,
+        print::text,
+        testing::{INSTALLED, config, input},
     },
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
     values::Document,

@@ -1,0 +1,143 @@
+//! `linkerd-operator dashboard` forwards a local port to the dashboard of the operator's Pod, and opens it in a browser.
+//!
+//! * In: a namespace and a selector. Out: the address on standard output; connections, until Ctrl-C.
+//! * Always: it listens on 127.0.0.1 only; each connection has a port-forward of its own, so that a Pod that is replaced
+//!   costs only the connections to it; the number of connections has a limit.
+
+use std::{
+    convert::Infallible,
+    io::{IsTerminal, stdout},
+    net::Ipv4Addr,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::Args as ClapArgs;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use prometheus::Registry;
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    cluster_flags::ClusterFlags,
+    connect::{ForwardedPort, forward},
+    until_interrupted, write,
+};
+use crate::{client, dashboard};
+
+/// The number of connections at a time. A browser opens six to one host.
+const CONNECTIONS: usize = 32;
+/// The deadline for listing the pods and opening a port-forward through the API server and the kubelet.
+const POD_DEADLINE: Duration = Duration::from_secs(15);
+/// The deadline for the reason of a failed port-forward, which may arrive after its end.
+const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct DashboardArgs {
+    /// Local port of the dashboard; 0 chooses a free one
+    #[arg(long, short, value_name = "PORT", default_value_t = 50751)]
+    pub port: u16,
+
+    /// Do not open a browser. None is opened either if standard output is not a terminal
+    #[arg(long)]
+    pub no_browser: bool,
+
+    /// Namespace of the operator's Pod
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd-operator-system")]
+    pub namespace: String,
+
+    /// Labels of the operator's Pod; of several Pods, the first ready one by name is used
+    #[arg(long, value_name = "SELECTOR", default_value = "app.kubernetes.io/name=linkerd-operator")]
+    pub selector: String,
+
+    /// Port of the Pod's admin server
+    #[arg(long, value_name = "PORT", default_value_t = 9996)]
+    pub admin_port: u16,
+
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+}
+
+/// Where connections are forwarded to.
+struct DashboardTarget {
+    pods: Api<Pod>,
+    args: DashboardArgs,
+    places: Arc<Semaphore>,
+}
+
+pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
+    let mut config = args.cluster.config().await?;
+    // The read timeout would close an idle connection.
+    config.read_timeout = None;
+    let pods = Api::namespaced(client::client(config, &Registry::new())?, &args.namespace);
+    let target = Arc::new(DashboardTarget { pods, args, places: Arc::new(Semaphore::new(CONNECTIONS)) });
+    // Before the address is printed, so that a missing Pod or permission ends the command.
+    drop(target.forwarded().await?);
+    let port = target.args.port;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+    let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{port}: choose another --port"))?;
+    let url = format!("http://localhost:{}{}", listener.local_addr()?.port(), dashboard::PATH);
+    write(&format!("{url}\n"))?;
+    if stdout().is_terminal() && !target.args.no_browser {
+        if let Err(error) = open::that_detached(&url) {
+            eprintln!("no browser was opened ({error}): open the address above");
+        }
+        eprintln!("press Ctrl-C to end");
+    }
+    until_interrupted(serve(listener, target)).await
+}
+
+async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<Infallible> {
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let place = Arc::clone(&target.places).acquire_owned().await.context("the limit of connections is gone")?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                eprintln!("could not accept a connection: {error}; retrying");
+                sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+        };
+        let target = Arc::clone(&target);
+        connections.spawn(async move {
+            let _place = place;
+            if let Err(error) = target.serve(stream).await {
+                eprintln!("{}", client::describe(&*error));
+            }
+        });
+    }
+}
+
+// === impl DashboardTarget ===
+
+impl DashboardTarget {
+    async fn forwarded(&self) -> Result<ForwardedPort> {
+        let DashboardArgs { namespace, selector, admin_port, .. } = &self.args;
+        let hint = "set --namespace and --selector";
+        let forwarded = forward(&self.pods, namespace, selector, *admin_port, hint);
+        timeout(POD_DEADLINE, forwarded)
+            .await
+            .with_context(|| format!("no port-forward to namespace {namespace} within {} s", POD_DEADLINE.as_secs()))?
+    }
+
+    async fn serve(&self, mut client: TcpStream) -> Result<()> {
+        let ForwardedPort { mut stream, failure, peer } = self.forwarded().await?;
+        // Browsers and Pods end connections at any time.
+        _ = copy_bidirectional(&mut client, &mut stream).await;
+        let Some(failure) = failure else { return Ok(()) };
+        if let Ok(Some(reason)) = timeout(FAILURE_DEADLINE, failure).await {
+            anyhow::bail!("the connection to {peer} failed: {}; does the operator listen there?", reason.trim());
+        }
+        Ok(())
+    }
+}

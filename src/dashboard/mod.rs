@@ -1,0 +1,199 @@
+//! The dashboard: a read-only page about what this process sees and does, which the admin server serves.
+//!
+//! | path                                   | answer |
+//! |----------------------------------------|--------|
+//! | `/dashboard/`                          | the page; its style and its script are files beside it |
+//! | `/dashboard/overview.json`             | readiness, watches, Leases, certificates, LinkerdConfigs |
+//! | `/dashboard/config.json?name=`         | one LinkerdConfig as `explain --workloads` prints it |
+//! | `/dashboard/stream?authority=&token=`  | what a proxy is told about an authority, as server-sent events |
+//!
+//! * In: handles of the parts of the process. Out: responses. Always: nothing is written; no secret is shown; by default
+//!   only a port-forward is served ([`access`](DashboardAccess)); the page loads nothing from elsewhere; the number of
+//!   streams has a limit.
+
+mod access;
+mod config;
+mod live;
+mod overview;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use kube::Client;
+use tokio::sync::Semaphore;
+
+pub use self::{access::DashboardAccess, overview::ElectedLease};
+use self::{config::Explainer, overview::Overview};
+use crate::{client, cluster::Cluster, destination::Multicluster, webhook::ServingCertificate};
+
+/// The path of the page.
+pub const PATH: &str = "/dashboard/";
+
+const PAGE: &str = include_str!("page/index.html");
+const STYLE: &str = include_str!("page/dashboard.css");
+const SCRIPT: &str = include_str!("page/dashboard.js");
+
+/// The number of viewers of an authority at a time.
+const STREAMS: usize = 8;
+/// The largest length of an authority or a token, as in the Destination API's own requests.
+const LONGEST: usize = 1024;
+
+/// The body of a response of the admin server.
+pub type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// The parts of the process that the dashboard shows.
+pub struct DashboardParts {
+    pub access: DashboardAccess,
+    pub identity: String,
+    pub cluster: Option<Cluster>,
+    pub multicluster: Option<Arc<Multicluster>>,
+    pub leases: Vec<ElectedLease>,
+    /// The certificate of the webhooks.
+    pub certificate: Option<Arc<ServingCertificate>>,
+    /// The address of this process's Destination API.
+    pub destination: Option<SocketAddr>,
+}
+
+pub struct Dashboard {
+    parts: DashboardParts,
+    /// `None` if LinkerdConfigs are disabled.
+    explainer: Option<Explainer>,
+    streams: Arc<Semaphore>,
+}
+
+// === impl Dashboard ===
+
+impl Dashboard {
+    /// The namespace is the operator's; `None` if LinkerdConfigs are disabled.
+    pub fn new(parts: DashboardParts, client: &Client, operator_namespace: Option<&str>) -> Self {
+        let explainer = operator_namespace.map(|namespace| Explainer::new(client, namespace));
+        Self { parts, explainer, streams: Arc::new(Semaphore::new(STREAMS)) }
+    }
+
+    /// Answers a request for a path below [`PATH`]. `local` is the address that the client connected to; `readiness` is
+    /// what `/ready` says.
+    pub async fn answer<B>(
+        &self,
+        request: &Request<B>,
+        local: IpAddr,
+        readiness: impl FnOnce() -> (bool, Vec<String>),
+    ) -> Response<AdminBody> {
+        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+        if let Some(why) = access::refusal(self.parts.access, local, host) {
+            return sealed(StatusCode::FORBIDDEN, TEXT, why);
+        }
+        let path = request.uri().path();
+        match path.strip_prefix(PATH) {
+            Some("") => sealed(StatusCode::OK, "text/html; charset=utf-8", PAGE),
+            Some("dashboard.css") => sealed(StatusCode::OK, "text/css; charset=utf-8", STYLE),
+            Some("dashboard.js") => sealed(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
+            Some("overview.json") => {
+                let (ready, waiting_for) = readiness();
+                match serde_json::to_vec(&Overview::new(&self.parts, ready, waiting_for)) {
+                    Ok(json) => sealed(StatusCode::OK, JSON, json),
+                    Err(error) => sealed(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+                }
+            }
+            Some("config.json") => self.config(&parameter(request, "name")).await,
+            Some("stream") => self.stream(parameter(request, "authority"), parameter(request, "token")).await,
+            Some(_) => sealed(StatusCode::NOT_FOUND, TEXT, "try /dashboard/\n"),
+            // The page's links are relative to its folder.
+            None => {
+                let mut response = sealed(StatusCode::PERMANENT_REDIRECT, TEXT, "");
+                response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(PATH));
+                response
+            }
+        }
+    }
+
+    async fn config(&self, name: &str) -> Response<AdminBody> {
+        let (Some(cluster), Some(explainer)) = (&self.parts.cluster, &self.explainer) else {
+            return sealed(StatusCode::NOT_FOUND, TEXT, "LinkerdConfigs are disabled: --enable-linkerd-config=false\n");
+        };
+        match explainer.explain(cluster, name).await {
+            Ok(Some(json)) => sealed(StatusCode::OK, JSON, json),
+            Ok(None) => sealed(StatusCode::NOT_FOUND, TEXT, "the LinkerdConfig does not exist\n"),
+            Err(why) => sealed(StatusCode::BAD_GATEWAY, TEXT, format!("{why}\n")),
+        }
+    }
+
+    async fn stream(&self, authority: String, token: String) -> Response<AdminBody> {
+        let Some(destination) = self.parts.destination else {
+            return sealed(StatusCode::NOT_FOUND, TEXT, "discovery is disabled: --enable-destination=false\n");
+        };
+        if authority.is_empty() || authority.len() > LONGEST || token.len() > LONGEST {
+            let text = format!("the parameter authority is missing, or a parameter has more than {LONGEST} bytes\n");
+            return sealed(StatusCode::BAD_REQUEST, TEXT, text);
+        }
+        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
+            let text = format!("{STREAMS} viewers follow authorities already, close one\n");
+            return sealed(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
+        };
+        match live::events(destination, authority, token).await {
+            Ok(events) => {
+                let begin = stream::once(async { Bytes::from_static(b": connected\n\n") });
+                let events = begin.chain(events).map(move |event| {
+                    let _held = &permit;
+                    Ok(Frame::data(event))
+                });
+                respond(StatusCode::OK, "text/event-stream", StreamBody::new(events).boxed_unsync())
+            }
+            Err(error) => sealed(StatusCode::BAD_GATEWAY, TEXT, format!("{}\n", client::describe(&*error))),
+        }
+    }
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// Returns a parameter of the query; empty if it is absent.
+fn parameter<B>(request: &Request<B>, name: &str) -> String {
+    let query = request.uri().query().unwrap_or_default();
+    let found = form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name);
+    found.map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+fn sealed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
+    respond(status, content_type, Full::new(body.into()).boxed_unsync())
+}
+
+/// Returns a response that a browser keeps to itself: no other site may embed or read it, and it runs only the page's
+/// own script.
+fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    for (name, value) in [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    let isolation = http::HeaderName::from_static("cross-origin-resource-policy");
+    response.headers_mut().insert(isolation, HeaderValue::from_static("same-origin"));
+    response
+}
+
+/// Returns an address at which this process reaches its own listener.
+pub fn own_address(listener: SocketAddr) -> SocketAddr {
+    match listener.ip().is_unspecified() {
+        true => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.port()),
+        false => listener,
+    }
+}

@@ -1,0 +1,181 @@
+//! The responses of the dashboard to a browser.
+
+use std::{net::Ipv4Addr, sync::Arc, sync::atomic::Ordering};
+
+use http_body_util::BodyExt;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+use super::{
+    testing::{counted, dashboard},
+    *,
+};
+use crate::{
+    cluster::{Kind, Observer, testing::Feed},
+    explain::testing::INSTALLED,
+    linkerd_config::{LinkerdConfigObserver, RolloutObserver},
+    values::Document,
+};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Returns the response to a request that a port-forward delivers, and its body.
+async fn get(dashboard: &Dashboard, path: &str) -> (Response<()>, String) {
+    let request = Request::builder().uri(path).header(header::HOST, "localhost:50751").body(()).unwrap();
+    let response = dashboard.answer(&request, LOOPBACK, || (true, Vec::new())).await;
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (Response::from_parts(parts, ()), String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn json_of(dashboard: &Dashboard, path: &str) -> Value {
+    let (response, body) = get(dashboard, path).await;
+    assert_eq!(response.status(), StatusCode::OK, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+fn feed() -> Feed {
+    let configs = LinkerdConfigObserver::new("linkerd", &prometheus::Registry::new()).unwrap();
+    let observers = [configs as Arc<dyn Observer>, RolloutObserver::new() as Arc<dyn Observer>];
+    Feed::new(observers)
+}
+
+fn config(name: &str, spec: &Value) -> Event<Value> {
+    Event::Apply(json!({
+        "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+        "metadata": {"name": name, "uid": name, "resourceVersion": "1", "generation": 1}, "spec": spec,
+    }))
+}
+
+fn installed(feed: &mut Feed, values: &str) {
+    let metadata = json!({"name": "linkerd-config", "namespace": "linkerd", "resourceVersion": "1"});
+    feed.apply(Kind::ConfigMap, Event::Apply(json!({"metadata": metadata, "data": {"values": values}})));
+}
+
+#[tokio::test]
+async fn a_client_that_is_no_port_forward_receives_nothing() {
+    let dashboard = dashboard(None, DashboardAccess::PortForward);
+    for path in ["/dashboard/", "/dashboard/overview.json", "/dashboard/dashboard.js", "/dashboard/stream?authority=a"]
+    {
+        let request = Request::builder().uri(path).header(header::HOST, "localhost").body(()).unwrap();
+        let response = dashboard.answer(&request, IpAddr::from([10, 42, 0, 7]), || (true, Vec::new())).await;
+        assert_eq!(response.status(), StatusCode::FORBIDDEN, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_page_runs_only_its_own_script_and_loads_nothing_from_elsewhere() {
+    let dashboard = dashboard(None, DashboardAccess::PortForward);
+    let (redirect, _) = get(&dashboard, "/dashboard").await;
+    assert_eq!(redirect.headers()[header::LOCATION], "/dashboard/");
+    for path in ["/dashboard/", "/dashboard/dashboard.css", "/dashboard/dashboard.js"] {
+        let (response, body) = get(&dashboard, path).await;
+        let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(response.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        for outside in ["http://", "https://", "innerHTML", "style=", "<script>"] {
+            assert!(!body.contains(outside), "{path} has {outside}");
+        }
+    }
+    assert_eq!(get(&dashboard, "/dashboard/other").await.0.status(), StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn the_overview_names_the_linkerd_config_in_effect() {
+    let mut feed = feed();
+    feed.apply(Kind::LinkerdConfig, config("mesh", &json!({"priority": 1})));
+    feed.apply(Kind::LinkerdConfig, config("other", &json!({"mode": "Observe"})));
+    let overview =
+        json_of(&dashboard(Some(&feed.cluster), DashboardAccess::PortForward), "/dashboard/overview.json").await;
+    assert_eq!((&overview["identity"], &overview["ready"]), (&json!("operator-1"), &json!(true)));
+    let configs = overview["linkerdConfigs"].as_array().unwrap();
+    let rows: Vec<_> = configs.iter().map(|row| (&row["name"], &row["mode"], &row["inEffect"])).collect();
+    let (mesh, other) = (json!("mesh"), json!("other"));
+    assert_eq!(rows, [(&mesh, &json!("Enforce"), &json!(true)), (&other, &json!("Observe"), &json!(false))]);
+}
+
+#[tokio::test]
+async fn a_hundred_linkerd_configs_are_listed_and_the_rest_is_counted() {
+    let mut feed = feed();
+    for number in 0..103 {
+        feed.apply(Kind::LinkerdConfig, config(&format!("c{number:03}"), &json!({})));
+    }
+    let overview =
+        json_of(&dashboard(Some(&feed.cluster), DashboardAccess::PortForward), "/dashboard/overview.json").await;
+    assert_eq!(overview["linkerdConfigs"].as_array().unwrap().len(), 100);
+    assert_eq!(overview["moreLinkerdConfigs"], 3);
+}
+
+#[tokio::test]
+async fn a_linkerd_config_is_explained_with_the_source_of_its_values_and_without_secrets() {
+    let mut feed = feed();
+    installed(&mut feed, INSTALLED);
+    let env = json!([{"name": "TOKEN", "value": "TOP-SECRET"}]);
+    feed.apply(Kind::LinkerdConfig, config("mesh", &json!({"proxy": {"logLevel": "debug", "additionalEnv": env}})));
+    let dashboard = dashboard(Some(&feed.cluster), DashboardAccess::PortForward);
+    let explained = json_of(&dashboard, "/dashboard/config.json?name=mesh").await;
+    assert_eq!(explained["name"], "mesh");
+    let values = explained["values"].as_array().unwrap();
+    let level = values.iter().find(|row| row["path"] == "proxy.logLevel").unwrap();
+    assert_eq!(
+        (&level["from"], &level["effective"], &level["changes"]),
+        (&json!("spec"), &json!("debug"), &json!(true))
+    );
+    assert!(!explained.to_string().contains("TOP-SECRET"), "{explained}");
+    assert_eq!(get(&dashboard, "/dashboard/config.json?name=none").await.0.status(), StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn viewers_share_one_computation_and_workloads_that_need_attention_are_first() {
+    let mut feed = feed();
+    installed(&mut feed, INSTALLED);
+    let marker = Document::parse(INSTALLED).unwrap().injection_hash().to_string();
+    feed.apply(Kind::LinkerdConfig, config("mesh", &json!({"proxy": {"logLevel": "debug"}})));
+    feed.apply(Kind::Namespace, Event::Apply(json!({"metadata": {"name": "app"}})));
+    for number in 0..520 {
+        let (name, labels) = (format!("w{number:03}"), json!({"config.linkerd.io/reconcile": "auto"}));
+        // The last one has opted in, all others have not.
+        let labels = if number == 519 { labels } else { json!({}) };
+        let inject = json!({"linkerd.io/inject": "enabled"});
+        feed.apply(
+            Kind::Deployment,
+            Event::Apply(json!({
+                "metadata": {"name": name, "namespace": "app", "uid": name, "resourceVersion": "1", "generation": 1,
+                    "labels": labels},
+                "spec": {"replicas": 1, "template": {"metadata": {"annotations": inject}}},
+                "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1},
+            })),
+        );
+        let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}]);
+        let container = json!({"name": "linkerd-proxy", "image": "proxy:1", "env": [{"name": "LINKERD_CONFIG_HASH", "value": marker}]});
+        feed.apply(
+            Kind::Pod,
+            Event::Apply(json!({
+                "metadata": {"name": format!("{name}-1"), "namespace": "app", "creationTimestamp": "2026-11-21T10:00:00Z", "ownerReferences": owner,
+                    "labels": {"linkerd.io/control-plane-ns": "linkerd"}, "annotations": inject},
+                "spec": {"containers": [container]}, "status": {"phase": "Running"},
+            })),
+        );
+    }
+    let (dashboard, requests) = counted(Some(&feed.cluster), DashboardAccess::PortForward);
+    let explained = json_of(&dashboard, "/dashboard/config.json?name=mesh").await;
+    let workloads = explained["workloads"].as_array().unwrap();
+    assert_eq!((workloads.len(), &explained["moreWorkloads"]), (500, &json!(20)));
+    assert_eq!((&workloads[0]["name"], &workloads[0]["decision"]), (&json!("w519"), &json!("Pending")));
+    assert_eq!(workloads[1]["decision"], "NotSelected");
+    assert_eq!(json_of(&dashboard, "/dashboard/config.json?name=mesh").await, explained);
+    assert_eq!(requests.load(Ordering::Relaxed), 1, "the second viewer receives the result of the first");
+}
+
+#[tokio::test]
+async fn a_part_that_is_disabled_says_so() {
+    let dashboard = dashboard(None, DashboardAccess::PortForward);
+    for (path, flag) in [
+        ("/dashboard/config.json?name=mesh", "--enable-linkerd-config=false"),
+        ("/dashboard/stream?authority=web.app:80", "--enable-destination=false"),
+    ] {
+        let (response, body) = get(&dashboard, path).await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        assert!(body.contains(flag), "{body}");
+    }
+}

@@ -1,0 +1,78 @@
+//! What a LinkerdConfig changes, where each value is from, and what the rollout decides about each workload.
+//!
+//! * In: the objects that the controller works on. Out: a document, and its text. Always: the controller's own functions
+//!   decide; nothing is written; no secret is shown.
+
+mod canary;
+pub mod output;
+pub mod print;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod workloads;
+
+use std::sync::Arc;
+
+use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
+
+use crate::{
+    cluster::{
+        State,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
+    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles},
+};
+
+/// The objects of one LinkerdConfig.
+pub struct ExplainInput {
+    pub config: Arc<LinkerdConfig>,
+    /// The resource in effect for the ConfigMap; with a manifest, the one after the manifest is applied.
+    pub winner: Option<Arc<LinkerdConfig>>,
+    /// Whether the resource is from the API server and not from a manifest.
+    pub applied: bool,
+    pub live: Option<Arc<ConfigMap>>,
+    /// `Err` is the reason why the newest base cannot be read.
+    pub base: Result<Option<Base>, String>,
+    pub bundle: Option<Arc<str>>,
+    /// The document that a rollback would restore.
+    pub predecessor: Option<Predecessor>,
+    /// Set to explain the workloads, too.
+    pub workloads: Option<WorkloadsInput>,
+    pub now: Timestamp,
+}
+
+/// The objects that rollouts work on.
+pub struct WorkloadsInput {
+    pub state: State,
+    pub operator_namespace: Arc<str>,
+}
+
+// === impl ExplainInput ===
+
+impl ExplainInput {
+    /// Returns the objects of a resource: the state has LinkerdConfigs and ConfigMaps, and `revisions` are the saved
+    /// bases of its ConfigMap.
+    pub fn new(config: &Arc<LinkerdConfig>, state: &State, revisions: &[ControllerRevision]) -> Self {
+        let target = &config.target;
+        Self {
+            predecessor: Predecessor::find(&config.status, revisions),
+            winner: active::of(&state.linkerd_configs, target).cloned(),
+            applied: true,
+            live: state.config_maps.get(target).cloned(),
+            base: Base::newest(revisions),
+            bundle: state.config_maps.trust_roots(&target.namespace).and_then(|roots| roots.bundle.clone()),
+            config: Arc::clone(config),
+            workloads: None,
+            now: Timestamp::now(),
+        }
+    }
+
+    /// Returns the saved bundles of trust anchors; without any, the present one.
+    fn trust_bundles(&self) -> TrustBundles {
+        let saved = self.base.as_ref().ok().and_then(Option::as_ref).map(|base| base.trust_bundles.clone());
+        let mut bundles = saved.unwrap_or_default();
+        if bundles.is_empty() {
+            bundles.observe(self.bundle.as_deref(), None, None);
+        }
+        bundles
+    }
+}
