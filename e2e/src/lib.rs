@@ -21,6 +21,7 @@ mod component;
 pub mod configs;
 pub mod control_plane;
 pub mod crd;
+pub mod dashboard;
 pub mod discovery;
 mod etcd;
 pub mod executable;

@@ -4,6 +4,11 @@ mod cases;
 mod check;
 mod cli;
 mod crd;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod dashboard;
 mod discovery;
 mod drop_in;
 mod explain;
