@@ -48,6 +48,11 @@ mod proxy_injector;
     clippy::indexing_slicing,
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
+mod release;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
 mod validation;
 mod values_yaml;
 #[allow(
