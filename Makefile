@@ -16,6 +16,10 @@ endif
 ifndef HELM
 HELM = $(eval HELM := $(shell command -v helm 2>/dev/null || { $(CONTROL_PLANE) helm-path; }))$(HELM)
 endif
+# The same for crane.
+ifndef CRANE
+CRANE = $(eval CRANE := $(shell command -v crane 2>/dev/null || { $(CONTROL_PLANE) crane-path; }))$(CRANE)
+endif
 CHARTS := charts/linkerd-operator-crds charts/linkerd-operator
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
 HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
@@ -84,6 +88,7 @@ test: ## Run all tests of CI: check, the end-to-end tests on a real control plan
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase helm $(TARGET)/debug/control-plane build-helm; \
 	phase prometheus $(TARGET)/debug/control-plane build-prometheus; \
+	phase "crane and Krew" $(TARGET)/debug/control-plane build-release-tools; \
 	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
 	phase "soak for a minute" $(TARGET)/debug/soak 1; \
 	phase demo $(TARGET)/debug/demo; \
@@ -202,11 +207,17 @@ image: ## Build the container image without docker and registry: IMAGE=linkerd-o
 	$(CARGO) build --quiet --locked --workspace --bin image; \
 	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
-# The version of both charts is that of Cargo.toml: `make check` compares them.
+PACKAGES ?= dist
+# The default of the chart's value image.repository.
+CHART_IMAGE ?=
+
+# The version of both charts is that of Cargo.toml: `make check` compares them. Helm writes the current time into a
+# package, so Helm only checks the charts here.
 .PHONY: helm-package
-helm-package: ## Package both Helm charts: dist/linkerd-operator-VERSION.tgz and dist/linkerd-operator-crds-VERSION.tgz
+helm-package: ## Package both Helm charts, also as OCI image layouts: dist/NAME-VERSION.tgz and dist/NAME-VERSION-oci.tar (CHART_IMAGE=repository of the image)
 	@$(HELM) lint --strict $(CHARTS)
-	@$(HELM) package $(CHARTS) --destination dist
+	@$(CARGO) build --quiet --locked --workspace --bin chart
+	@$(STAMP); $(TARGET)/debug/chart '$(PACKAGES)' '$(CHART_IMAGE)' $(CHARTS)
 
 ##@ Install
 
@@ -327,12 +338,13 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 ARCH = $(patsubst aarch64%,arm64,$(patsubst x86_64%,amd64,$(HOST)))
 REGISTRY ?= registry.example.com/team
 RELEASE := dist/release
+RELEASE_URL ?= https://github.com/linkerd/linkerd-operator/releases/download/v$(VERSION)
 RELEASE_NAME = linkerd-operator-$(VERSION)
 TOOLS := $(abspath $(TARGET)/tools)
 CARGO_AUDITABLE := 0.7.7
 CARGO_CYCLONEDX := 0.5.9
 # A tar archive that is the same in each build of one commit.
-TAR = tar --sort=name --mtime="@$$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar
+TAR = tar --sort=name --mtime="@$$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar
 
 .PHONY: version
 version: ## Print the version, which Cargo.toml has
@@ -351,23 +363,57 @@ release-artifacts: release-tools ## Write the files of a release for this host's
 	@rm -rf $(RELEASE); mkdir -p $(RELEASE)
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) image BUILD="auditable build" IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) \
 		IMAGE_TAR=$(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar
-	@$(STAMP); folder=dist/$(RELEASE_NAME)-linux-$(ARCH); rm -rf $$folder; mkdir -p $$folder/man $$folder/completion; \
-	cp $(STATIC) LICENSE $$folder/; \
+	@$(MAKE) release-cli
+	@$(MAKE) build-installer IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) >/dev/null; cp dist/install.yaml $(RELEASE)/
+	@$(KUBECTL) kustomize crd > $(RELEASE)/crds.yaml
+	@$(MAKE) helm-package PACKAGES=$(RELEASE) CHART_IMAGE=$(REGISTRY)/linkerd-operator >/dev/null
+	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) sbom >/dev/null; cp $(TARGET)/sbom/linkerd-operator.cdx.json $(RELEASE)/$(RELEASE_NAME).cdx.json
+	@$(MAKE) krew-manifest checksums
+
+# Packs the binary STATIC, with the notices of the image.
+.PHONY: release-cli
+release-cli:
+	@$(STAMP); name=$(RELEASE_NAME)-linux-$(ARCH); parent=$$(mktemp -d); trap "rm -rf $$parent" EXIT; folder=$$parent/$$name; \
+	mkdir -p $$folder/man $$folder/completion; \
+	cp $(STATIC) $$folder/linkerd-operator; cp LICENSE $$folder/; \
 	tar -xOf $(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar layer.tar | tar -xOf - THIRD-PARTY-NOTICES > $$folder/THIRD-PARTY-NOTICES; \
 	$(STATIC) _man-pages $$folder/man; \
 	for shell in bash zsh fish; do $(STATIC) completion $$shell > $$folder/completion/linkerd-operator.$$shell; done; \
-	$(TAR) -C dist -cf - $$(basename $$folder) | gzip -n > $(RELEASE)/$(RELEASE_NAME)-linux-$(ARCH).tar.gz
-	@$(MAKE) build-installer IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) >/dev/null; cp dist/install.yaml $(RELEASE)/
-	@$(KUBECTL) kustomize crd > $(RELEASE)/crds.yaml
-# Helm writes the current time into a package, and the chart of a release has the image of the release.
-	@$(MAKE) helm-package >/dev/null; $(STAMP); \
-	for chart in linkerd-operator-crds linkerd-operator; do \
-		rm -rf dist/chart; mkdir dist/chart; tar -xzf dist/$$chart-$(VERSION).tgz -C dist/chart; \
-		sed -i '/^image:/,/^[a-z]/s|^  repository: ""|  repository: $(REGISTRY)/linkerd-operator|' dist/chart/$$chart/values.yaml; \
-		$(TAR) -C dist/chart -cf - $$chart | gzip -n > $(RELEASE)/$$chart-$(VERSION).tgz; \
-	done; rm -rf dist/chart
-	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) sbom >/dev/null; cp $(TARGET)/sbom/linkerd-operator.cdx.json $(RELEASE)/$(RELEASE_NAME).cdx.json
-	@cd $(RELEASE); sha256sum -- * > SHA256SUMS; cat SHA256SUMS
+	$(TAR) -C $$parent -cf - $$name | gzip -n > $(RELEASE)/$$name.tar.gz
+
+# One plugin for the architectures whose archives are in RELEASE. Krew needs the license beside the binary. It refuses a
+# file of another name, and versions without `v`.
+.PHONY: krew-manifest
+krew-manifest: ## Write the manifest of the kubectl plugin for Krew: dist/release/linkerd-operator.yaml (RELEASE_URL=address of the files)
+	@{ cat .krew.yaml; \
+		printf '  version: v%s\n  platforms:\n' '$(VERSION)'; \
+		for archive in $(RELEASE)/$(RELEASE_NAME)-linux-*.tar.gz; do \
+			arch=$${archive##*-linux-}; sum=$$(sha256sum < "$$archive"); \
+			printf '    - selector: {matchLabels: {os: linux, arch: %s}}\n' "$${arch%.tar.gz}"; \
+			printf '      uri: %s/%s\n      sha256: %s\n' '$(RELEASE_URL)' "$${archive##*/}" "$${sum%% *}"; \
+			printf '      bin: linkerd-operator\n      files:\n'; \
+			for file in linkerd-operator LICENSE THIRD-PARTY-NOTICES; do printf '        - {from: "*/%s", to: .}\n' $$file; done; \
+		done; } > $(RELEASE)/linkerd-operator.yaml
+	@echo $(RELEASE)/linkerd-operator.yaml
+
+.PHONY: checksums
+checksums:
+	@cd $(RELEASE); rm -f SHA256SUMS; sha256sum -- * > SHA256SUMS; cat SHA256SUMS
+
+# Pushes what is in RELEASE, and builds nothing.
+.PHONY: publish
+publish: ## Push the images and charts of dist/release to a registry with crane: REGISTRY=registry.example.com/team (crane auth login first)
+	@image=$(REGISTRY)/linkerd-operator:$(VERSION); manifests=(); \
+	for archive in $(RELEASE)/$(RELEASE_NAME)-image-*.tar; do \
+		arch=$${archive##*-image-}; arch=$${arch%.tar}; \
+		$(CRANE) push "$$archive" "$$image-$$arch"; manifests+=(--manifest "$$image-$$arch"); \
+	done; \
+	$(CRANE) index append "$${manifests[@]}" --tag "$$image"
+	@layout=$$(mktemp -d); trap "rm -rf $$layout" EXIT; \
+	for chart in $(notdir $(CHARTS)); do \
+		rm -rf $$layout/*; tar -xf $(RELEASE)/$$chart-$(VERSION)-oci.tar -C $$layout; \
+		$(CRANE) push $$layout $(REGISTRY)/charts/$$chart:$(VERSION); \
+	done
 
 ##@ Supply chain
 

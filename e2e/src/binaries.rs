@@ -1,9 +1,10 @@
 //! Finds the Kubernetes binaries, or builds them once from `e2e/controlplane` into the user's cache. The node's
-//! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, and Prometheus from
-//! `e2e/prometheus`, because they require other versions of Kubernetes' libraries.
+//! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, Prometheus from
+//! `e2e/prometheus`, crane from `e2e/crane` and Krew from `e2e/krew`, because they require other versions of common
+//! libraries.
 //!
 //! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain and
-//!   `E2E_KUBERNETES`, which selects another version of Kubernetes. Helm and Prometheus always need a Go toolchain.
+//!   `E2E_KUBERNETES`, which selects another version of Kubernetes. The other tools always need a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
 //! * Always: an interrupted build leaves no incomplete file under a tool's name, and two processes never build
 //!   concurrently.
@@ -103,6 +104,26 @@ const PROMETHEUS: Set = Set {
     minutes: "five minutes",
 };
 
+/// A client of registries, and a registry for tests.
+const CRANE: Set = Set {
+    name: "crane",
+    module: "crane",
+    kubernetes: KUBERNETES_VERSION,
+    tools: &[("crane", "github.com/google/go-containerregistry/cmd/crane")],
+    tags: "",
+    minutes: "a minute",
+};
+
+/// The manager of kubectl's plugins.
+const KREW: Set = Set {
+    name: "krew",
+    module: "krew",
+    kubernetes: KUBERNETES_VERSION,
+    tools: &[("krew", "sigs.k8s.io/krew/cmd/krew")],
+    tags: "",
+    minutes: "half a minute",
+};
+
 /// The directory of the tools. [`Binaries::tool`] fails with instructions when a tool is missing.
 #[derive(Clone, Debug)]
 pub struct Binaries {
@@ -143,6 +164,16 @@ impl Binaries {
     /// Finds or builds Prometheus and promtool.
     pub fn find_or_build_prometheus() -> Result<Self> {
         Self::cached(&PROMETHEUS)
+    }
+
+    /// Finds or builds crane.
+    pub fn find_or_build_crane() -> Result<Self> {
+        Self::cached(&CRANE)
+    }
+
+    /// Finds or builds Krew.
+    pub fn find_or_build_krew() -> Result<Self> {
+        Self::cached(&KREW)
     }
 
     fn cached(set: &'static Set) -> Result<Self> {

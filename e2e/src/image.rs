@@ -4,16 +4,13 @@
 //!   `kind load image-archive`, `podman load` and `ctr images import`.
 //! * Always: the same input produces the same bytes; the only timestamps are the given ones.
 
-use std::{collections::BTreeMap, io::Write};
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
-use flate2::{Compression, write::GzEncoder};
+use anyhow::Result;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use tar::{Builder, EntryType, Header};
 
-/// The mode of all files except programs.
-const MODE: u32 = 0o644;
+use crate::archive::{Archive, DATA, PROGRAM, digest, gzip};
+
 const LAYER: &str = "layer.tar";
 /// `CAP_NET_ADMIN` and `CAP_NET_RAW` as effective capabilities of a file: `struct vfs_cap_data` of linux/capability.h, as
 /// `setcap cap_net_admin,cap_net_raw+ep` writes it.
@@ -58,23 +55,23 @@ impl Image {
         let config = serde_json::to_vec(&self.config(&layer))?;
         let config_name = format!("{}.json", digest(&config));
         let manifest = json!([{"Config": config_name, "RepoTags": [self.reference], "Layers": [LAYER]}]);
-        let mut archive = Builder::new(Vec::new());
-        self.append(&mut archive, &config_name, MODE, &config)?;
-        self.append(&mut archive, LAYER, MODE, &layer)?;
-        self.append(&mut archive, "manifest.json", MODE, &serde_json::to_vec(&manifest)?)?;
-        Ok(archive.into_inner()?)
+        let mut archive = Archive::new(self.modified);
+        archive.append(&config_name, DATA, &config)?;
+        archive.append(LAYER, DATA, &layer)?;
+        archive.append("manifest.json", DATA, &serde_json::to_vec(&manifest)?)?;
+        archive.finish()
     }
 
     fn layer(&self) -> Result<Vec<u8>> {
-        let mut layer = Builder::new(Vec::new());
+        let mut layer = Archive::new(self.modified);
         for file in &self.files {
             if file.kind == FileKind::NetworkProgram {
-                layer.append_pax_extensions([("SCHILY.xattr.security.capability", &NETWORK_CAPABILITIES[..])])?;
+                layer.extended_attribute("security.capability", &NETWORK_CAPABILITIES)?;
             }
-            let mode = if file.kind == FileKind::Data { MODE } else { 0o755 };
-            self.append(&mut layer, file.path.trim_start_matches('/'), mode, &file.content)?;
+            let mode = if file.kind == FileKind::Data { DATA } else { PROGRAM };
+            layer.append(file.path.trim_start_matches('/'), mode, &file.content)?;
         }
-        Ok(layer.into_inner()?)
+        layer.finish()
     }
 
     fn config(&self, layer: &[u8]) -> Value {
@@ -87,24 +84,11 @@ impl Image {
             "history": [{"created": self.created, "created_by": self.entrypoint}],
         })
     }
-
-    fn append(&self, archive: &mut Builder<Vec<u8>>, path: &str, mode: u32, content: &[u8]) -> Result<()> {
-        let mut header = Header::new_ustar();
-        header.set_entry_type(EntryType::Regular);
-        header.set_mode(mode);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(self.modified);
-        header.set_size(u64::try_from(content.len())?);
-        archive.append_data(&mut header, path, content).with_context(|| format!("packing {path}"))
-    }
 }
 
 /// The size of the gzipped archive, approximately as a registry stores it and a node pulls it.
 pub fn compressed_len(archive: &[u8]) -> Result<usize> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    encoder.write_all(archive)?;
-    Ok(encoder.finish()?.len())
+    Ok(gzip(archive)?.len())
 }
 
 /// The architecture of this host, as images name it.
@@ -114,10 +98,6 @@ pub fn architecture() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

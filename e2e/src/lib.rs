@@ -13,10 +13,12 @@
 //!   that process ends.
 
 pub mod answers;
+pub mod archive;
 pub mod attack;
 pub mod binaries;
 pub mod cases;
 mod certificate;
+pub mod chart;
 mod component;
 pub mod configs;
 pub mod control_plane;

@@ -1,13 +1,14 @@
-//! `control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path | helm-path`: the Kubernetes of
-//! the tests, for manual use.
+//! `control-plane build | build-node | build-helm | build-prometheus | build-release-tools | run | kubectl-path |
+//! helm-path | crane-path`: the Kubernetes of the tests, and other programs, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.
 //! * `build-helm`: does the same for Helm 3 and 4.
 //! * `build-prometheus`: does the same for Prometheus and promtool.
+//! * `build-release-tools`: does the same for crane and Krew.
 //! * `run`: starts everything with three nodes, and runs until Ctrl-C.
 //! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
-//! * `helm-path`: the same for Helm 4.
+//! * `helm-path` and `crane-path`: the same for Helm 4 and crane.
 
 use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};
@@ -20,19 +21,16 @@ async fn main() -> Result<()> {
         Some("build-node") => build("the kubelet and kube-proxy", Binaries::find_or_build_node).await,
         Some("build-helm") => build("Helm 3 and 4", Binaries::find_or_build_helm).await,
         Some("build-prometheus") => build("Prometheus and promtool", Binaries::find_or_build_prometheus).await,
+        Some("build-release-tools") => {
+            build("crane", Binaries::find_or_build_crane).await?;
+            build("Krew", Binaries::find_or_build_krew).await
+        }
         Some("run") => run().await,
-        Some("kubectl-path") => {
-            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
-            println!("{}", binaries.tool("kubectl")?.display());
-            Ok(())
-        }
-        Some("helm-path") => {
-            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??;
-            println!("{}", binaries.tool("helm4")?.display());
-            Ok(())
-        }
+        Some("kubectl-path") => print_path("kubectl", Binaries::find_or_build).await,
+        Some("helm-path") => print_path("helm4", Binaries::find_or_build_helm).await,
+        Some("crane-path") => print_path("crane", Binaries::find_or_build_crane).await,
         _ => bail!(
-            "usage: control-plane build | build-node | build-helm | build-prometheus | run | kubectl-path | helm-path"
+            "usage: control-plane build | build-node | build-helm | build-prometheus | build-release-tools | run | kubectl-path | helm-path | crane-path"
         ),
     }
 }
@@ -40,6 +38,12 @@ async fn main() -> Result<()> {
 async fn build(what: &str, binaries: fn() -> Result<Binaries>) -> Result<()> {
     let binaries = tokio::task::spawn_blocking(binaries).await??;
     eprintln!("{what} are in {}", binaries.directory().display());
+    Ok(())
+}
+
+async fn print_path(tool: &str, binaries: fn() -> Result<Binaries>) -> Result<()> {
+    let binaries = tokio::task::spawn_blocking(binaries).await??;
+    println!("{}", binaries.tool(tool)?.display());
     Ok(())
 }
 

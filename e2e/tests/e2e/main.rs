@@ -15,6 +15,11 @@ mod explain;
 mod external_workload;
 mod fault_proxy;
 mod faults;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod from_nothing;
 mod harness;
 #[allow(
     clippy::indexing_slicing,
@@ -49,6 +54,11 @@ mod profile;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod proxy_injector;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod release;
 #[allow(
     clippy::indexing_slicing,
     reason = "a panic reports its location; indexing JSON by an absent field returns null"

@@ -19,14 +19,14 @@ use serde_json::Value;
 use tokio::process::Command;
 
 const DEADLINE: Duration = Duration::from_secs(150);
-const OPERATOR: &str = "linkerd-operator";
-const CRDS: &str = "linkerd-operator-crds";
-const VERSIONS: [&str; 2] = ["helm3", "helm4"];
+pub(crate) const OPERATOR: &str = "linkerd-operator";
+pub(crate) const CRDS: &str = "linkerd-operator-crds";
+pub(crate) const VERSIONS: [&str; 2] = ["helm3", "helm4"];
 /// The image of the kustomizations.
 const IMAGE: [&str; 2] = ["image.repository=linkerd-operator", "image.tag=dev"];
 
 /// One version of Helm, for a cluster.
-struct Helm<'a> {
+pub(crate) struct Helm<'a> {
     binary: PathBuf,
     control_plane: &'a ControlPlane,
 }
@@ -34,13 +34,13 @@ struct Helm<'a> {
 // === impl Helm ===
 
 impl<'a> Helm<'a> {
-    async fn new(version: &str, control_plane: &'a ControlPlane) -> Result<Self> {
+    pub(crate) async fn new(version: &str, control_plane: &'a ControlPlane) -> Result<Self> {
         let binary = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??.tool(version)?;
         Ok(Self { binary, control_plane })
     }
 
     /// Returns whether Helm succeeded, its stdout, and its stderr.
-    async fn output(&self, args: &[&str]) -> Result<(bool, String, String)> {
+    pub(crate) async fn output(&self, args: &[&str]) -> Result<(bool, String, String)> {
         let mut command = Command::new(&self.binary);
         command.args(args).env_clear().env("KUBECONFIG", self.control_plane.kubeconfig());
         command.env("HOME", self.control_plane.directory()).stdin(Stdio::null()).kill_on_drop(true);
@@ -49,7 +49,7 @@ impl<'a> Helm<'a> {
         Ok((output.status.success(), text(&output.stdout), text(&output.stderr)))
     }
 
-    async fn run(&self, args: &[&str]) -> Result<String> {
+    pub(crate) async fn run(&self, args: &[&str]) -> Result<String> {
         let (success, stdout, stderr) = self.output(args).await?;
         ensure!(success, "helm {}: {}", args.join(" "), stderr.trim());
         Ok(stdout)
@@ -77,7 +77,7 @@ impl<'a> Helm<'a> {
 }
 
 /// The path of a chart of the repository.
-fn path(chart: &str) -> String {
+pub(crate) fn path(chart: &str) -> String {
     in_repository(&format!("charts/{chart}"))
 }
 

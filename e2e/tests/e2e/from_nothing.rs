@@ -1,0 +1,195 @@
+//! The page that leads from nothing to a mesh and back: its commands are run as they stand. Linkerd's own are left out,
+//! and its objects that the operator needs are applied instead.
+
+use std::{os::unix::fs::symlink, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::{
+    ControlPlane, Options,
+    binaries::Binaries,
+    eventually,
+    mesh::SOON,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository, path_to_repository},
+};
+use serde_json::Value;
+use tokio::{process::Command, time::timeout};
+
+use crate::manifests::components::{lacks_nothing, start_manager};
+
+const PAGE: &str = include_str!("../../../docs/src/install/from-nothing.md");
+const DEADLINE: Duration = Duration::from_secs(180);
+/// The most commands of a section.
+const MOST: usize = 10;
+
+/// What a command of the page needs.
+#[derive(Debug, PartialEq, Eq)]
+enum Needs {
+    Cluster,
+    /// Linkerd's CLI, or what only the internet has.
+    Linkerd,
+    /// Pods with containers.
+    Containers,
+}
+
+/// The commands of a section, in order, with their numbers checked.
+fn commands(section: &str) -> Result<Vec<(Needs, String)>> {
+    let (_, rest) = PAGE.split_once(&format!("\n## {section}\n")).with_context(|| format!("no section {section}"))?;
+    let section = rest.split("\n## ").next().unwrap_or_default();
+    let mut commands = Vec::new();
+    for (number, step) in (1..).zip(section.split("```sh\n").collect::<Vec<_>>().windows(2)) {
+        let [before, after] = step else { bail!("no step") };
+        ensure!(before.contains(&format!("\n{number}. ")), "step {number} has another number");
+        let block = after.split("```").next().unwrap_or_default();
+        let command = block.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+        let needs = match command.split_whitespace().next() {
+            Some("linkerd") => Needs::Linkerd,
+            Some("kubectl") if command.contains("https://") => Needs::Linkerd,
+            Some("linkerd-operator") => Needs::Containers,
+            Some("kubectl" | "helm" | "make") => Needs::Cluster,
+            _ => bail!("unknown command {command:?}"),
+        };
+        commands.push((needs, command.trim().to_owned()));
+    }
+    ensure!((5..=MOST).contains(&commands.len()), "{} commands", commands.len());
+    Ok(commands)
+}
+
+struct Cluster {
+    control_plane: ControlPlane,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// A cluster with simulated nodes and without Linkerd, and a folder with the programs that the page uses.
+    async fn start(helm: &str) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::full()).await?;
+        for node in ["node-a", "node-b"] {
+            control_plane.add_node(node, node).await?;
+        }
+        let tools = control_plane.directory().join("tools");
+        tokio::fs::create_dir(&tools).await?;
+        let helm = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??.tool(helm)?;
+        symlink(helm, tools.join("helm"))?;
+        symlink(control_plane.kubectl_path()?, tools.join("kubectl"))?;
+        Ok(Self { control_plane })
+    }
+
+    /// The objects of Linkerd on which the operator depends.
+    async fn install_linkerd(&self) -> Result<()> {
+        self.control_plane.install_crds("crd/linkerd").await?;
+        self.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let sample = in_repository("config/samples/linkerd.yaml");
+        self.control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &sample]).await.map(drop)
+    }
+
+    /// Runs one command of the page with `sh`, in the checkout.
+    async fn run(&self, command: &str) -> Result<()> {
+        let directory = self.control_plane.directory();
+        let mut line = command.to_owned();
+        if line.starts_with("make ") {
+            // The deployed kustomization must not be in the checkout, which other runs may use.
+            let overlay = directory.join("overlay");
+            tokio::fs::create_dir_all(&overlay).await?;
+            line += &format!(" OVERLAY={} OVERLAY_BASE={}", overlay.display(), path_to_repository(&overlay)?);
+        }
+        let mut shell = Command::new("sh");
+        shell.args(["-e", "-u", "-c", &line]).current_dir(in_repository("")).stdin(Stdio::null()).kill_on_drop(true);
+        // If make runs the tests, its variables must not apply to this run.
+        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "KUBECTL", "HELM"] {
+            shell.env_remove(variable);
+        }
+        let path = std::env::var("PATH").unwrap_or_default();
+        shell.env("PATH", format!("{}:{path}", directory.join("tools").display()));
+        shell.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", directory);
+        let output = timeout(DEADLINE, shell.output()).await.with_context(|| line.clone())??;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        ensure!(output.status.success(), "{line}\n{text}");
+        Ok(())
+    }
+
+    /// Runs the commands of a section that need only a cluster. Returns their number.
+    async fn follow(&self, section: &str) -> Result<usize> {
+        let mut count = 0;
+        for (_, command) in commands(section)?.iter().filter(|(needs, _)| *needs == Needs::Cluster) {
+            self.run(command).await?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Waits until the operator has done what the page says, with a process in the place of a Pod.
+    async fn reconciles(&self) -> Result<()> {
+        let get = ["-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", "json"];
+        let deployments: Value = serde_json::from_str(&self.control_plane.kubectl(&get).await?)?;
+        let deployments = deployments["items"].as_array().context("items")?;
+        let image = &deployments[0]["spec"]["template"]["spec"]["containers"][0]["image"];
+        assert_eq!(image, &format!("registry.example.com/team/linkerd-operator:{}", env!("CARGO_PKG_VERSION")));
+        let mut manager =
+            start_manager(&self.control_plane, deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &[]).await?;
+        lacks_nothing(&mut manager).await?;
+        eventually(SOON, "the document and the EndpointSlice of the page", async || {
+            let values = ["-n", "linkerd", "get", "configmap", "linkerd-config", "-o", "jsonpath={.data.values}"];
+            let values = self.control_plane.kubectl(&values).await?;
+            ensure!(values.contains("accessLog: apache") || values.contains(r#""accessLog":"apache""#), "{values}");
+            let slices = self.control_plane.kubectl(&["-n", "mixed", "get", "endpointslices"]).await?;
+            let ours = slices.lines().find(|line| line.starts_with("linkerd-external-legacy-"));
+            ensure!(ours.is_some_and(|line| line.contains("192.0.2.11,192.0.2.12")), "{slices}");
+            Ok(())
+        })
+        .await?;
+        let active =
+            ["get", "linkerdconfig", "mesh", "-o", "jsonpath={.status.conditions[?(@.type==\"Accepted\")].status}"];
+        assert_eq!(self.control_plane.kubectl(&active).await?, "True");
+        Ok(())
+    }
+
+    /// Checks that only Linkerd is left.
+    async fn has_nothing_of_the_operator(&self) -> Result<()> {
+        let kinds = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
+            validatingadmissionpolicybindings,customresourcedefinitions,roles,rolebindings,leases";
+        let left = self.control_plane.kubectl(&["get", kinds, "--all-namespaces", "-o", "name"]).await?;
+        let left: Vec<_> =
+            left.lines().filter(|name| name.contains("linkerd-operator") || name.contains("linkerdconfig")).collect();
+        ensure!(left.is_empty(), "{left:?}");
+        self.control_plane.kubectl(&["get", "namespace", "linkerd"]).await.map(drop)
+    }
+
+    async fn there_and_back(&self, way: &str, forth: usize, back: usize) -> Result<()> {
+        self.install_linkerd().await?;
+        assert_eq!(self.follow(&format!("With {way}")).await?, forth);
+        self.reconciles().await?;
+        assert_eq!(self.follow(&format!("Back from {way}")).await?, back);
+        self.has_nothing_of_the_operator().await
+    }
+}
+
+#[test]
+fn a_section_begins_with_linkerd_and_its_way_back_ends_with_it() -> Result<()> {
+    for way in ["Helm", "kustomize"] {
+        let forth = commands(&format!("With {way}"))?;
+        let needs = |commands: &[(Needs, String)]| commands.iter().all(|(needs, _)| *needs == Needs::Linkerd);
+        ensure!(
+            needs(&forth[..4]) && forth[forth.len() - 1] == (Needs::Containers, "linkerd-operator check".to_owned())
+        );
+        let back = commands(&format!("Back from {way}"))?;
+        ensure!(needs(&back[back.len() - 2..]) && !needs(&back[..1]), "{back:?}");
+        assert_eq!(forth[1].1.split(" --crds").next(), Some("linkerd install"));
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_3_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
+    Cluster::start("helm3").await?.there_and_back("Helm", 5, 7).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_4_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
+    Cluster::start("helm4").await?.there_and_back("Helm", 5, 7).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kustomize_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
+    Cluster::start("helm4").await?.there_and_back("kustomize", 4, 3).await
+}
