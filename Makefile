@@ -119,6 +119,18 @@ e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_
 	@$(PHASE); phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "against Linkerd" $(TARGET)/debug/linkerd
 
+# It is not part of `make test`: a browser comes from no registry of Rust or Go.
+.PHONY: e2e-dashboard
+e2e-dashboard: build ## Open the dashboard in headless Chromium (make e2e-dashboard-packages, or CHROMIUM=PATH; SCREENSHOTS=FOLDER)
+	@$(PHASE); $(TARGET)/debug/browser check; \
+	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "the dashboard in Chromium" $(TARGET)/debug/browser $(SCREENSHOTS)
+
+.PHONY: e2e-dashboard-packages
+e2e-dashboard-packages: ## Install the Debian package that e2e-dashboard needs, with apt-get
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium
+
 OTHER_VERSION = $(abspath $(TARGET)/other-version)
 
 # It is not part of `make test`: a second build of the operator takes about as long as all unit tests, and an older

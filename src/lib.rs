@@ -12,8 +12,9 @@
 //! the watch like any other write. The cache publishes changes; each job derives its own keys from them. Decisions are
 //! functions from values to values (the controllers' `plan`, the destination's `members`, `view`, `weighted_addr` and
 //! `snapshot`); the code around them reads, waits, writes and serves. [`controller`], [`lease`] and [`events`] are
-//! shared by the controllers, which write only while they are the leader. [`manager`] connects the parts. [`cli`]
-//! prints the endpoints and profiles that a proxy receives, and the changes that a LinkerdConfig would make.
+//! shared by the controllers, which write only while they are the leader. [`manager`] connects the parts. [`cli`] prints,
+//! and [`dashboard`] shows, the endpoints and profiles that a proxy receives, and the changes that a LinkerdConfig would
+//! make.
 
 pub mod admin;
 pub mod api;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use hyper::{Method, StatusCode};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -61,6 +61,13 @@ impl DashboardWorld {
             objects.extend(workload(name, &labels, marker));
         }
         control_plane.apply(&objects).await?;
+        // Nothing runs the Deployments, so this is what their controller would write.
+        let deployments: Api<Deployment> = Api::namespaced(control_plane.client().await?, "shop");
+        for name in ["web", "db"] {
+            let status = json!({"status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1,
+                "readyReplicas": 1, "availableReplicas": 1}});
+            deployments.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        }
         LinkerdConfigs::new(&control_plane.client().await?)
             .create("mesh", json!({"proxy": {"logLevel": "debug"}}))
             .await?;

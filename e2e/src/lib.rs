@@ -16,6 +16,7 @@ pub mod answers;
 pub mod archive;
 pub mod attack;
 pub mod binaries;
+pub mod browser;
 pub mod cases;
 mod certificate;
 pub mod chart;

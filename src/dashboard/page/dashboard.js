@@ -37,10 +37,11 @@ function show(id, ...children) {
 function table(caption, columns, rows) {
   const head = columns.map(({ name, number }) => element("th", { scope: "col", class: number && "number" }, name));
   const cell = (row) => ({ name, cell, number, code }) => {
-    const value = cell(row) ?? "";
-    const [content, tone] = Array.isArray(value) ? value : [value];
-    const inner = typeof content === "object" ? content : element("span", { class: tone }, String(content));
-    return element("td", { "data-column": name, class: [number && "number", code && "code"].filter(Boolean).join(" ") }, inner);
+    const value = cell(row);
+    const [content = "", tone] = Array.isArray(value) ? value : [value];
+    const inner = content instanceof Node ? content : element("span", { class: tone }, String(content));
+    const isEmpty = content === "" ? "" : undefined;
+    return element("td", { "data-empty": isEmpty, "data-column": name, class: [number && "number", code && "code"].filter(Boolean).join(" ") }, inner);
   };
   return element("table", {},
     element("caption", {}, caption),
@@ -93,7 +94,7 @@ function showOverview(overview) {
   ], [overview.certificate]));
   show("cluster", table("What is watched here", [
     { name: "Resource", code: true, cell: (it) => it.resource },
-    { name: "State", cell: (it) => [it.state + (it.failingSeconds === undefined ? "" : `, failing for ${duration(it.failingSeconds)}`), WATCH_TONES[it.state]] },
+    { name: "State", cell: (it) => [it.state === "outdated" ? `outdated for ${duration(it.failingSeconds)}` : it.state, WATCH_TONES[it.state]] },
     { name: "Objects", number: true, cell: (it) => it.objects },
     { name: "Problem", cell: (it) => [it.problem, it.state === "not served" ? "quiet" : "bad"] },
   ], overview.watches));
@@ -122,12 +123,21 @@ function expiry(notAfter, now) {
 
 // --- LinkerdConfigs -------------------------------------------------------------------------------------------------
 
-const IS_BAD = { Stalled: "True", Drifted: "True" };
+// Conditions that exist only while they are True: a problem, and warnings. All others are good if they are True.
+const PROBLEMS = ["Stalled"];
+const WARNINGS = ["Canary", "ControlPlaneMismatch", "SuspectBase", "VersionSkew"];
+// False while a rollout takes place.
+const TAKES_TIME = ["RolloutComplete"];
+
+function tone({ type, status }) {
+  if (status === "Unknown" || WARNINGS.includes(type)) return "wait";
+  if ((status === "True") !== PROBLEMS.includes(type)) return "good";
+  return TAKES_TIME.includes(type) ? "wait" : "bad";
+}
 
 function condition(it) {
-  const isBad = it.type in IS_BAD ? it.status === IS_BAD[it.type] : it.status === "False";
-  const tone = it.status === "Unknown" ? "wait" : isBad ? "bad" : "good";
-  return element("li", {}, element("span", { class: tone }, `${it.type} ${it.status}: ${it.reason}`), it.message && `, ${it.message}`);
+  const state = element("span", { class: tone(it) }, `${it.type} ${it.status}: ${it.reason}`);
+  return element("li", {}, state, it.message && `, ${it.message}`);
 }
 
 let chosen = address.searchParams.get("config") ?? undefined;
