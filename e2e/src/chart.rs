@@ -143,6 +143,9 @@ fn read_folder(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().into_string().ok().context("a name is not UTF-8")?;
+        // Helm would pack it, too.
+        let is_leftover = name.starts_with('.') || name.ends_with('~');
+        ensure!(!is_leftover, "{} is not part of the chart: remove it", entry.path().display());
         if entry.file_type()?.is_dir() {
             read_folder(&entry.path(), &format!("{prefix}{name}/"), files)?;
         } else {

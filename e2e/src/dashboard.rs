@@ -136,6 +136,20 @@ impl Followed {
         };
         timeout(DEADLINE, read).await.with_context(|| format!("no event {name} within {DEADLINE:?}"))?
     }
+
+    /// Waits until the response ends.
+    pub async fn ends(&mut self) -> Result<()> {
+        let read = async {
+            // The last chunk has no bytes.
+            while let Some(line) = self.0.next_line().await? {
+                if line == "0" {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        timeout(DEADLINE, read).await.with_context(|| format!("the response did not end within {DEADLINE:?}"))?
+    }
 }
 
 /// Sends one GET with this `Host`, and returns the status.

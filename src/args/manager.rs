@@ -18,7 +18,7 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
-    /// Who may see the dashboard, a read-only page at /dashboard/ of --admin-addr
+    /// Clients that can open the dashboard, a read-only page at /dashboard/ of --admin-addr
     #[arg(long, env = "LINKERD_OPERATOR_DASHBOARD", value_name = "ACCESS", default_value = "port-forward")]
     pub dashboard: DashboardAccess,
 

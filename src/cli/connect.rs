@@ -102,11 +102,7 @@ impl Connector {
         }
         let destination = match &self.target {
             ConnectTarget::Address(address) => DestinationClient::connect(address).await?,
-            ConnectTarget::Pod { pods, namespace, selector } => {
-                timeout(POD_DEADLINE, connect_to_pod(pods, namespace, selector)).await.with_context(|| {
-                    format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
-                })??
-            }
+            ConnectTarget::Pod { pods, namespace, selector } => connect_to_pod(pods, namespace, selector).await?,
         };
         Ok(open.insert(destination).clone())
     }
@@ -127,6 +123,19 @@ async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Res
 /// # Errors
 /// Fails if no pod is ready, or if the API server refuses the port-forward.
 pub(super) async fn forward(
+    pods: &Api<Pod>,
+    namespace: &str,
+    selector: &str,
+    port: u16,
+    hint: &str,
+) -> Result<ForwardedPort> {
+    let forwarded = forward_soon(pods, namespace, selector, port, hint);
+    timeout(POD_DEADLINE, forwarded).await.with_context(|| {
+        format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
+    })?
+}
+
+async fn forward_soon(
     pods: &Api<Pod>,
     namespace: &str,
     selector: &str,

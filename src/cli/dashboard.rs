@@ -7,6 +7,7 @@
 use std::{
     convert::Infallible,
     io::{IsTerminal, stdout},
+    mem,
     net::Ipv4Addr,
     process::ExitCode,
     sync::Arc,
@@ -17,6 +18,7 @@ use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::{
     io::copy_bidirectional,
@@ -31,14 +33,10 @@ use super::{
     connect::{ForwardedPort, forward},
     until_interrupted, write,
 };
-use crate::{client, dashboard};
+use crate::{client, dashboard, destination_client::FAILURE_DEADLINE};
 
 /// The number of connections at a time. A browser opens six to one host.
 const CONNECTIONS: usize = 32;
-/// The deadline for listing the pods and opening a port-forward through the API server and the kubelet.
-const POD_DEADLINE: Duration = Duration::from_secs(15);
-/// The deadline for the reason of a failed port-forward, which may arrive after its end.
-const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct DashboardArgs {
@@ -71,6 +69,8 @@ struct DashboardTarget {
     pods: Api<Pod>,
     args: DashboardArgs,
     places: Arc<Semaphore>,
+    /// Why the last connection failed, if it did.
+    failure: Mutex<Option<String>>,
 }
 
 pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
@@ -78,7 +78,12 @@ pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
     // The read timeout would close an idle connection.
     config.read_timeout = None;
     let pods = Api::namespaced(client::client(config, &Registry::new())?, &args.namespace);
-    let target = Arc::new(DashboardTarget { pods, args, places: Arc::new(Semaphore::new(CONNECTIONS)) });
+    let target = Arc::new(DashboardTarget {
+        pods,
+        args,
+        places: Arc::new(Semaphore::new(CONNECTIONS)),
+        failure: Mutex::default(),
+    });
     // Before the address is printed, so that a missing Pod or permission ends the command.
     drop(target.forwarded().await?);
     let port = target.args.port;
@@ -86,8 +91,10 @@ pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
     let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{port}: choose another --port"))?;
     let url = format!("http://localhost:{}{}", listener.local_addr()?.port(), dashboard::PATH);
     write(&format!("{url}\n"))?;
-    if stdout().is_terminal() && !target.args.no_browser {
-        if let Err(error) = open::that_detached(&url) {
+    if stdout().is_terminal() {
+        if !target.args.no_browser
+            && let Err(error) = open::that_detached(&url)
+        {
             eprintln!("no browser was opened ({error}): open the address above");
         }
         eprintln!("press Ctrl-C to end");
@@ -111,8 +118,11 @@ async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<In
         let target = Arc::clone(&target);
         connections.spawn(async move {
             let _place = place;
-            if let Err(error) = target.serve(stream).await {
-                eprintln!("{}", client::describe(&*error));
+            let failure = target.serve(stream).await.err().map(|error| client::describe(&*error));
+            // The page tries again every two seconds, so a reason is printed once.
+            let before = mem::replace(&mut *target.failure.lock(), failure.clone());
+            if let Some(reason) = failure.as_ref().filter(|_| before != failure) {
+                eprintln!("{reason}");
             }
         });
     }
@@ -123,11 +133,7 @@ async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<In
 impl DashboardTarget {
     async fn forwarded(&self) -> Result<ForwardedPort> {
         let DashboardArgs { namespace, selector, admin_port, .. } = &self.args;
-        let hint = "set --namespace and --selector";
-        let forwarded = forward(&self.pods, namespace, selector, *admin_port, hint);
-        timeout(POD_DEADLINE, forwarded)
-            .await
-            .with_context(|| format!("no port-forward to namespace {namespace} within {} s", POD_DEADLINE.as_secs()))?
+        forward(&self.pods, namespace, selector, *admin_port, "set --namespace and --selector").await
     }
 
     async fn serve(&self, mut client: TcpStream) -> Result<()> {

@@ -27,7 +27,7 @@ pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
 pub use watch::{Clients, FAILURE_CLASSES, WatchMetrics, WatchProblem};
 
-/// What one watch has, for a person.
+/// The state of one watch, for a person.
 #[derive(Clone, Debug)]
 pub struct WatchReport {
     pub kind: Kind,
@@ -37,7 +37,7 @@ pub struct WatchReport {
     pub is_listed: bool,
     /// Whether the kind is optional and the API server does not serve it.
     pub is_not_served: bool,
-    /// For how long the watch has been failing.
+    /// The time for which the watch has been failing.
     pub failing_for: Option<Duration>,
     pub problem: Option<String>,
 }
@@ -145,7 +145,7 @@ impl Cluster {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
 
-    /// Returns what each watch has.
+    /// Returns the state of each watch.
     pub fn watch_reports(&self) -> Vec<WatchReport> {
         let report = |watch: &channel::Receiver<watch::WatchStatus>| {
             let status = watch.borrow().clone();

@@ -1,6 +1,6 @@
-//! Who may see the dashboard. Pure.
+//! Access to the dashboard. Pure.
 //!
-//! * In: the setting, the address that a client connected to, the header `Host`. Out: why the request is refused.
+//! * In: the setting, the address that a client connected to, its headers. Out: why the request is refused.
 //! * Always: by default only a port-forward is served. It connects to a loopback address in the Pod's network, which no
 //!   other Pod can reach.
 
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use clap::ValueEnum;
 
-/// Who may see the dashboard.
+/// The clients that can open the dashboard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DashboardAccess {
     /// Only clients that connect to a loopback address, as a port-forward does
@@ -23,8 +23,15 @@ pub enum DashboardAccess {
 ///
 /// A page of another site that the same browser shows must not read the dashboard through a name of its own that
 /// resolves to 127.0.0.1 (DNS rebinding), so a port-forward needs a name of the loopback in `Host`.
-pub(super) fn refusal(access: DashboardAccess, local: IpAddr, host: Option<&str>) -> Option<&'static str> {
+pub(super) fn refusal(
+    access: DashboardAccess,
+    local: IpAddr,
+    host: Option<&str>,
+    fetch_site: Option<&str>,
+) -> Option<&'static str> {
     match access {
+        // Browsers say so of a request that a page of another site makes.
+        _ if fetch_site == Some("cross-site") => Some("the dashboard is not served to pages of other sites\n"),
         DashboardAccess::Off => Some("the dashboard is off: --dashboard=off\n"),
         DashboardAccess::Network => None,
         DashboardAccess::PortForward if !local.to_canonical().is_loopback() => {
@@ -52,7 +59,7 @@ mod tests {
     use super::*;
 
     fn is_served(access: DashboardAccess, local: &str, host: &str) -> bool {
-        refusal(access, local.parse().unwrap(), Some(host)).is_none()
+        refusal(access, local.parse().unwrap(), Some(host), None).is_none()
     }
 
     #[test]
@@ -74,7 +81,17 @@ mod tests {
         for host in ["", "evil.example", "evil.example:9996", "localhost.evil.example", "10.0.0.1", "localhost:x"] {
             assert!(!is_served(DashboardAccess::PortForward, "127.0.0.1", host), "{host}");
         }
-        assert!(refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), None).is_some());
+        assert!(refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), None, None).is_some());
+    }
+
+    #[test]
+    fn a_page_of_another_site_is_refused_and_a_link_typed_by_a_person_is_served() {
+        for access in [DashboardAccess::PortForward, DashboardAccess::Network] {
+            let is_served =
+                |site| refusal(access, IpAddr::from([127, 0, 0, 1]), Some("localhost"), Some(site)).is_none();
+            assert!(is_served("same-origin") && is_served("none"));
+            assert!(!is_served("cross-site"));
+        }
     }
 
     #[test]

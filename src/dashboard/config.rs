@@ -1,10 +1,15 @@
 //! One LinkerdConfig: where each value is from, what drifted, and each workload with its place in the rollout.
 //!
 //! * In: the cached objects, and the saved bases from the API server. Out: what `explain --workloads` prints as JSON.
-//! * Always: one computation at a time, whose result serves all viewers for [`FRESH`]; the lock of the state is held for
-//!   a bounded number of workloads.
+//! * Always: one computation at a time, whose result, also a failure, serves all viewers for [`FRESH`]; the lock of the
+//!   state is held for a bounded number of workloads.
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -17,14 +22,17 @@ use tokio::{
 };
 
 use crate::{
+    api::NamespacedName,
     client,
-    cluster::Cluster,
-    explain::{ExplainInput, output::ExplainOutput, workloads::WorkloadRow},
+    cluster::{Cluster, kinds::linkerd_config::LinkerdConfig},
+    explain::{CachedObjects, ExplainInput, output::ExplainOutput, workloads::WorkloadRow},
     linkerd_config::{base::Base, rollout},
 };
 
-/// How long a result is used again. A cluster may have ten thousand workloads.
+/// For how long a result is used again. A cluster may have ten thousand workloads.
 const FRESH: Duration = Duration::from_secs(3);
+/// The largest number of results that are kept.
+const KEPT: usize = 16;
 /// The deadline for the list of saved bases.
 const BASES_DEADLINE: Duration = Duration::from_secs(5);
 /// The number of workloads that are explained while the state is locked.
@@ -32,17 +40,14 @@ const AT_ONCE: usize = 32;
 /// The largest number of workloads on the page. Those that need attention are first.
 const SHOWN: usize = 500;
 
-/// Explains LinkerdConfigs, and keeps the last result.
+/// The JSON of a LinkerdConfig, or a sentence about what failed.
+type Explained = Result<Bytes, String>;
+
+/// Explains LinkerdConfigs, and keeps the latest results.
 pub(super) struct Explainer {
     client: Client,
     operator_namespace: Arc<str>,
-    last: Mutex<Option<Explained>>,
-}
-
-struct Explained {
-    name: String,
-    at: Instant,
-    json: Bytes,
+    kept: Mutex<BTreeMap<Arc<str>, (Instant, Explained)>>,
 }
 
 #[derive(Serialize)]
@@ -58,33 +63,33 @@ struct ConfigOutput {
 
 impl Explainer {
     pub(super) fn new(client: &Client, operator_namespace: &str) -> Self {
-        Self { client: client.clone(), operator_namespace: operator_namespace.into(), last: Mutex::default() }
+        Self { client: client.clone(), operator_namespace: operator_namespace.into(), kept: Mutex::default() }
     }
 
     /// Returns the JSON of a resource; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// Returns a sentence if the saved bases cannot be listed.
-    pub(super) async fn explain(&self, cluster: &Cluster, name: &str) -> Result<Option<Bytes>, String> {
-        let mut last = self.last.lock().await;
-        if let Some(known) = last.as_ref().filter(|known| known.name == name && known.at.elapsed() < FRESH) {
-            return Ok(Some(known.json.clone()));
+    pub(super) async fn explain(&self, cluster: &Cluster, name: &str) -> Option<Explained> {
+        let mut kept = self.kept.lock().await;
+        kept.retain(|_, (since, _)| since.elapsed() < FRESH);
+        if let Some((_, explained)) = kept.get(name) {
+            return Some(explained.clone());
         }
-        let Some(config) = cluster.read().linkerd_configs.by_name(name).cloned() else { return Ok(None) };
-        let target = &config.target;
-        let revisions: Api<ControllerRevision> = Api::namespaced(self.client.clone(), &target.namespace);
-        let params = ListParams::default().labels(&Base::selector(&target.name));
-        let failed = |why: String| format!("cannot list ControllerRevisions in namespace {}: {why}", target.namespace);
-        let revisions = match timeout(BASES_DEADLINE, revisions.list(&params)).await {
-            Ok(Ok(revisions)) => revisions.items,
-            Ok(Err(error)) => return Err(failed(client::describe(&error))),
-            Err(_) => return Err(failed(format!("no answer within {} s", BASES_DEADLINE.as_secs()))),
-        };
-        let input = ExplainInput::new(&config, &cluster.read(), &revisions);
+        let config = cluster.read().linkerd_configs.by_name(name).cloned()?;
+        let explained = self.compute(cluster, &config).await;
+        if kept.len() < KEPT {
+            kept.insert(Arc::clone(&config.name), (Instant::now(), explained.clone()));
+        }
+        Some(explained)
+    }
+
+    async fn compute(&self, cluster: &Cluster, config: &Arc<LinkerdConfig>) -> Explained {
+        let revisions = self.revisions(&config.target).await?;
+        let cached = CachedObjects::of(&cluster.read(), &config.target);
+        let input = ExplainInput::new(config, cached, &revisions);
         let (mut explained, rollout) = ExplainOutput::of_values(&input, false, Some(&self.operator_namespace));
         let mut more_workloads = 0;
         if let Some(mut rollout) = rollout {
-            let namespaces: Vec<Arc<str>> =
+            // In the order in which workloads are restarted.
+            let namespaces: BTreeSet<Arc<str>> =
                 cluster.read().namespaces.iter().map(|namespace| Arc::clone(&namespace.name)).collect();
             for namespace in namespaces {
                 let workloads: Vec<_> = rollout::workloads_in(cluster, &namespace).await.into_iter().collect();
@@ -99,17 +104,26 @@ impl Explainer {
                 }
             }
             let mut output = rollout.finish();
-            // A stable sort: workloads that wait stay in the order in which they are restarted.
+            // A stable sort: workloads that wait stay in that order.
             output.workloads.sort_by_key(|row| Reverse(attention(row)));
             more_workloads = output.workloads.len().saturating_sub(SHOWN);
             output.workloads.truncate(SHOWN);
             explained.workloads = Some(output);
         }
-        let json =
-            serde_json::to_vec(&ConfigOutput { explained, more_workloads }).map_err(|error| error.to_string())?;
-        let json = Bytes::from(json);
-        *last = Some(Explained { name: name.to_owned(), at: Instant::now(), json: json.clone() });
-        Ok(Some(json))
+        let json = serde_json::to_vec(&ConfigOutput { explained, more_workloads });
+        json.map(Bytes::from).map_err(|error| error.to_string())
+    }
+
+    /// Lists the saved bases of a ConfigMap.
+    async fn revisions(&self, target: &NamespacedName) -> Result<Vec<ControllerRevision>, String> {
+        let revisions: Api<ControllerRevision> = Api::namespaced(self.client.clone(), &target.namespace);
+        let params = ListParams::default().labels(&Base::selector(&target.name));
+        let why = match timeout(BASES_DEADLINE, revisions.list(&params)).await {
+            Ok(Ok(revisions)) => return Ok(revisions.items),
+            Ok(Err(error)) => client::describe(&error),
+            Err(_) => format!("no answer within {} s", BASES_DEADLINE.as_secs()),
+        };
+        Err(format!("cannot list ControllerRevisions in namespace {}: {why}", target.namespace))
     }
 }
 

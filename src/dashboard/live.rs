@@ -1,14 +1,18 @@
-//! What a proxy is told about an authority, as it changes: server-sent events.
+//! The endpoints and the profile that a proxy receives for an authority, as server-sent events.
 //!
 //! * In: an authority, a context token. Out: the differences that the messages of `Get` and `GetProfile` make.
-//! * Always: the process asks its own Destination API over a socket, as a proxy does; a viewer that does not read holds
-//!   its streams back. An end of the response makes the browser connect again, and the first differences of a response
-//!   are the whole state.
+//! * Always: they come from the process's own Destination API, over a socket, as for a proxy; a viewer that does not read
+//!   holds its streams back. The response ends when one of the streams ends, so that the browser connects again, and the
+//!   first differences of a response are the whole state. A stream that is refused for good does not end the other one.
 
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt, stream};
+use futures::{
+    Stream, StreamExt,
+    future::{pending, ready},
+    stream::{self, BoxStream},
+};
 use serde::Serialize;
 use serde_json::json;
 use tonic::Streaming;
@@ -19,7 +23,7 @@ use crate::destination_client::{
     profile::{ProfileChange, ProfileState},
 };
 
-/// The largest number of endpoints that one event lists. The page shows as many.
+/// The largest number of new or changed endpoints that one event lists. The page shows as many.
 const SHOWN: usize = 1_000;
 
 /// A kind of stream, and its events.
@@ -44,10 +48,15 @@ struct EndpointsEvent {
 enum Progress<T: AuthorityState> {
     Begin(DestinationClient),
     Open(Streaming<T::Message>, T),
+    /// The stream was refused, and would be refused again.
+    Refused,
     End,
 }
 
-/// Returns the events of both streams.
+/// Returns the events of both streams, until one of them ends.
+///
+/// # Errors
+/// Fails if the Destination API cannot be reached.
 pub(super) async fn events(
     destination: SocketAddr,
     authority: String,
@@ -55,23 +64,27 @@ pub(super) async fn events(
 ) -> anyhow::Result<impl Stream<Item = Bytes> + Send> {
     let client = DestinationClient::connect(&destination.to_string()).await?;
     let endpoints = of_stream::<EndpointsState>(client.clone(), authority.clone(), with_clusters(&token));
-    Ok(stream::select(endpoints, of_stream::<ProfileState>(client, authority, token)))
+    let profile = of_stream::<ProfileState>(client, authority, token);
+    let until_end = |events: BoxStream<'static, Bytes>| events.map(Some).chain(stream::iter([None]));
+    let both = stream::select(until_end(endpoints), until_end(profile));
+    Ok(both.take_while(|event| ready(event.is_some())).filter_map(ready))
 }
 
 fn of_stream<T: Live + 'static>(
     client: DestinationClient,
     authority: String,
     token: String,
-) -> impl Stream<Item = Bytes> + Send {
+) -> BoxStream<'static, Bytes> {
     stream::unfold(Progress::<T>::Begin(client), move |progress| {
         let request = destination_request(&authority, &token);
         async move {
             let (mut messages, mut state) = match progress {
                 Progress::Begin(client) => match T::open(&client, request).await {
                     Ok(messages) => (messages, T::default()),
-                    Err(status) => return Some((refused(T::EVENT, &status.into()), Progress::End)),
+                    Err(status) => return Some(refused::<T>(&status.into())),
                 },
                 Progress::Open(messages, state) => (messages, state),
+                Progress::Refused => pending().await,
                 Progress::End => return None,
             };
             loop {
@@ -82,7 +95,7 @@ fn of_stream<T: Live + 'static>(
                         return Some((event, Progress::Open(messages, state)));
                     }
                     Ok(None) => return None,
-                    Err(status) => return Some((refused(T::EVENT, &status.into()), Progress::End)),
+                    Err(status) => return Some(refused::<T>(&status.into())),
                 }
             }
         }
@@ -90,10 +103,11 @@ fn of_stream<T: Live + 'static>(
     .boxed()
 }
 
-/// Returns the event that a stream was refused or failed.
-fn refused(of: &str, error: &DestinationError) -> Bytes {
-    let data = json!({"of": of, "temporary": error.is_temporary(), "message": error.code_and_message()});
-    event("refused", &data.to_string())
+/// Returns the event that a stream was refused or failed, and what follows it.
+fn refused<T: Live>(error: &DestinationError) -> (Bytes, Progress<T>) {
+    let is_temporary = error.is_temporary();
+    let data = json!({"of": T::EVENT, "temporary": is_temporary, "message": error.code_and_message()});
+    (event("refused", &data.to_string()), if is_temporary { Progress::End } else { Progress::Refused })
 }
 
 /// Returns an event as bytes. JSON has no line feeds, so the data is one line.

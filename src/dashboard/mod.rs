@@ -5,7 +5,7 @@
 //! | `/dashboard/`                          | the page; its style and its script are files beside it |
 //! | `/dashboard/overview.json`             | readiness, watches, Leases, certificates, LinkerdConfigs |
 //! | `/dashboard/config.json?name=`         | one LinkerdConfig as `explain --workloads` prints it |
-//! | `/dashboard/stream?authority=&token=`  | what a proxy is told about an authority, as server-sent events |
+//! | `/dashboard/stream?authority=&token=`  | the endpoints and the profile that a proxy receives, as server-sent events |
 //!
 //! * In: handles of the parts of the process. Out: responses. Always: nothing is written; no secret is shown; by default
 //!   only a port-forward is served ([`access`](DashboardAccess)); the page loads nothing from elsewhere; the number of
@@ -90,8 +90,8 @@ impl Dashboard {
         local: IpAddr,
         readiness: impl FnOnce() -> (bool, Vec<String>),
     ) -> Response<AdminBody> {
-        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-        if let Some(why) = access::refusal(self.parts.access, local, host) {
+        let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+        if let Some(why) = access::refusal(self.parts.access, local, text("host"), text("sec-fetch-site")) {
             return sealed(StatusCode::FORBIDDEN, TEXT, why);
         }
         let path = request.uri().path();
@@ -123,9 +123,9 @@ impl Dashboard {
             return sealed(StatusCode::NOT_FOUND, TEXT, "LinkerdConfigs are disabled: --enable-linkerd-config=false\n");
         };
         match explainer.explain(cluster, name).await {
-            Ok(Some(json)) => sealed(StatusCode::OK, JSON, json),
-            Ok(None) => sealed(StatusCode::NOT_FOUND, TEXT, "the LinkerdConfig does not exist\n"),
-            Err(why) => sealed(StatusCode::BAD_GATEWAY, TEXT, format!("{why}\n")),
+            Some(Ok(json)) => sealed(StatusCode::OK, JSON, json),
+            None => sealed(StatusCode::NOT_FOUND, TEXT, "the LinkerdConfig does not exist\n"),
+            Some(Err(why)) => sealed(StatusCode::BAD_GATEWAY, TEXT, format!("{why}\n")),
         }
     }
 

@@ -36,7 +36,7 @@ pub(super) struct Overview {
     now: Timestamp,
     ready: bool,
     waiting_for: Vec<String>,
-    /// Whether this process answers what proxies are told.
+    /// Whether this process has a Destination API.
     serves_destination: bool,
     watches: Vec<WatchRow>,
     clusters: Vec<ClusterRow>,
@@ -62,10 +62,13 @@ struct WatchRow {
 
 /// Another cluster.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ClusterRow {
     name: String,
     problems: Vec<String>,
     namespaces: Vec<RemoteNamespaceRow>,
+    /// The number of namespaces that are not listed.
+    more_namespaces: usize,
 }
 
 #[derive(Serialize)]
@@ -185,9 +188,14 @@ impl From<RemoteReport> for ClusterRow {
                 objects: watches.iter().map(|watch| watch.objects).sum(),
             }
         };
-        let mut namespaces: Vec<_> = report.namespaces.iter().take(SHOWN).map(namespace).collect();
-        namespaces.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        Self { name: report.name.to_string(), problems: report.problems, namespaces }
+        let mut all: Vec<&(Arc<str>, Cluster)> = report.namespaces.iter().collect();
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        Self {
+            name: report.name.to_string(),
+            problems: report.problems,
+            namespaces: all.iter().take(SHOWN).copied().map(namespace).collect(),
+            more_namespaces: all.len().saturating_sub(SHOWN),
+        }
     }
 }
 

@@ -125,37 +125,43 @@ async fn a_linkerd_config_is_explained_with_the_source_of_its_values_and_without
     assert_eq!(get(&dashboard, "/dashboard/config.json?name=none").await.0.status(), StatusCode::NOT_FOUND);
 }
 
-#[tokio::test]
-async fn viewers_share_one_computation_and_workloads_that_need_attention_are_first() {
+/// Adds a workload whose Pod has the installed configuration.
+fn workload(feed: &mut Feed, namespace: &str, name: &str, has_opted_in: bool) {
+    let labels = if has_opted_in { json!({"config.linkerd.io/reconcile": "auto"}) } else { json!({}) };
+    let inject = json!({"linkerd.io/inject": "enabled"});
+    let deployment = json!({
+        "metadata": {"name": name, "namespace": namespace, "uid": name, "resourceVersion": "1", "generation": 1,
+            "labels": labels},
+        "spec": {"replicas": 1, "template": {"metadata": {"annotations": inject}}},
+        "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1},
+    });
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}]);
+    let marker = Document::parse(INSTALLED).unwrap().injection_hash().to_string();
+    let env = json!([{"name": "LINKERD_CONFIG_HASH", "value": marker}]);
+    let pod = json!({
+        "metadata": {"name": format!("{name}-1"), "namespace": namespace, "creationTimestamp": "2026-11-21T10:00:00Z",
+            "ownerReferences": owner, "labels": {"linkerd.io/control-plane-ns": "linkerd"}, "annotations": inject},
+        "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy:1", "env": env}]},
+        "status": {"phase": "Running"},
+    });
+    feed.apply(Kind::Namespace, Event::Apply(json!({"metadata": {"name": namespace}})));
+    feed.apply(Kind::Deployment, Event::Apply(deployment));
+    feed.apply(Kind::Pod, Event::Apply(pod));
+}
+
+/// A cluster with a LinkerdConfig that changes the configuration of all proxies.
+fn feed_with_change() -> Feed {
     let mut feed = feed();
     installed(&mut feed, INSTALLED);
-    let marker = Document::parse(INSTALLED).unwrap().injection_hash().to_string();
     feed.apply(Kind::LinkerdConfig, config("mesh", &json!({"proxy": {"logLevel": "debug"}})));
-    feed.apply(Kind::Namespace, Event::Apply(json!({"metadata": {"name": "app"}})));
+    feed
+}
+
+#[tokio::test]
+async fn viewers_share_one_computation_and_workloads_that_need_attention_are_first() {
+    let mut feed = feed_with_change();
     for number in 0..520 {
-        let (name, labels) = (format!("w{number:03}"), json!({"config.linkerd.io/reconcile": "auto"}));
-        // The last one has opted in, all others have not.
-        let labels = if number == 519 { labels } else { json!({}) };
-        let inject = json!({"linkerd.io/inject": "enabled"});
-        feed.apply(
-            Kind::Deployment,
-            Event::Apply(json!({
-                "metadata": {"name": name, "namespace": "app", "uid": name, "resourceVersion": "1", "generation": 1,
-                    "labels": labels},
-                "spec": {"replicas": 1, "template": {"metadata": {"annotations": inject}}},
-                "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1},
-            })),
-        );
-        let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}]);
-        let container = json!({"name": "linkerd-proxy", "image": "proxy:1", "env": [{"name": "LINKERD_CONFIG_HASH", "value": marker}]});
-        feed.apply(
-            Kind::Pod,
-            Event::Apply(json!({
-                "metadata": {"name": format!("{name}-1"), "namespace": "app", "creationTimestamp": "2026-11-21T10:00:00Z", "ownerReferences": owner,
-                    "labels": {"linkerd.io/control-plane-ns": "linkerd"}, "annotations": inject},
-                "spec": {"containers": [container]}, "status": {"phase": "Running"},
-            })),
-        );
+        workload(&mut feed, "app", &format!("w{number:03}"), number == 519);
     }
     let (dashboard, requests) = counted(Some(&feed.cluster), DashboardAccess::PortForward);
     let explained = json_of(&dashboard, "/dashboard/config.json?name=mesh").await;
@@ -165,6 +171,21 @@ async fn viewers_share_one_computation_and_workloads_that_need_attention_are_fir
     assert_eq!(workloads[1]["decision"], "NotSelected");
     assert_eq!(json_of(&dashboard, "/dashboard/config.json?name=mesh").await, explained);
     assert_eq!(requests.load(Ordering::Relaxed), 1, "the second viewer receives the result of the first");
+}
+
+#[tokio::test]
+async fn workloads_that_wait_are_in_the_order_of_their_restarts() {
+    let mut feed = feed_with_change();
+    for namespace in ["n4", "n2", "n6", "n1", "n5", "n3"] {
+        workload(&mut feed, namespace, "web", true);
+        workload(&mut feed, namespace, "api", true);
+    }
+    let dashboard = dashboard(Some(&feed.cluster), DashboardAccess::PortForward);
+    let explained = json_of(&dashboard, "/dashboard/config.json?name=mesh").await;
+    let rows = explained["workloads"].as_array().unwrap().iter();
+    let rows: Vec<_> = rows.map(|row| format!("{}/{}", row["namespace"], row["name"]).replace('"', "")).collect();
+    let expected = (1..=6).flat_map(|number| [format!("n{number}/api"), format!("n{number}/web")]);
+    assert_eq!(rows, expected.collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ const ADDRESS_DEADLINE: Duration = Duration::from_secs(5);
 const PING_INTERVAL: Duration = Duration::from_secs(330);
 const PING_DEADLINE: Duration = Duration::from_secs(20);
 /// The deadline for the reason of a failed port-forward, which may arrive after its end.
-const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
+pub const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
 
 /// A connection to a Destination API.
 #[derive(Clone)]

@@ -15,12 +15,20 @@ use std::sync::Arc;
 use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
 
 use crate::{
+    api::NamespacedName,
     cluster::{
         State,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
     linkerd_config::{active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles},
 };
+
+/// The cached objects that one LinkerdConfig is explained with.
+pub struct CachedObjects {
+    winner: Option<Arc<LinkerdConfig>>,
+    live: Option<Arc<ConfigMap>>,
+    bundle: Option<Arc<str>>,
+}
 
 /// The objects of one LinkerdConfig.
 pub struct ExplainInput {
@@ -46,20 +54,33 @@ pub struct WorkloadsInput {
     pub operator_namespace: Arc<str>,
 }
 
+// === impl CachedObjects ===
+
+impl CachedObjects {
+    /// Returns the objects for the ConfigMap that a LinkerdConfig configures. Only copies references, because the state
+    /// may be locked.
+    pub fn of(state: &State, target: &NamespacedName) -> Self {
+        Self {
+            winner: active::of(&state.linkerd_configs, target).cloned(),
+            live: state.config_maps.get(target).cloned(),
+            bundle: state.config_maps.trust_roots(&target.namespace).and_then(|roots| roots.bundle.clone()),
+        }
+    }
+}
+
 // === impl ExplainInput ===
 
 impl ExplainInput {
-    /// Returns the objects of a resource: the state has LinkerdConfigs and ConfigMaps, and `revisions` are the saved
-    /// bases of its ConfigMap.
-    pub fn new(config: &Arc<LinkerdConfig>, state: &State, revisions: &[ControllerRevision]) -> Self {
-        let target = &config.target;
+    /// Returns the input for a resource; `revisions` are the saved bases of its ConfigMap.
+    pub fn new(config: &Arc<LinkerdConfig>, cached: CachedObjects, revisions: &[ControllerRevision]) -> Self {
+        let CachedObjects { winner, live, bundle } = cached;
         Self {
             predecessor: Predecessor::find(&config.status, revisions),
-            winner: active::of(&state.linkerd_configs, target).cloned(),
+            winner,
             applied: true,
-            live: state.config_maps.get(target).cloned(),
+            live,
             base: Base::newest(revisions),
-            bundle: state.config_maps.trust_roots(&target.namespace).and_then(|roots| roots.bundle.clone()),
+            bundle,
             config: Arc::clone(config),
             workloads: None,
             now: Timestamp::now(),

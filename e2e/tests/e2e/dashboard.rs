@@ -13,7 +13,11 @@ use e2e::{
     plain_http,
 };
 use hyper::{Method, StatusCode};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
@@ -90,6 +94,31 @@ async fn an_authority_is_followed_live_and_a_wrong_one_is_refused() -> Result<()
     let message = refused["message"].as_str().unwrap_or_default();
     assert!(refused["temporary"] == false && message.starts_with("InvalidArgument: "), "{refused}");
     Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_ends_the_response_so_that_the_page_connects_again() -> Result<()> {
+    let world = DashboardWorld::start().await?;
+    let pods: Api<Pod> = Api::namespaced(world.control_plane.client().await?, "shop");
+    let give_address = async |pod: &str| {
+        let status = json!({"status": {"phase": "Running", "podIP": "10.9.8.7", "podIPs": [{"ip": "10.9.8.7"}]}});
+        pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await
+    };
+    give_address("web-1").await?;
+    let admin = world.manager.admin_address();
+    let mut followed = eventually(SOON, "a profile of the Pod", async || {
+        let mut followed = Followed::connect(admin, "10.9.8.7:8080").await?;
+        let refused = followed.next("refused").await?;
+        ensure!(refused["of"] == "endpoints" && refused["temporary"] == false, "{refused}");
+        let mut followed = Followed::connect(admin, "10.9.8.7:8080").await?;
+        let profile = followed.next("profile").await?.to_string();
+        ensure!(profile.contains("web-1"), "{profile}");
+        Ok(followed)
+    })
+    .await?;
+    // Now two Pods have the address, so the server ends the stream.
+    give_address("db-1").await?;
+    followed.ends().await
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ use crate::{
             linkerd_config::LinkerdConfig,
         },
     },
-    explain::ExplainInput,
+    explain::{CachedObjects, ExplainInput},
     linkerd_config::{active, base::Base},
     values::manifest,
 };
@@ -64,7 +64,8 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
-    Ok(ExplainInput { applied: file.is_none(), ..ExplainInput::new(&config, &state, &bases.items) })
+    let cached = CachedObjects::of(&state, target);
+    Ok(ExplainInput { applied: file.is_none(), ..ExplainInput::new(&config, cached, &bases.items) })
 }
 
 async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {

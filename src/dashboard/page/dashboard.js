@@ -49,6 +49,11 @@ function table(caption, columns, rows) {
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...columns.map(cell(row))))));
 }
 
+// Sets the text of a live region, which assistive technology reads aloud, only if it differs.
+function say(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text;
+}
+
 const none = (text) => element("p", { class: "quiet" }, text);
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -82,7 +87,7 @@ function showOverview(overview) {
   $("identity").textContent = `${overview.identity}, version ${overview.version} (${overview.commit.slice(0, 12)})`;
   show("ready", overview.ready ? element("strong", { class: "good" }, "Ready") : element("strong", { class: "bad" }, "Not ready"));
   show("waiting", ...overview.waitingFor.map((text) => element("li", { class: "wait" }, text)));
-  show("leases", overview.leases.length === 0 ? none("No job that is enabled needs a Lease.") : table("Who writes", [
+  show("leases", overview.leases.length === 0 ? none("No job that is enabled needs a Lease.") : table("Leases, whose holders write", [
     { name: "Lease", code: true, cell: (it) => `${it.namespace}/${it.name}` },
     { name: "Holder", code: true, cell: (it) => it.holder || ["none", "wait"] },
     { name: "This replica", cell: (it) => (it.leads ? ["leads", "good"] : ["waits", "quiet"]) },
@@ -92,7 +97,7 @@ function showOverview(overview) {
     { name: "For", cell: (it) => it.name },
     { name: "Expires", cell: (it) => expiry(it.notAfter, overview.now) },
   ], [overview.certificate]));
-  show("cluster", table("What is watched here", [
+  show("cluster", table("Watched resources", [
     { name: "Resource", code: true, cell: (it) => it.resource },
     { name: "State", cell: (it) => [it.state === "outdated" ? `outdated for ${duration(it.failingSeconds)}` : it.state, WATCH_TONES[it.state]] },
     { name: "Objects", number: true, cell: (it) => it.objects },
@@ -101,7 +106,7 @@ function showOverview(overview) {
   show("clusters", ...overview.clusters.flatMap((cluster) => [
     element("h3", {}, `Cluster ${cluster.name}`),
     ...cluster.problems.map((problem) => element("p", { class: "bad" }, problem)),
-    cluster.namespaces.length === 0 ? none("No proxy needs a namespace of it now.") : table("Namespaces that proxies need", [
+    cluster.namespaces.length === 0 ? none("No proxy needs a namespace of it now.") : table(`Namespaces that proxies need${cluster.moreNamespaces ? `, ${cluster.moreNamespaces} not listed` : ""}`, [
       { name: "Namespace", code: true, cell: (it) => it.name },
       { name: "State", cell: (it) => [it.state, WATCH_TONES[it.state]] },
       { name: "Objects", number: true, cell: (it) => it.objects },
@@ -109,7 +114,7 @@ function showOverview(overview) {
   ]));
   if (!overview.servesDestination) {
     for (const control of $("follow").elements) control.disabled = true;
-    $("followed").textContent = "This process does not serve discovery: --enable-destination=false.";
+    say("followed", "This process does not serve discovery: --enable-destination=false.");
   }
   showConfigs(overview);
 }
@@ -129,7 +134,9 @@ const WARNINGS = ["Canary", "ControlPlaneMismatch", "SuspectBase", "VersionSkew"
 // False while a rollout takes place.
 const TAKES_TIME = ["RolloutComplete"];
 
-function tone({ type, status }) {
+function tone({ type, status, reason }) {
+  // A resource in reserve: another one is in effect.
+  if (reason === "Conflicted") return "quiet";
   if (status === "Unknown" || WARNINGS.includes(type)) return "wait";
   if ((status === "True") !== PROBLEMS.includes(type)) return "good";
   return TAKES_TIME.includes(type) ? "wait" : "bad";
@@ -152,7 +159,7 @@ function showConfigs(overview) {
     $("rollout-state").textContent = "Without a LinkerdConfig nothing is rolled out.";
     return;
   }
-  if (!configs.some((it) => it.name === chosen)) chosen = (configs.find((it) => it.inEffect) ?? configs[0]).name;
+  chosen ??= (configs.find((it) => it.inEffect) ?? configs[0]).name;
   const choose = (name) => element("button", { type: "button", "aria-pressed": String(name === chosen) }, name);
   show("configs", table(`${plural(configs.length + more, "LinkerdConfig")}${more ? `, ${more} not listed` : ""}`, [
     { name: "Name", cell: (it) => choose(it.name) },
@@ -197,7 +204,6 @@ function showConfig(config) {
 const DECISION_TONES = { Failed: "bad", Updating: "wait", Pending: "wait", Skipped: "quiet", UpToDate: "good" };
 
 function showRollout({ rollout, workloads, moreWorkloads }) {
-  if (rollout === undefined) return;
   const counts = Object.entries(rollout.workloads).filter(([, count]) => count > 0).map(([what, count]) => `${count} ${what}`);
   $("rollout-state").textContent = [rollout.reason, rollout.message, counts.join(", ")].filter(Boolean).join(". ");
   let place = 0;
@@ -218,7 +224,10 @@ async function refreshConfig() {
     const config = await json(`config.json?name=${encodeURIComponent(name)}`);
     if (name === chosen) showConfig(config);
   } catch (error) {
-    if (name === chosen) show("config", element("p", { class: "bad" }, `${name}: ${error.message}`));
+    if (name !== chosen) return;
+    show("config", element("p", { class: "bad" }, `${name}: ${error.message}`));
+    show("workloads");
+    $("rollout-state").textContent = "";
   }
 }
 
@@ -229,49 +238,60 @@ let followed;
 function follow(authority, token) {
   stop();
   const endpoints = new Map();
-  const query = new URLSearchParams({ authority, token });
-  const source = new EventSource(`stream?${query}`);
-  let total = 0;
-  let began = false;
+  const source = new EventSource(`stream?${new URLSearchParams({ authority, token })}`);
+  const state = (text) => say("followed", `${authority}: ${text}`);
+  // The kinds of streams of the open response that have sent a message, and those that were refused for good.
+  let began = new Set();
+  let refused = new Map();
   followed = source;
   $("stop").disabled = false;
   $("changes").replaceChildren();
-  $("followed").textContent = `${authority}: connecting`;
+  state("connecting");
   source.onopen = () => {
     endpoints.clear();
-    began = false;
-    $("followed").textContent = `${authority}: connected, no message yet`;
+    began = new Set();
+    refused = new Map();
+    state("connected, no message yet");
   };
   source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) $("followed").textContent = `${authority}: the request was refused, see linkerd-operator endpoints`;
-    else $("followed").textContent = `${authority}: the connection was lost, connecting again`;
+    const isOver = source.readyState === EventSource.CLOSED;
+    state(isOver ? "the request was refused, see linkerd-operator endpoints" : "the connection was lost, connecting again");
   };
   source.addEventListener("refused", (event) => {
     const { of, message, temporary } = JSON.parse(event.data);
     note(`${of}: ${message}`);
-    if (of === "endpoints") $("followed").textContent = `${authority}: ${message}`;
-    if (!temporary && of === "profile") source.close();
+    if (!temporary) refused.set(of, message);
+    if (began.size === 0) state(message);
+    if (refused.size < 2) return;
+    source.close();
+    state(refused.get("endpoints"));
   });
   source.addEventListener("endpoints", (event) => {
-    const change = JSON.parse(event.data);
-    const key = ({ ip, port }) => (ip.includes(":") ? `[${ip}]:${port}` : `${ip}:${port}`);
-    total = change.total;
-    for (const name of change.removed) endpoints.delete(name);
-    for (const it of [...change.added, ...change.changed]) {
-      if (endpoints.size < SHOWN || endpoints.has(key(it))) endpoints.set(key(it), it);
+    const { total, added, changed, removed, none } = JSON.parse(event.data);
+    for (const name of removed) endpoints.delete(name);
+    for (const it of [...added, ...changed]) {
+      if (endpoints.size < SHOWN || endpoints.has(socket(it))) endpoints.set(socket(it), it);
     }
-    if (change.none) endpoints.clear();
-    if (began) noteEndpoints(change, key);
-    began = true;
-    $("followed").textContent = change.none
-      ? `${authority}: ${change.none.exists ? "the Service has no endpoints" : "the Service does not exist"}`
-      : `${authority}: ${plural(total, "endpoint")}`;
+    if (none) endpoints.clear();
+    if (began.has("endpoints")) noteAll([
+      ...removed.map((name) => `removed ${name}`),
+      ...changed.map((it) => `changed ${socket(it)} ${it.pod}: ${it.differs.join(", ")}`),
+      ...added.map((it) => `added ${socket(it)} ${it.pod}`),
+      ...(none ? [withoutEndpoints(none)] : []),
+    ]);
+    began.add("endpoints");
+    state(none ? withoutEndpoints(none) : plural(total, "endpoint"));
     showEndpoints([...endpoints.values()], total);
   });
   source.addEventListener("profile", (event) => {
     const { profile } = JSON.parse(event.data);
-    show("profile", element("h3", {}, "Profile"), element("pre", { tabindex: "0" }, JSON.stringify(profile, null, 2)));
-    if (began) note("the profile was sent");
+    if ($("profile").firstChild === null) {
+      const text = element("pre", { tabindex: "0", role: "region", "aria-label": "Profile as JSON" });
+      show("profile", element("h3", {}, "Profile"), text);
+    }
+    $("profile").querySelector("pre").textContent = JSON.stringify(profile, null, 2);
+    if (began.has("profile")) note("the profile changed");
+    began.add("profile");
   });
 }
 
@@ -281,28 +301,29 @@ function stop() {
   $("stop").disabled = true;
   show("endpoints");
   show("profile");
-  $("followed").textContent = "";
+  say("followed", "");
 }
 
-function noteEndpoints({ added, changed, removed, none }, key) {
-  if (none) note(none.exists ? "the Service has no endpoints" : "the Service does not exist");
-  for (const it of added) note(`added ${key(it)} ${it.pod}`);
-  for (const it of changed) note(`changed ${key(it)} ${it.pod}: ${it.differs.join(", ")}`);
-  for (const name of removed) note(`removed ${name}`);
+const withoutEndpoints = ({ exists }) => (exists ? "the Service has no endpoints" : "the Service does not exist");
+
+function noteAll(texts) {
+  for (const text of texts.slice(-CHANGES)) note(text);
 }
 
 function note(text) {
   const list = $("changes");
-  $("changes-title").hidden = false;
+  $("history").hidden = false;
   list.prepend(element("li", {}, `${new Date().toISOString().slice(11, 23)} ${text}`));
   while (list.childElementCount > CHANGES) list.lastChild.remove();
 }
+
+const socket = ({ ip, port }) => (ip.includes(":") ? `[${ip}]:${port}` : `${ip}:${port}`);
 
 function showEndpoints(rows, total) {
   rows.sort((one, other) => one.ip.localeCompare(other.ip, undefined, { numeric: true }) || one.port - other.port);
   const more = total - rows.length;
   show("endpoints", rows.length === 0 ? none("No endpoints.") : table(`${plural(total, "endpoint")}${more > 0 ? `, ${more} not listed` : ""}`, [
-    { name: "Address", code: true, cell: (it) => `${it.ip}:${it.port}` },
+    { name: "Address", code: true, cell: socket },
     { name: "Pod", code: true, cell: (it) => it.pod },
     { name: "Service", code: true, cell: (it) => (it.cluster ? `${it.service}@${it.cluster}` : it.service) },
     { name: "Weight", number: true, cell: (it) => it.weight },
@@ -326,6 +347,7 @@ $("follow").addEventListener("submit", (event) => {
 });
 $("stop").addEventListener("click", () => {
   remember("authority");
+  remember("token");
   stop();
 });
 
@@ -339,11 +361,12 @@ every(OVERVIEW_EVERY, async () => {
   try {
     const first = chosen === undefined;
     showOverview(await json("overview.json"));
-    $("connection").textContent = `updated ${new Date().toLocaleTimeString()}`;
+    $("updated").textContent = `updated ${new Date().toLocaleTimeString()}`;
+    say("connection", "connected");
     $("connection").className = "";
     if (first) await refreshConfig();
   } catch (error) {
-    $("connection").textContent = `not reachable: ${error.message}`;
+    say("connection", `not reachable: ${error.message}`);
     $("connection").className = "bad";
   }
 });

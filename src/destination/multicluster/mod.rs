@@ -51,7 +51,7 @@ pub struct Multicluster {
     metrics: WatchMetrics,
 }
 
-/// What this process has of another cluster.
+/// Another cluster, for a person.
 pub struct RemoteReport {
     pub name: Arc<str>,
     pub problems: Vec<String>,
