@@ -1,8 +1,9 @@
 # syntax=docker/dockerfile:1
 # docker build --tag linkerd-operator:dev .            (buildx with --platform linux/amd64,linux/arm64 for both)
 #
-# NOT TESTED: no development host could run `docker build`, neither for amd64 nor for arm64. The tests use `make image`,
-# which packs the same binary without docker.
+# NOT TESTED here: no development host could run `docker build`, neither for amd64 nor for arm64. The release workflow
+# builds it for amd64, and releases nothing if that fails. The tests use `make image`, which packs the same binary without
+# docker.
 
 ARG RUST=1.95
 

@@ -22,6 +22,9 @@ CRANE = $(eval CRANE := $(shell command -v crane 2>/dev/null || { $(CONTROL_PLAN
 endif
 CHARTS := charts/linkerd-operator-crds charts/linkerd-operator
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
+# The target of the image and of a release. Another Linux target needs its standard library and its C compiler: see
+# docs/src/install/image.md.
+TRIPLE ?= $(HOST)
 HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
 MARK := app.kubernetes.io/managed-by=linkerd-operator
 # The deployed image, and the namespaces as in config/default and config/control-plane.
@@ -200,10 +203,16 @@ build: ## Build the debug binaries of the operator and its tests
 STAMP = export LINKERD_OPERATOR_COMMIT="$$(git describe --always --abbrev=40 --exclude='*' --dirty)"; \
 	export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}"; \
 	export LINKERD_OPERATOR_BUILD_DATE="$$(date -u -d "@$$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)"
-STATIC = $(TARGET)/$(HOST)/release/linkerd-operator
+STATIC = $(TARGET)/$(TRIPLE)/release/linkerd-operator
 
 # On arm64, kernels have pages of up to 64 KiB (2^16), and jemalloc ends the process if its own pages are smaller.
-STATIC_ENV = $(STAMP); $(if $(filter aarch64%,$(HOST)),export JEMALLOC_SYS_WITH_LG_PAGE=16;)
+STATIC_ENV = $(STAMP); $(if $(filter aarch64%,$(TRIPLE)),export JEMALLOC_SYS_WITH_LG_PAGE=16;)
+CROSS = $(filter-out $(HOST),$(TRIPLE))
+# As Debian names the cross compiler: aarch64-linux-gnu-gcc for aarch64-unknown-linux-gnu.
+CROSS_GCC = $(subst -unknown-,-,$(TRIPLE))-gcc
+CROSS_NAME = $(subst -,_,$(TRIPLE))
+CROSS_ENV = $(if $(CROSS),export CC_$(CROSS_NAME)=$(CROSS_GCC); \
+	export CARGO_TARGET_$(shell tr a-z A-Z <<< '$(CROSS_NAME)')_LINKER=$(CROSS_GCC);)
 # `auditable build` records the dependencies in the binary.
 BUILD ?= build
 
@@ -211,11 +220,11 @@ BUILD ?= build
 # the flags would also apply to proc macros, which cannot be static. Host paths are remapped, so that builds are
 # reproducible.
 .PHONY: image
-image: ## Build the container image without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar
-	@$(STATIC_ENV) \
+image: ## Build the container image without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar (TRIPLE=aarch64-unknown-linux-gnu for arm64)
+	@$(STATIC_ENV) $(CROSS_ENV) \
 	RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=." \
 	CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=symbols \
-	$(CARGO) $(BUILD) --locked --release --target $(HOST) --bin linkerd-operator; \
+	$(CARGO) $(BUILD) --locked --release --target $(TRIPLE) --bin linkerd-operator; \
 	$(CARGO) build --quiet --locked --workspace --bin image; \
 	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
@@ -347,7 +356,7 @@ clean: ## Remove the build outputs (the Kubernetes sources stay in ~/.cache/link
 ##@ Release
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-ARCH = $(patsubst aarch64%,arm64,$(patsubst x86_64%,amd64,$(HOST)))
+ARCH = $(patsubst aarch64%,arm64,$(patsubst x86_64%,amd64,$(TRIPLE)))
 REGISTRY ?= registry.example.com/team
 RELEASE := dist/release
 RELEASE_URL ?= https://github.com/linkerd/linkerd-operator/releases/download/v$(VERSION)
@@ -371,7 +380,7 @@ release-tools:
 	done
 
 .PHONY: release-artifacts
-release-artifacts: release-tools ## Write the files of a release for this host's architecture into dist/release: REGISTRY=registry.example.com/team
+release-artifacts: release-tools ## Write the files of a release for one architecture into dist/release: REGISTRY=registry.example.com/team (TRIPLE=aarch64-unknown-linux-gnu for arm64)
 	@rm -rf $(RELEASE); mkdir -p $(RELEASE)
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) image BUILD="auditable build" IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) \
 		IMAGE_TAR=$(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar
@@ -382,15 +391,18 @@ release-artifacts: release-tools ## Write the files of a release for this host's
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) sbom >/dev/null; cp $(TARGET)/sbom/linkerd-operator.cdx.json $(RELEASE)/$(RELEASE_NAME).cdx.json
 	@$(MAKE) krew-manifest checksums
 
-# Packs the binary STATIC, with the notices of the image.
+# Packs the binary STATIC, with the notices of the image. A binary of another architecture cannot print its man pages
+# here, which are the same in each build.
+PRINTS = $(if $(CROSS),$(TARGET)/debug/linkerd-operator,$(STATIC))
 .PHONY: release-cli
 release-cli:
-	@$(STAMP); name=$(RELEASE_NAME)-linux-$(ARCH); parent=$$(mktemp -d); trap "rm -rf $$parent" EXIT; folder=$$parent/$$name; \
+	@$(if $(CROSS),$(CARGO) build --quiet --locked --workspace --bin linkerd-operator;) \
+	$(STAMP); name=$(RELEASE_NAME)-linux-$(ARCH); parent=$$(mktemp -d); trap "rm -rf $$parent" EXIT; folder=$$parent/$$name; \
 	mkdir -p $$folder/man $$folder/completion; \
 	cp $(STATIC) $$folder/linkerd-operator; cp LICENSE $$folder/; \
 	tar -xOf $(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar layer.tar | tar -xOf - THIRD-PARTY-NOTICES > $$folder/THIRD-PARTY-NOTICES; \
-	$(STATIC) _man-pages $$folder/man; \
-	for shell in bash zsh fish; do $(STATIC) completion $$shell > $$folder/completion/linkerd-operator.$$shell; done; \
+	$(PRINTS) _man-pages $$folder/man; \
+	for shell in bash zsh fish; do $(PRINTS) completion $$shell > $$folder/completion/linkerd-operator.$$shell; done; \
 	$(TAR) -C $$parent -cf - $$name | gzip -n > $(RELEASE)/$$name.tar.gz
 
 # One plugin for the architectures whose archives are in RELEASE. Krew needs the license beside the binary. It refuses a

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::archive::{Archive, DATA, PROGRAM, digest, gzip};
@@ -91,6 +91,20 @@ pub fn compressed_len(archive: &[u8]) -> Result<usize> {
     Ok(gzip(archive)?.len())
 }
 
+/// Returns the architecture of an ELF program, as images name it.
+///
+/// # Errors
+/// Fails for a file that is no ELF program, or one of another architecture.
+pub fn architecture_of(program: &[u8]) -> Result<&'static str> {
+    ensure!(program.starts_with(b"\x7fELF"), "it is no ELF program");
+    // The field `e_machine` of the header: EM_X86_64 and EM_AARCH64.
+    match program.get(18..20) {
+        Some([62, 0]) => Ok("amd64"),
+        Some([183, 0]) => Ok("arm64"),
+        other => bail!("no image is made for the machine {other:?} of its ELF header"),
+    }
+}
+
 /// The architecture of this host, as images name it.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -120,6 +134,16 @@ mod tests {
             modified: 7,
             labels: BTreeMap::from([("org.opencontainers.image.version".into(), "1".into())]),
         }
+    }
+
+    #[test]
+    fn the_architecture_is_that_of_the_program() {
+        let program = |machine: u8| [b"\x7fELF".as_slice(), &[0; 14], &[machine, 0]].concat();
+        assert_eq!(architecture_of(&program(62)).unwrap(), "amd64");
+        assert_eq!(architecture_of(&program(183)).unwrap(), "arm64");
+        assert!(architecture_of(&program(243)).is_err() && architecture_of(b"#!").is_err());
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(architecture_of(&own).unwrap(), architecture());
     }
 
     fn files(archive: &[u8]) -> BTreeMap<String, (u32, u64, Vec<u8>)> {

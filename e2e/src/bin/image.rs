@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    image::{FileKind, Image, ImageFile, architecture, compressed_len},
+    image::{FileKind, Image, ImageFile, architecture_of, compressed_len},
     notices,
     shipped::in_repository,
 };
@@ -27,6 +27,7 @@ fn main() -> Result<()> {
     let [binary, reference, output] = arguments.as_slice() else { bail!("usage: image BINARY REFERENCE OUTPUT") };
     let set = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set: run `make image`"));
     let content = fs::read(binary).with_context(|| format!("reading {binary}"))?;
+    let architecture = architecture_of(&content).with_context(|| format!("packing {binary}"))?;
     ensure!(is_static(&content), "{binary} needs shared libraries, and the image has none");
     let created = set("LINKERD_OPERATOR_BUILD_DATE")?;
     let notices = notices::of_dependencies(NAME)?;
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
             ImageFile { path: "/THIRD-PARTY-NOTICES".to_owned(), content: notices.into_bytes(), kind: FileKind::Data },
         ],
         user: USER.to_owned(),
-        architecture: architecture().to_owned(),
+        architecture: architecture.to_owned(),
         created,
         modified: set("SOURCE_DATE_EPOCH")?.parse().context("SOURCE_DATE_EPOCH")?,
         labels,
@@ -72,7 +73,7 @@ fn main() -> Result<()> {
 /// A dynamically linked binary contains the path of its loader near its beginning.
 fn is_static(binary: &[u8]) -> bool {
     let beginning = binary.get(..4096).unwrap_or(binary);
-    binary.starts_with(b"\x7fELF") && !beginning.windows(LOADER.len()).any(|window| window == LOADER)
+    !beginning.windows(LOADER.len()).any(|window| window == LOADER)
 }
 
 fn megabytes(bytes: usize) -> f64 {
