@@ -47,6 +47,16 @@ pub struct ConnectArgs {
     pub cluster: ClusterFlags,
 }
 
+/// A port of the first ready pod by name.
+pub(super) struct PodPort {
+    pub(super) pods: Api<Pod>,
+    pub(super) namespace: String,
+    pub(super) selector: String,
+    pub(super) port: u16,
+    /// What to try if there is no such pod.
+    pub(super) hint: &'static str,
+}
+
 /// One connection to a port of a pod.
 pub(super) struct ForwardedPort {
     pub(super) stream: Box<dyn ByteStream>,
@@ -68,7 +78,7 @@ pub(super) struct Connector {
 
 enum ConnectTarget {
     Address(String),
-    Pod { pods: Box<Api<Pod>>, namespace: String, selector: String },
+    Pod(PodPort),
 }
 
 // === impl Connector ===
@@ -83,11 +93,9 @@ impl Connector {
         let target = match addr {
             Some(address) => ConnectTarget::Address(address),
             None => {
-                let mut config = cluster.config().await?;
-                // The read timeout would close an idle port-forward.
-                config.read_timeout = None;
-                let pods = Box::new(Api::namespaced(client::client(config, &Registry::new())?, &namespace));
-                ConnectTarget::Pod { pods, namespace, selector }
+                let pods = long_lived_pods(&cluster, &namespace).await?;
+                let hint = "set --namespace and --selector, or connect to an address with --addr";
+                ConnectTarget::Pod(PodPort { pods, namespace, selector, port: PORT, hint })
             }
         };
         Ok(Self { target, open: Mutex::new(None) })
@@ -102,57 +110,58 @@ impl Connector {
         }
         let destination = match &self.target {
             ConnectTarget::Address(address) => DestinationClient::connect(address).await?,
-            ConnectTarget::Pod { pods, namespace, selector } => connect_to_pod(pods, namespace, selector).await?,
+            ConnectTarget::Pod(pod) => {
+                let ForwardedPort { stream, failure, peer } = pod.forward().await?;
+                let mut destination = DestinationClient::over(stream, &format!("localhost:{PORT}"), peer).await?;
+                if let Some(failure) = failure {
+                    destination.set_failure(failure);
+                }
+                destination
+            }
         };
         Ok(open.insert(destination).clone())
     }
 }
 
-async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<DestinationClient> {
-    let hint = "set --namespace and --selector, or connect to an address with --addr";
-    let ForwardedPort { stream, failure, peer } = forward(pods, namespace, selector, PORT, hint).await?;
-    let mut destination = DestinationClient::over(stream, &format!("localhost:{PORT}"), peer).await?;
-    if let Some(failure) = failure {
-        destination.set_failure(failure);
-    }
-    Ok(destination)
-}
-
-/// Forwards a port of the first ready pod by name. `hint` says what to try if there is no such pod.
+/// Returns a client of a namespace's pods, whose port-forwards may be idle.
 ///
 /// # Errors
-/// Fails if no pod is ready, or if the API server refuses the port-forward.
-pub(super) async fn forward(
-    pods: &Api<Pod>,
-    namespace: &str,
-    selector: &str,
-    port: u16,
-    hint: &str,
-) -> Result<ForwardedPort> {
-    let forwarded = forward_soon(pods, namespace, selector, port, hint);
-    timeout(POD_DEADLINE, forwarded).await.with_context(|| {
-        format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
-    })?
+/// Fails if there is no usable kubeconfig.
+pub(super) async fn long_lived_pods(cluster: &ClusterFlags, namespace: &str) -> Result<Api<Pod>> {
+    let mut config = cluster.config().await?;
+    // The read timeout would close an idle port-forward.
+    config.read_timeout = None;
+    Ok(Api::namespaced(client::client(config, &Registry::new())?, namespace))
 }
 
-async fn forward_soon(
-    pods: &Api<Pod>,
-    namespace: &str,
-    selector: &str,
-    port: u16,
-    hint: &str,
-) -> Result<ForwardedPort> {
-    let found = pods
-        .list(&ListParams::default().labels(selector))
-        .await
-        .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
-    let name = choose(&found.items, namespace, selector, hint)?;
-    let mut forwarder = pods.portforward(name, &[port]).await.with_context(|| {
-        format!("cannot forward port {port} of pod {namespace}/{name} (permission for pods/portforward is needed)")
-    })?;
-    let stream = forwarder.take_stream(port).context("the port-forward has no stream")?;
-    let failure = forwarder.take_error(port).map(FutureExt::boxed);
-    Ok(ForwardedPort { stream: Box::new(stream), failure, peer: format!("port {port} of pod {namespace}/{name}") })
+// === impl PodPort ===
+
+impl PodPort {
+    /// Opens one connection.
+    ///
+    /// # Errors
+    /// Fails if no pod is ready, or if the API server refuses the port-forward.
+    pub(super) async fn forward(&self) -> Result<ForwardedPort> {
+        let namespace = &self.namespace;
+        timeout(POD_DEADLINE, self.forward_soon()).await.with_context(|| {
+            format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
+        })?
+    }
+
+    async fn forward_soon(&self) -> Result<ForwardedPort> {
+        let Self { pods, namespace, selector, port, hint } = self;
+        let found = pods
+            .list(&ListParams::default().labels(selector))
+            .await
+            .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
+        let name = choose(&found.items, namespace, selector, hint)?;
+        let mut forwarder = pods.portforward(name, &[*port]).await.with_context(|| {
+            format!("cannot forward port {port} of pod {namespace}/{name} (permission for pods/portforward is needed)")
+        })?;
+        let stream = forwarder.take_stream(*port).context("the port-forward has no stream")?;
+        let failure = forwarder.take_error(*port).map(FutureExt::boxed);
+        Ok(ForwardedPort { stream: Box::new(stream), failure, peer: format!("port {port} of pod {namespace}/{name}") })
+    }
 }
 
 /// Returns the name of the first ready pod by name, so that repeated commands use the same pod.

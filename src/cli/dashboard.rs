@@ -16,10 +16,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use parking_lot::Mutex;
-use prometheus::Registry;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -30,7 +27,7 @@ use tokio::{
 
 use super::{
     cluster_flags::ClusterFlags,
-    connect::{ForwardedPort, forward},
+    connect::{ForwardedPort, PodPort, long_lived_pods},
     until_interrupted, write,
 };
 use crate::{client, dashboard, destination_client::FAILURE_DEADLINE};
@@ -66,40 +63,31 @@ pub struct DashboardArgs {
 
 /// Where connections are forwarded to.
 struct DashboardTarget {
-    pods: Api<Pod>,
-    args: DashboardArgs,
+    pod: PodPort,
     places: Arc<Semaphore>,
     /// Why the last connection failed, if it did.
     failure: Mutex<Option<String>>,
 }
 
 pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
-    let mut config = args.cluster.config().await?;
-    // The read timeout would close an idle connection.
-    config.read_timeout = None;
-    let pods = Api::namespaced(client::client(config, &Registry::new())?, &args.namespace);
-    let target = Arc::new(DashboardTarget {
-        pods,
-        args,
-        places: Arc::new(Semaphore::new(CONNECTIONS)),
-        failure: Mutex::default(),
-    });
+    let DashboardArgs { port, no_browser, namespace, selector, admin_port, cluster } = args;
+    let pods = long_lived_pods(&cluster, &namespace).await?;
+    let hint = "set --namespace and --selector";
+    let pod = PodPort { pods, namespace, selector, port: admin_port, hint };
     // Before the address is printed, so that a missing Pod or permission ends the command.
-    drop(target.forwarded().await?);
-    let port = target.args.port;
+    drop(pod.forward().await?);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
     let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{port}: choose another --port"))?;
     let url = format!("http://localhost:{}{}", listener.local_addr()?.port(), dashboard::PATH);
     write(&format!("{url}\n"))?;
     if stdout().is_terminal() {
-        if !target.args.no_browser
-            && let Err(error) = open::that_detached(&url)
-        {
+        if !no_browser && let Err(error) = open::that_detached(&url) {
             eprintln!("no browser was opened ({error}): open the address above");
         }
         eprintln!("press Ctrl-C to end");
     }
-    until_interrupted(serve(listener, target)).await
+    let target = DashboardTarget { pod, places: Arc::new(Semaphore::new(CONNECTIONS)), failure: Mutex::default() };
+    until_interrupted(serve(listener, Arc::new(target))).await
 }
 
 async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<Infallible> {
@@ -131,13 +119,8 @@ async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<In
 // === impl DashboardTarget ===
 
 impl DashboardTarget {
-    async fn forwarded(&self) -> Result<ForwardedPort> {
-        let DashboardArgs { namespace, selector, admin_port, .. } = &self.args;
-        forward(&self.pods, namespace, selector, *admin_port, "set --namespace and --selector").await
-    }
-
     async fn serve(&self, mut client: TcpStream) -> Result<()> {
-        let ForwardedPort { mut stream, failure, peer } = self.forwarded().await?;
+        let ForwardedPort { mut stream, failure, peer } = self.pod.forward().await?;
         // Browsers and Pods end connections at any time.
         _ = copy_bidirectional(&mut client, &mut stream).await;
         let Some(failure) = failure else { return Ok(()) };

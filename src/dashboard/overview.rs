@@ -94,7 +94,7 @@ struct LeaseRow {
 #[serde(rename_all = "camelCase")]
 struct CertificateRow {
     name: &'static str,
-    /// Absent while there is none.
+    /// Absent before the first certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_after: Option<Timestamp>,
 }
