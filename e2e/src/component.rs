@@ -104,6 +104,8 @@ impl Layout {
             format!("--initial-advertise-peer-urls={peer}"),
             format!("--initial-cluster=default={peer}"),
             "--unsafe-no-fsync".into(),
+            // The largest cluster of the benchmarks exceeds the default of 2 GiB.
+            format!("--quota-backend-bytes={}", 8_u64 << 30),
             "--log-level=warn".into(),
         ]);
         // The first component to start also owns the directory: it is removed when this process dies.

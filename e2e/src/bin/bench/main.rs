@@ -8,7 +8,7 @@
 //! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
 //!   `converge`, `rest`, `flip`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
 //!   `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
-//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `clusters`, `attacks`. Proxy injector: `injector`.
+//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
 //!   measured, too.
@@ -67,7 +67,8 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
             }
             name => {
                 let of_jobs = [&linkerd_config::FIGURES[..], &rollout::FIGURES, &proxy_injector::FIGURES];
-                let known: Vec<&str> = [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES].concat();
+                let known: Vec<&str> =
+                    [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES, &[discovery::LARGEST]].concat();
                 ensure!(known.contains(&name), "unknown figure {name}; the figures are {}", known.join(", "));
                 arguments.named.push(name.to_owned());
             }
@@ -102,6 +103,9 @@ async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
     }
     if discovery::FIGURES.iter().any(|name| wanted(name)) {
         discovery::discovery(&mut report, other, wanted).await?;
+    }
+    if other.is_none() && named.iter().any(|name| name == discovery::LARGEST) {
+        discovery::largest(&mut report).await?;
     }
     report.publish()
 }

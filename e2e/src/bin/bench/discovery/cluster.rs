@@ -1,6 +1,6 @@
 //! The objects: Services with ten meshed Pods each, and additions for some figures.
 //!
-//! * Out: 1,000 Services `web-N`, each with two EndpointSlices; the second one has one Pod and is the one that changes.
+//! * In: a size. Out: as many Services `web-N`, by default 1,000, each with two EndpointSlices; the second one has one Pod and is the one that changes.
 //!   On request the Pods run and have addresses, and there are 700 Servers and a Service `giant` with 12,000 endpoints,
 //!   whose last slice also has one endpoint.
 //! * Always: existing objects are kept, so that another run can use the same cluster. No controller may delete them: on
@@ -31,6 +31,30 @@ pub(super) const GIANT: &str = "giant";
 pub(super) const GIANT_ENDPOINTS: usize = 12_000;
 /// The size of an EndpointSlice, as in Kubernetes.
 const SLICE: usize = 100;
+
+/// The size of the cluster. Each Service has [`PODS`] Pods.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClusterSize {
+    pub(super) services: usize,
+    pub(super) nodes: usize,
+}
+
+// === impl ClusterSize ===
+
+impl ClusterSize {
+    pub(super) const USUAL: Self = Self { services: SERVICES, nodes: 3 };
+    /// The largest one that Kubernetes supports: https://kubernetes.io/docs/setup/best-practices/cluster-large/
+    pub(super) const LARGEST: Self = Self { services: 15_000, nodes: 5_000 };
+
+    pub(super) const fn pods(self) -> usize {
+        self.services * PODS
+    }
+
+    /// The node of a Pod, by its number in the cluster. On few nodes, the Pods of a Service are on all of them.
+    const fn node(self, pod: usize) -> usize {
+        if self.nodes < PODS { pod % PODS % self.nodes } else { pod % self.nodes }
+    }
+}
 
 /// The requests of clients on three nodes, distributed over this number of Services.
 pub(super) fn stream_requests(count: usize, services: usize) -> Vec<StreamRequest> {
@@ -67,30 +91,34 @@ pub(super) fn path_of(service: &str) -> String {
     format!("{service}.{NAMESPACE}.svc.cluster.local:80")
 }
 
-pub(super) async fn populate(client: &Client) -> Result<()> {
-    eprintln!("{SERVICES} Services of {PODS} meshed Pods");
-    let node = |n: usize| json!({"metadata": {"name": format!("node-{n}"), "labels": {"topology.kubernetes.io/zone": format!("zone-{n}")}}});
-    create_all(client, &kind("v1", "Node"), None, (0..3).map(node)).await?;
-    let names = (0..SERVICES).map(|n| format!("web-{n}"));
+pub(super) async fn populate(client: &Client, size: ClusterSize) -> Result<()> {
+    let ClusterSize { services, nodes } = size;
+    eprintln!("{services} Services of {PODS} meshed Pods on {nodes} nodes");
+    let node = |n: usize| {
+        let labels = json!({"topology.kubernetes.io/zone": format!("zone-{}", n % 3)});
+        json!({"metadata": {"name": format!("node-{n}"), "labels": labels}})
+    };
+    create_all(client, &kind("v1", "Node"), None, (0..nodes).map(node)).await?;
+    let names = (0..services).map(|n| format!("web-{n}"));
     create(client, &kind("v1", "Service"), names.map(|name| service(&name))).await?;
-    create(client, &kind("apps/v1", "ReplicaSet"), (0..SERVICES).map(replica_set)).await?;
-    create(client, &kind("v1", "Pod"), (0..SERVICES * PODS).map(pod)).await?;
-    let slices = (0..SERVICES).flat_map(|n| {
+    create(client, &kind("apps/v1", "ReplicaSet"), (0..services).map(replica_set)).await?;
+    create(client, &kind("v1", "Pod"), (0..size.pods()).map(|number| pod(number, size))).await?;
+    let slices = (0..services).flat_map(|n| {
         let (name, pods, last) = (format!("web-{n}"), n * PODS, n * PODS + PODS - 1);
-        [slice(&name, "steady", pods..last), slice(&name, "changing", last..last + 1)]
+        [slice(&name, "steady", pods..last, size), slice(&name, "changing", last..last + 1, size)]
     });
     create(client, &kind("discovery.k8s.io/v1", "EndpointSlice"), slices).await
 }
 
 /// Sets the Pods' status as a kubelet would: without it they have no addresses.
-pub(super) async fn run_pods(client: &Client) -> Result<()> {
+pub(super) async fn run_pods(client: &Client, size: ClusterSize) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let pending = pods.list_metadata(&ListParams::default().fields("status.phase!=Running")).await?;
     let pending: HashSet<String> = pending.items.into_iter().filter_map(|pod| pod.metadata.name).collect();
     if !pending.is_empty() {
         eprintln!("setting the status of {} Pods", pending.len());
     }
-    let to_run = (0..SERVICES * PODS).map(|number| (pod_name(number), running(number)));
+    let to_run = (0..size.pods()).map(|number| (pod_name(number), running(number, size)));
     let to_run = to_run.filter(|(name, _)| pending.contains(name));
     let params = PatchParams::default();
     stream::iter(to_run)
@@ -106,8 +134,9 @@ pub(super) async fn run_pods(client: &Client) -> Result<()> {
         .await
 }
 
-fn running(number: usize) -> Value {
-    let (ip, node) = (address(number), format!("192.168.0.{}", 1 + number % PODS % 3));
+fn running(number: usize, size: ClusterSize) -> Value {
+    let node = size.node(number);
+    let (ip, node) = (address(number), format!("192.168.{}.{}", node / 250, 1 + node % 250));
     json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "hostIP": node, "hostIPs": [{"ip": node}],
         "conditions": [{"type": "Ready", "status": "True"}]}})
 }
@@ -131,12 +160,17 @@ pub(super) async fn select(client: &Client, everything: bool) -> Result<()> {
 
 /// Uses the existing Pods and creates 2,000 more.
 pub(super) async fn populate_giant(client: &Client) -> Result<()> {
-    create(client, &kind("v1", "Pod"), (SERVICES * PODS..GIANT_ENDPOINTS).map(pod)).await?;
+    create(
+        client,
+        &kind("v1", "Pod"),
+        (SERVICES * PODS..GIANT_ENDPOINTS).map(|number| pod(number, ClusterSize::USUAL)),
+    )
+    .await?;
     create(client, &kind("v1", "Service"), std::iter::once(service(GIANT))).await?;
     let last = GIANT_ENDPOINTS - 1;
     let steady = (0..last).step_by(SLICE).map(|first| (format!("steady-{first}"), first..last.min(first + SLICE)));
     let slices = steady.chain([("changing".to_owned(), last..last + 1)]);
-    let slices = slices.map(|(name, pods)| slice(GIANT, &name, pods));
+    let slices = slices.map(|(name, pods)| slice(GIANT, &name, pods, ClusterSize::USUAL));
     create(client, &kind("discovery.k8s.io/v1", "EndpointSlice"), slices).await
 }
 
@@ -154,7 +188,7 @@ pub(super) fn server_kind() -> ApiResource {
 /// The endpoint that changes.
 pub(super) fn changing_endpoint(service: &str, ready: bool) -> Value {
     let pod = if service == GIANT { GIANT_ENDPOINTS - 1 } else { PODS - 1 };
-    endpoint(pod, ready)
+    endpoint(pod, ready, ClusterSize::USUAL)
 }
 
 fn service(name: &str) -> Value {
@@ -169,8 +203,8 @@ fn replica_set(n: usize) -> Value {
         "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}})
 }
 
-fn slice(service: &str, name: &str, pods: Range<usize>) -> Value {
-    let endpoints: Vec<Value> = pods.map(|pod| endpoint(pod, true)).collect();
+fn slice(service: &str, name: &str, pods: Range<usize>, size: ClusterSize) -> Value {
+    let endpoints: Vec<Value> = pods.map(|pod| endpoint(pod, true, size)).collect();
     json!({"metadata": {"name": format!("{service}-{name}"), "labels": {"kubernetes.io/service-name": service}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": POD_PORT}], "endpoints": endpoints})
 }
@@ -187,15 +221,15 @@ pub(super) fn address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, first as u8, second as u8, third as u8)
 }
 
-fn endpoint(number: usize, ready: bool) -> Value {
-    let node = number % PODS % 3;
+fn endpoint(number: usize, ready: bool, size: ClusterSize) -> Value {
+    let node = size.node(number);
     json!({"addresses": [address(number)], "conditions": {"ready": ready, "serving": ready, "terminating": false},
-        "nodeName": format!("node-{node}"), "zone": format!("zone-{node}"),
+        "nodeName": format!("node-{node}"), "zone": format!("zone-{}", node % 3),
         "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(number)}})
 }
 
 /// A meshed Pod, about as large as a real one.
-fn pod(number: usize) -> Value {
+fn pod(number: usize, size: ClusterSize) -> Value {
     let listen = |name: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
     let mut environment: Vec<Value> = (0..50).map(|n| json!({"name": format!("LINKERD2_PROXY_SETTING_NUMBER_{n}"), "value": "a value of about the usual length"})).collect();
     environment.extend([listen("INBOUND", 4143), listen("ADMIN", 4191), listen("CONTROL", 4190)]);
@@ -205,7 +239,7 @@ fn pod(number: usize) -> Value {
             "labels": {"app": app, "pod-template-hash": "5d4f8c7b9", "linkerd.io/control-plane-ns": "linkerd", "linkerd.io/proxy-deployment": app, "linkerd.io/workload-ns": NAMESPACE},
             "annotations": {"linkerd.io/created-by": "linkerd/proxy-injector edge", "linkerd.io/proxy-version": "edge", "linkerd.io/inject": "enabled"},
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": "0", "controller": true}]},
-        "spec": {"nodeName": format!("node-{}", number % PODS % 3), "serviceAccountName": "web", "automountServiceAccountToken": false,
+        "spec": {"nodeName": format!("node-{}", size.node(number)), "serviceAccountName": "web", "automountServiceAccountToken": false,
             "initContainers": [{"name": "linkerd-proxy", "image": "proxy", "restartPolicy": "Always", "env": environment,
                 "ports": [{"name": "linkerd-proxy", "containerPort": 4143}, {"name": "linkerd-admin", "containerPort": 4191}]}],
             "containers": [{"name": "web", "image": "web", "ports": [{"name": "http", "containerPort": POD_PORT}]}]},

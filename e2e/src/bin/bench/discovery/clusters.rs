@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use super::{
     changing::{Changing, Kind},
-    cluster::{self, NAMESPACE, SERVICES, path_of, stream_request, stream_requests},
+    cluster::{self, ClusterSize, NAMESPACE, SERVICES, path_of, stream_request, stream_requests},
     rig::{PATIENCE, Rig, Subject},
 };
 use crate::report::Report;
@@ -43,7 +43,7 @@ pub(super) async fn clusters(report: &mut Report, rig: &Rig) -> Result<()> {
     remote.install_crds("crd/linkerd").await?;
     remote.kubectl(&["create", "namespace", NAMESPACE]).await?;
     let of_remote = remote.client().await?;
-    cluster::populate(&of_remote).await?;
+    cluster::populate(&of_remote, ClusterSize::USUAL).await?;
     let proxy = FaultProxy::start(&remote).await?;
     for name in ["east", "north"] {
         rig.control_plane.apply(&[link(name, "cluster.local", &kubeconfig::embedded(proxy.kubeconfig())?)]).await?;

@@ -12,6 +12,7 @@ mod changing;
 mod cluster;
 mod clusters;
 mod giant;
+mod largest;
 mod moments;
 mod noise;
 mod opaque;
@@ -22,9 +23,13 @@ mod streams;
 
 use anyhow::Result;
 
+use self::cluster::ClusterSize;
 use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
+
+/// It takes a quarter of an hour, so it is measured only by name.
+pub(crate) const LARGEST: &str = "largest";
 
 pub(crate) const FIGURES: [&str; 15] = [
     "start",
@@ -53,8 +58,8 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
         keep(report, "start", result);
     }
     // Without these objects nothing can be measured, so an error ends the run.
-    cluster::populate(&rig.client).await?;
-    cluster::run_pods(&rig.client).await?;
+    cluster::populate(&rig.client, ClusterSize::USUAL).await?;
+    cluster::run_pods(&rig.client, ClusterSize::USUAL).await?;
     rig.answers().await?;
     for figure in FIGURES.into_iter().filter(|figure| wanted(figure)) {
         eprintln!("{figure}");
@@ -78,6 +83,12 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
         keep(report, figure, result);
     }
     Ok(())
+}
+
+/// Measures the largest cluster that Kubernetes supports, with our server.
+pub(crate) async fn largest(report: &mut Report) -> Result<()> {
+    let rig = Rig::start(report, None).await?;
+    largest::largest(report, &rig).await
 }
 
 fn keep(report: &mut Report, figure: &str, result: Result<()>) {

@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use super::{
     cluster::{
-        SERVERS, SERVICES, populate_servers, profiles_of_pods, profiles_of_services, run_pods, select, server_kind,
-        touch,
+        ClusterSize, SERVERS, SERVICES, populate_servers, profiles_of_pods, profiles_of_services, run_pods, select,
+        server_kind, touch,
     },
     opaque,
     rig::Rig,
@@ -33,6 +33,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
         requests: profiles_of_pods(STREAMS),
         first: "all < 1 s, none refused (Go: 0.92 s)",
         memory: Some("≤ 8 KiB"),
+        ..Herd::default()
     };
     of_pods.measure(report, rig).await?;
     let of_services = Herd {
@@ -41,6 +42,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
         requests: profiles_of_services(STREAMS),
         first: "all < 1 s, none refused",
         memory: Some(""),
+        ..Herd::default()
     };
     of_services.measure(report, rig).await
 }
@@ -61,6 +63,7 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
             requests: profiles_of_pods(STREAMS),
             first: "all < 1 s, none refused (Go: 13.4 s, p50 9.2 s)",
             memory: None,
+            ..Herd::default()
         };
         let measured = herd.measure(report, rig).await;
         // Restores the selectors for later rows, also after an error.
@@ -95,7 +98,7 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 async fn run(rig: &Rig) -> Result<()> {
-    run_pods(&rig.client).await?;
+    run_pods(&rig.client, ClusterSize::USUAL).await?;
     learned(rig).await;
     Ok(())
 }

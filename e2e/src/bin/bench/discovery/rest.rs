@@ -90,7 +90,7 @@ async fn many_threads(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// The time of a client that lists the same objects and keeps nothing, on the server's core.
-async fn bare_client(rig: &Rig) -> Result<Duration> {
+pub(super) async fn bare_client(rig: &Rig) -> Result<Duration> {
     let path = rig.control_plane.kubeconfig().to_owned();
     let (done, result) = oneshot::channel();
     std::thread::spawn(move || {

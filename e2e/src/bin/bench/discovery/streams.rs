@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use e2e::{
+    ManagerOptions,
     load::{Counts, StreamRequest},
     memory::mebibytes,
 };
@@ -26,6 +27,7 @@ const SETTLED: Duration = Duration::from_secs(3);
 const CONNECTIONS: usize = 2_000;
 
 /// Streams that are opened at the same moment, and the wanted figures.
+#[derive(Default)]
 pub(super) struct Herd {
     pub(super) what: String,
     pub(super) connections: usize,
@@ -34,6 +36,8 @@ pub(super) struct Herd {
     pub(super) first: &'static str,
     /// The wanted memory of a stream, if it is measured.
     pub(super) memory: Option<&'static str>,
+    /// The memory limit of the server, if the usual one is too small for so many streams.
+    pub(super) memory_limit: Option<u64>,
 }
 
 /// Streams for all Services and for one, on a hundred and on a thousand connections.
@@ -43,7 +47,9 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
             let of = if services == 1 { "1 Service".to_owned() } else { format!("{services} Services") };
             let what = format!("{STREAMS} streams of {of} on {connections} connections");
             let requests = stream_requests(STREAMS, services);
-            Herd { what, connections, requests, first: AT_ONCE, memory: Some(limit) }.measure(report, rig).await?;
+            Herd { what, connections, requests, first: AT_ONCE, memory: Some(limit), ..Herd::default() }
+                .measure(report, rig)
+                .await?;
         }
     }
     Ok(())
@@ -54,7 +60,9 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let what = format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers");
     let requests = stream_requests(STREAMS, SERVICES);
-    Herd { what, connections: 100, requests, first: AT_ONCE, memory: None }.measure(report, rig).await
+    Herd { what, connections: 100, requests, first: AT_ONCE, memory: None, ..Herd::default() }
+        .measure(report, rig)
+        .await
 }
 
 /// Connections without streams: whether all are accepted.
@@ -87,7 +95,8 @@ impl Herd {
         let (mut first, mut counts, mut spent) = (Samples::default(), Counts::default(), None);
         let (mut each, mut charges, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let subject = rig.subject().await?;
+            let options = ManagerOptions { memory_limit: self.memory_limit, ..ManagerOptions::default() };
+            let subject = rig.subject_with(options).await?;
             let before = if self.memory.is_some() { subject.memory_at_rest().await? } else { None };
             let phase = rig.phase(&subject)?;
             let load = rig.loads.open(subject.address, self.connections, self.requests.clone()).await?;
