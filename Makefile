@@ -454,9 +454,11 @@ advisories: ## Check all dependencies for known vulnerabilities, licenses and so
 .PHONY: sbom
 sbom: ## Write a CycloneDX SBOM of the operator to target/sbom (needs cargo-cyclonedx)
 	@command -v cargo-cyclonedx >/dev/null || { echo "cargo-cyclonedx is missing: cargo install --locked cargo-cyclonedx" >&2; exit 1; }
-	@$(CARGO) cyclonedx --format json --target all
+	@$(STAMP); $(CARGO) cyclonedx --format json --target all
 	@mkdir -p $(TARGET)/sbom
-	@mv linkerd-operator.cdx.json $(TARGET)/sbom/
+# The references of our own packages contain the path of the checkout.
+	@sed 's|path+file://$(CURDIR)|path+file:///src|g' linkerd-operator.cdx.json > $(TARGET)/sbom/linkerd-operator.cdx.json
+	@rm linkerd-operator.cdx.json
 	@rm -f e2e/e2e.cdx.json
 	@echo "$(TARGET)/sbom/linkerd-operator.cdx.json"
 
