@@ -78,7 +78,7 @@ pub(super) struct Connector {
 
 enum ConnectTarget {
     Address(String),
-    Pod(PodPort),
+    Pod(Box<PodPort>),
 }
 
 // === impl Connector ===
@@ -95,7 +95,7 @@ impl Connector {
             None => {
                 let pods = long_lived_pods(&cluster, &namespace).await?;
                 let hint = "set --namespace and --selector, or connect to an address with --addr";
-                ConnectTarget::Pod(PodPort { pods, namespace, selector, port: PORT, hint })
+                ConnectTarget::Pod(Box::new(PodPort { pods, namespace, selector, port: PORT, hint }))
             }
         };
         Ok(Self { target, open: Mutex::new(None) })
