@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{browser::Browser, dashboard::DashboardWorld};
 use serde_json::json;
 
@@ -43,9 +43,12 @@ async fn run() -> Result<()> {
 
 /// Returns the path of Chromium.
 fn chromium() -> Result<PathBuf> {
-    let named = env::var_os("CHROMIUM").map(PathBuf::from);
+    if let Some(named) = env::var_os("CHROMIUM").map(PathBuf::from) {
+        ensure!(named.is_file(), "CHROMIUM={}: there is no such file", named.display());
+        return Ok(named);
+    }
     let known = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].map(PathBuf::from);
-    let found = named.into_iter().chain(known).find(|path| path.is_file());
+    let found = known.into_iter().find(|path| path.is_file());
     found.context("Chromium is not installed: make e2e-dashboard-packages, or set CHROMIUM to its path")
 }
 
@@ -123,7 +126,7 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
 
     let outside = "performance.getEntriesByType('resource').map((it) => new URL(it.name).origin)\
                    .filter((it) => it !== location.origin)";
-    anyhow::ensure!(browser.evaluate(outside).await? == json!([]), "the page loaded something from elsewhere");
+    ensure!(browser.evaluate(outside).await? == json!([]), "the page loaded something from elsewhere");
     passed("nothing was loaded from elsewhere");
 
     let mut world = world;
