@@ -112,7 +112,7 @@ async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Re
             Ok(metrics) => text(StatusCode::OK, metrics),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
         },
-        path if path.starts_with(dashboard::PATH) || path == "/dashboard" => {
+        path if dashboard::serves(path) => {
             let readiness = || {
                 let Readiness { ready, waiting_for } = (admin.readiness)();
                 (ready, waiting_for)

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use crate::control_plane::ControlPlane;
 
@@ -27,6 +28,13 @@ pub const CLUSTER_ROLES: [&str; 6] = [
     "linkerd-operator-rollout",
     "linkerd-operator-validation",
 ];
+
+/// Removes the variables of the make that runs the tests, so that they do not apply to a make that a test runs.
+pub fn remove_makes_variables(command: &mut Command) {
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
+        command.env_remove(variable);
+    }
+}
 
 static APPLIED: AtomicUsize = AtomicUsize::new(0);
 

@@ -14,7 +14,8 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address of /live, /ready, /ping, /metrics and /dashboard/; `[::]` includes IPv4, and is 0.0.0.0 on a host without IPv6
+    /// Address of /live, /ready, /ping, /metrics and /dashboard/; `[::]` includes IPv4, and is 0.0.0.0 on a host without
+    /// IPv6
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 

@@ -82,7 +82,7 @@ impl Dashboard {
         Self { parts, explainer, streams: Arc::new(Semaphore::new(STREAMS)) }
     }
 
-    /// Answers a request for a path below [`PATH`]. `local` is the address that the client connected to; `readiness` is
+    /// Answers a request for a path that it [`serves`]. `local` is the address that the client connected to; `readiness` is
     /// what `/ready` says.
     pub async fn answer<B>(
         &self,
@@ -157,6 +157,11 @@ impl Dashboard {
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+
+/// Whether a path is one of the dashboard's: below [`PATH`], or without its last slash, as people type it.
+pub fn serves(path: &str) -> bool {
+    path.starts_with(PATH) || path == PATH.trim_end_matches('/')
+}
 
 /// Returns a parameter of the query; empty if it is absent.
 fn parameter<B>(request: &Request<B>, name: &str) -> String {

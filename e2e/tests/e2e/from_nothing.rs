@@ -9,7 +9,7 @@ use e2e::{
     binaries::Binaries,
     eventually,
     mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository, path_to_repository},
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository, path_to_repository, remove_makes_variables},
 };
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
@@ -95,10 +95,8 @@ impl Cluster {
         }
         let mut shell = Command::new("sh");
         shell.args(["-e", "-u", "-c", &line]).current_dir(in_repository("")).stdin(Stdio::null()).kill_on_drop(true);
-        // If make runs the tests, its variables must not apply to this run.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "KUBECTL", "HELM"] {
-            shell.env_remove(variable);
-        }
+        remove_makes_variables(&mut shell);
+        shell.env_remove("KUBECTL").env_remove("HELM");
         let path = std::env::var("PATH").unwrap_or_default();
         shell.env("PATH", format!("{}:{path}", directory.join("tools").display()));
         shell.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", directory);

@@ -249,6 +249,8 @@ function follow(authority, token) {
   state("connecting");
   source.onopen = () => {
     endpoints.clear();
+    show("endpoints");
+    show("profile");
     began = new Set();
     refused = new Map();
     state("connected, no message yet");

@@ -16,6 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use e2e::{browser::Browser, dashboard::DashboardWorld};
 use serde_json::json;
 
@@ -99,7 +100,7 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
             browser.set_screen(width, height, dark).await?;
             browser.evaluate(&format!("document.querySelector('#{section}').scrollIntoView()")).await?;
             let data = browser.screenshot().await?;
-            fs::write(folder.join(format!("{name}.png")), decode(&data)?)?;
+            fs::write(folder.join(format!("{name}.png")), BASE64_STANDARD.decode(&data)?)?;
         }
     }
 
@@ -144,26 +145,4 @@ fn row(table: &str, one: &str, other: &str) -> String {
         "[...document.querySelector({table}).querySelectorAll('tbody tr')]\
          .some((row) => row.innerText.includes({one}) && row.innerText.includes({other}))"
     )
-}
-
-/// Decodes base64.
-fn decode(text: &str) -> Result<Vec<u8>> {
-    let value = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let digits: Vec<u32> = text
-        .trim_end_matches('=')
-        .bytes()
-        .map(|byte| value(byte).map(u32::from).context("not base64"))
-        .collect::<Result<_>>()?;
-    let bytes = digits.chunks(4).flat_map(|some| {
-        let bits = some.iter().fold(0, |bits, digit| bits << 6 | digit) << (6 * (4 - some.len()));
-        bits.to_be_bytes().into_iter().skip(1).take(some.len() - 1)
-    });
-    Ok(bytes.collect())
 }

@@ -11,7 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, binaries::Binaries, real_node, shipped::in_repository, wait::eventually};
+use e2e::{
+    ControlPlane,
+    binaries::Binaries,
+    real_node,
+    shipped::{in_repository, remove_makes_variables},
+    wait::eventually,
+};
 use k8s_openapi::api::{
     apps::v1,
     core::v1::{Pod, Service},
@@ -197,10 +203,7 @@ impl<'a> Deployment<'a> {
             .env("KUBECACHEDIR", "/dev/null/none")
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        // The variables of the make that runs this program.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
-            make.env_remove(variable);
-        }
+        remove_makes_variables(&mut make);
         let output = timeout(MAKE_DEADLINE, make.output()).await.with_context(|| format!("make {target} hangs"))??;
         let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         ensure!(output.status.success(), "make {target}:\n{text}{error}");

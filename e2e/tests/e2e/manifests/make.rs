@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, eventually, mesh::SOON, shipped::path_to_repository};
+use e2e::{
+    ControlPlane, Options, eventually,
+    mesh::SOON,
+    shipped::{path_to_repository, remove_makes_variables},
+};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
@@ -35,10 +39,7 @@ impl Cluster {
         tokio::fs::create_dir_all(&overlay).await?;
         command.arg(format!("OVERLAY={}", overlay.display()));
         command.arg(format!("OVERLAY_BASE={}", path_to_repository(&overlay)?));
-        // If make runs the tests, its variables must not apply to this run.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
-            command.env_remove(variable);
-        }
+        remove_makes_variables(&mut command);
         command.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", self.control_plane.directory());
         command.stdin(Stdio::null()).kill_on_drop(true);
         let output = timeout(DEADLINE, command.output()).await.context("make took too long")??;

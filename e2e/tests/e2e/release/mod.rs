@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     image::{FileKind, Image, ImageFile, architecture},
-    shipped::in_repository,
+    shipped::{in_repository, remove_makes_variables},
 };
 use tokio::{process::Command, time::timeout};
 
@@ -85,10 +85,7 @@ impl Release {
     async fn make(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new("make");
         command.current_dir(in_repository("")).args(args).arg(format!("RELEASE={}", self.folder.path().display()));
-        // If make runs the tests, its variables must not apply to this run.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
-            command.env_remove(variable);
-        }
+        remove_makes_variables(&mut command);
         run(command.env("SOURCE_DATE_EPOCH", CREATED[0])).await
     }
 }

@@ -28,7 +28,7 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-/// It takes a quarter of an hour, so it is measured only by name.
+/// Its objects take a quarter of an hour to create, so it is measured only by name.
 pub(crate) const LARGEST: &str = "largest";
 
 pub(crate) const FIGURES: [&str; 15] = [
