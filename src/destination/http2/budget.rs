@@ -22,12 +22,13 @@ const READ_WHILE_FULL: usize = 1024 * 1024;
 const SEND_PER_TURN: usize = 64 * 1024;
 /// Bytes that the headers or the trailers of a response count as.
 const HEADERS: usize = 64;
-/// A DATA frame with fewer bytes is small. Clients with h2 0.4.16 or newer close a connection with
-/// `too_many_data_frames` when the readers of its streams leave too many small frames unread.
+/// A DATA frame with fewer bytes is small. Clients with h2 0.4.16 or newer add up by how much the frames that the readers
+/// of their streams leave unread are smaller, and close a connection with `too_many_data_frames` when the sum is too
+/// large.
 const SMALL_FRAME: usize = 256;
-/// Those clients accept at least 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING
-/// covers may still be unread, so the maximum is less than half of that.
-const MAX_SMALL_FRAMES: usize = 48;
+/// Those clients accept at least this sum for 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an
+/// answered PING covers may still be unread, so the maximum is less than half of that.
+const MAX_MISSING: usize = 48 * SMALL_FRAME;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
 #[derive(Default)]
@@ -36,8 +37,8 @@ pub(super) struct Budget {
     sent: AtomicUsize,
     socket_full: AtomicBool,
     read_while_full: AtomicUsize,
-    /// Small frames that no answered PING covers.
-    small_frames: AtomicUsize,
+    /// By how much the frames that no answered PING covers are smaller than [`SMALL_FRAME`], in bytes.
+    missing: AtomicUsize,
 }
 
 // === impl Budget ===
@@ -81,11 +82,11 @@ impl Budget {
     /// Returns whether streams can send at all. If not, the connection waits for the socket or for the answer to a
     /// PING.
     pub(super) fn is_open(&self) -> bool {
-        !self.is_socket_full() && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
+        !self.is_socket_full() && self.missing.load(Relaxed) < MAX_MISSING
     }
 
     fn may_send(&self) -> bool {
-        self.sent.load(Relaxed) < SEND_PER_TURN && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
+        self.sent.load(Relaxed) < SEND_PER_TURN && self.missing.load(Relaxed) < MAX_MISSING
     }
 
     /// Ready when a stream may pass a frame to h2. Otherwise the connection polls the stream again in a later turn.
@@ -113,26 +114,24 @@ impl Budget {
     /// Records a DATA frame that was passed to h2.
     pub(super) fn record_data(&self, bytes: usize) {
         self.sent.fetch_add(bytes, Relaxed);
-        if bytes < SMALL_FRAME {
-            self.small_frames.fetch_add(1, Relaxed);
-        }
+        self.missing.fetch_add(SMALL_FRAME.saturating_sub(bytes), Relaxed);
     }
 
-    /// Returns the number of small frames that no answered PING covers.
+    /// Returns by how many bytes the frames that no answered PING covers are too small.
     pub(super) fn unacknowledged(&self) -> usize {
-        self.small_frames.load(Relaxed)
+        self.missing.load(Relaxed)
     }
 
     /// Returns whether a PING should be sent to acknowledge small frames. The PING is sent at half of the limit, so
     /// that its answer can arrive before the limit is reached.
     pub(super) fn needs_ping(&self) -> bool {
-        self.small_frames.load(Relaxed) >= MAX_SMALL_FRAMES / 2
+        self.missing.load(Relaxed) >= MAX_MISSING / 2
     }
 
-    /// Records the answer to a PING that was sent after `covered` small frames.
+    /// Records the answer to a PING, before which `covered` bytes were unacknowledged.
     pub(super) fn acknowledge(&self, covered: usize) {
         // All callers run in one task, so no other update happens between the load and the store.
-        self.small_frames.store(self.small_frames.load(Relaxed).saturating_sub(covered), Relaxed);
+        self.missing.store(self.missing.load(Relaxed).saturating_sub(covered), Relaxed);
     }
 }
 
@@ -148,12 +147,19 @@ mod tests {
             budget.begin_turn(true, true);
         }
         assert!(budget.may_send() && !budget.needs_ping());
-        while budget.may_send() {
-            budget.record_data(19);
+        // 100 of the smallest frames are too many, and the client may have as many unread before the PING.
+        for (bytes, most) in [(1, 49), (19, 52), (200, 220)] {
+            let mut frames = 0;
+            while budget.may_send() {
+                budget.record_data(bytes);
+                frames += 1;
+            }
+            assert_eq!((frames, budget.is_open(), budget.needs_ping()), (most, false, true), "of {bytes} bytes");
+            assert!(frames * (256 - bytes) < 25_600 / 2, "of {bytes} bytes");
+            budget.acknowledge(budget.unacknowledged() / 2);
+            assert!(budget.is_open());
+            budget.acknowledge(budget.unacknowledged());
         }
-        assert_eq!((budget.unacknowledged(), budget.is_open(), budget.needs_ping()), (MAX_SMALL_FRAMES, false, true));
-        budget.acknowledge(MAX_SMALL_FRAMES / 2);
-        assert!(budget.is_open());
     }
 
     #[test]

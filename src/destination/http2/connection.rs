@@ -19,7 +19,7 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -328,6 +328,12 @@ async fn send_data(
     budget: &Budget,
 ) -> Result<(), StreamClosed> {
     while !data.is_empty() {
+        // To reserve capacity wakes the stream if it can be had at once. Without the stream's own waker this costs nothing.
+        // With it, the stream would be polled twice for each frame, and as [`FuturesUnordered`] ends its turn after two
+        // such wake-ups, each write would have two frames. The waker is registered again when the stream has to wait.
+        if stream.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return Err(StreamClosed);
+        }
         stream.reserve_capacity(data.len());
         let window = poll_fn(|cx| {
             ready!(budget.poll_send(cx));

@@ -1,6 +1,9 @@
 //! Tests of connections with a real HTTP/2 client.
 
-use std::net::Ipv4Addr;
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use futures::future::try_join_all;
 use h2::client::SendRequest;
@@ -29,6 +32,29 @@ impl ResponseBody for Words {
     }
 }
 
+/// Sends a small frame for each change, and counts how often it is polled.
+struct Changes {
+    changes: watch::Receiver<u32>,
+    polls: Arc<AtomicUsize>,
+}
+
+impl ResponseBody for Changes {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    async fn next(&mut self) -> Option<BodyFrame> {
+        let mut changed = pin!(self.changes.changed());
+        poll_fn(|cx| {
+            self.polls.fetch_add(1, Ordering::Relaxed);
+            changed.as_mut().poll(cx)
+        })
+        .await
+        .ok()?;
+        Some(BodyFrame::Data(Bytes::from_static(b"change")))
+    }
+}
+
 fn limits() -> DestinationLimits {
     crate::destination::testing::settings().limits
 }
@@ -36,12 +62,19 @@ fn limits() -> DestinationLimits {
 /// Returns a client whose requests are answered with `words` frames each, and a future that resolves to the
 /// connection's end.
 async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Future<Output = ConnectionEnd>) {
+    answered_with(move || Words { left: words, ends }).await
+}
+
+/// Returns a client whose requests are answered with these bodies, and a future that resolves to the connection's end.
+async fn answered_with<B: ResponseBody + 'static>(
+    body: impl Fn() -> B + Send + Sync + 'static,
+) -> (SendRequest<Bytes>, impl Future<Output = ConnectionEnd>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let served = tokio::spawn(async move {
         let transport = Transport::accept(listener.accept().await.unwrap().0).await.unwrap();
         let limits = DestinationLimits { streams_per_connection: 10_000, ..limits() };
-        let answer = |_| async move { Response::new(Words { left: words, ends }) };
+        let answer = |_| std::future::ready(Response::new(body()));
         let wake_time = WakeTime::new();
         let (stop, shortage) = (CancellationToken::new(), watch::Sender::default().subscribe());
         Arc::clone(&wake_time).track(serve(transport, &wake_time, &limits, &stop, shortage, answer)).await
@@ -70,6 +103,26 @@ async fn more_requests_than_a_turn_accepts_are_all_answered() {
     let (requests, _served) = connection(1, true).await;
     let read = async |_| read(open_stream(&requests).await?, 2).await;
     try_join_all((0..10 * REQUESTS_PER_TURN).map(read)).await.unwrap();
+}
+
+/// A stream that is polled again for nothing costs time, and after two of them no other stream has its turn before the
+/// next write.
+#[tokio::test]
+async fn a_stream_is_polled_once_to_send_a_frame_and_once_to_wait_for_the_next() {
+    const STREAMS: usize = 10;
+    let (change, polls) = (watch::Sender::new(0), Arc::<AtomicUsize>::default());
+    let (changes, counted) = (change.subscribe(), Arc::clone(&polls));
+    let body = move || Changes { changes: changes.clone(), polls: Arc::clone(&counted) };
+    let (requests, _served) = answered_with(body).await;
+    let mut streams = try_join_all((0..STREAMS).map(async |_| open_stream(&requests).await)).await.unwrap();
+    for number in 1..=3 {
+        let before = polls.load(Ordering::Relaxed);
+        change.send_replace(number);
+        for stream in &mut streams {
+            assert_eq!(stream.data().await.unwrap().unwrap(), "change");
+        }
+        assert_eq!(polls.load(Ordering::Relaxed) - before, 2 * STREAMS, "change {number}");
+    }
 }
 
 /// With the default windows of h2 a client accepts little more than a hundred unread small frames.
