@@ -25,7 +25,7 @@ use prometheus::{
     register_int_counter_vec_with_registry, register_int_gauge_with_registry,
 };
 use tokio::time::{Instant, timeout};
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Layer, Service, util::MapRequestLayer};
 
 use crate::list_limit::ListLimitLayer;
 
@@ -160,7 +160,22 @@ pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
     let builder =
         ClientBuilder::try_from(config).context("cannot create a client of the API server from its configuration")?;
     let deadlines = DeadlineLayer(RequestMetrics::register(registry)?);
-    Ok(builder.with_layer(&deadlines).with_layer(&ListLimitLayer::new()).build())
+    let most_recent = MapRequestLayer::new(most_recent_list);
+    Ok(builder.with_layer(&deadlines).with_layer(&most_recent).with_layer(&ListLimitLayer::new()).build())
+}
+
+/// Makes the request for a list in a stream one for the most recent version. kube (5.0) requests any version that the
+/// API server has, which may be older than what this process has already seen from another API server.
+fn most_recent_list(mut request: Request<Body>) -> Request<Body> {
+    const ANY_VERSION: &str = "&resourceVersion=0";
+    let uri = request.uri().to_string();
+    if uri.contains("&sendInitialEvents=true")
+        && uri.contains(ANY_VERSION)
+        && let Ok(uri) = uri.replace(ANY_VERSION, "&resourceVersion=").parse()
+    {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// Describes an error and its causes, each once. kube's errors already include their source, hyper's do not.
@@ -322,6 +337,21 @@ mod tests {
              clusters: [{{name: east, cluster: {{server: \"https://east.example:6443\"{cluster}}}}}]\n\
              users: [{{name: reader, user: {{{user}}}}}]\n"
         )
+    }
+
+    #[test]
+    fn a_list_in_a_stream_is_requested_in_its_most_recent_version() {
+        let params = kube::api::WatchParams::streaming_lists();
+        let requests = kube::core::Request::new("/api/v1/pods");
+        let query = |params: &kube::api::WatchParams, version: &str| {
+            let request = requests.watch(params, version).unwrap();
+            let request = most_recent_list(request.map(Body::from));
+            request.uri().query().unwrap().to_owned()
+        };
+        let list = query(&params, "0");
+        assert!(list.contains("sendInitialEvents=true") && list.ends_with("&resourceVersion="), "{list}");
+        let resumed = query(&kube::api::WatchParams::default(), "0");
+        assert!(resumed.ends_with("&resourceVersion=0"), "{resumed}");
     }
 
     #[tokio::test]

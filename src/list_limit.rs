@@ -3,7 +3,8 @@
 //! In: requests to the API server. Out: their responses; the body of a page fails with [`PageTooLarge`] when it is too
 //! large. Always holds: the pages that are being received have at most [`RECEIVED_BYTES`] together, except for a single
 //! object that is larger; a page has a deadline. kube keeps a page up to three times while it decodes it, and tenants
-//! decide how large objects are, so a page with a fixed number of objects has no bound.
+//! decide how large objects are, so a page with a fixed number of objects has no bound. A list in a stream is decoded
+//! object by object, and needs no limit here.
 
 use std::{
     pin::Pin,

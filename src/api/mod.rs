@@ -16,6 +16,7 @@ pub mod quantity;
 mod resource;
 mod server;
 mod service_profile;
+mod uid;
 
 pub use external_workload::{
     Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, MeshTls,
@@ -31,6 +32,7 @@ pub use service_profile::{
     RequestMatchSpec, ResponseClassSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, ServiceProfile,
     ServiceProfileSpec, StatusRange, WeightedDst,
 };
+pub use uid::Uid;
 
 /// The API group of [`LinkerdConfig`], and the prefix of the operator's labels and annotations.
 pub const CONFIG_GROUP: &str = "config.linkerd.io";

@@ -101,12 +101,12 @@ pub fn spawn(
             readers.spawn("unsupported-services", multicluster::unsupported::warn_once(cluster.clone()));
         }
     }
-    let views = Views::new(cluster.clone(), settings, metrics, multicluster.clone());
+    let views = Views::new(cluster.clone(), observer, settings, metrics, multicluster.clone());
     registry.register(Box::new(EndpointsCollector::new(&views)?))?;
     registry.register(Box::new(ProfilesCollector::new(&views)?))?;
     let reporter = HealthReporter::new();
     let server = DestinationServer::new(Arc::clone(&views), reporter.clone());
-    readers.spawn("discovery-publisher", views.publish(observer));
+    readers.spawn("discovery-publisher", views.publish());
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
     Ok(multicluster)

@@ -93,7 +93,7 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), settings().into(), metrics, None);
+            let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
             Self { feed, observer, views }
         }
 
@@ -138,7 +138,6 @@ mod tests {
         let mut other = rig.subscribe("web.ns.svc.mycluster.local:80");
         let [mut first, mut last] = ["10.1.0.0:8080", "10.1.39.15:8080"].map(|path| rig.subscribe(path));
         assert!(is_opaque(&mut other));
-        rig.observer.dirty.next().await;
         for (ports, annotation) in [([8080, 81], "81"), ([82, 8080], "80")] {
             for port in ports {
                 let server = server(port);
@@ -174,7 +173,7 @@ mod tests {
             rig.apply(Kind::Pod, json!({"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}));
         }
         let server = json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": {"podSelector": {}, "proxyProtocol": "opaque"}});
-        rig.observer.dirty.next().now_or_never();
+        rig.observer.subscribed();
         rig.apply(Kind::Server, server);
         let marked = rig.observer.dirty.next().now_or_never().unwrap();
         let [DirtyKey::Group(group)] = &marked.keys().collect::<Vec<_>>()[..] else { panic!("{marked:?}") };

@@ -1,7 +1,13 @@
 //! The observer of the cluster's state. In: changes of objects. Out: the keys whose responses may differ because of
 //! them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use kube::Resource;
 use tokio::time::Instant;
@@ -93,6 +99,7 @@ impl ObjectGroup {
 #[derive(Default)]
 pub struct DestinationObserver {
     pub(super) dirty: DirtySet<DirtyKey>,
+    subscriptions: AtomicUsize,
 }
 
 /// The keys of one batch by kind, each with the time when the first event that affected it was received.
@@ -127,6 +134,15 @@ impl DestinationObserver {
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
+
+    /// Counts a subscription. Call this before its content is read from the state.
+    pub(super) fn subscribed(&self) {
+        self.subscriptions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn unsubscribed(&self) {
+        self.subscriptions.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Observer for DestinationObserver {
@@ -139,6 +155,11 @@ impl Observer for DestinationObserver {
     }
 
     fn changed(&self, state: &State, changes: &[Change], received: Instant) {
+        // Nothing depends on the state yet. A subscription that begins now reads it after this change, because the
+        // state is locked. The keys of the first lists of a large cluster would take a quarter of its memory.
+        if self.subscriptions.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let mut keys = Vec::new();
         for change in changes {
             add_keys(&mut keys, state, change);
@@ -259,6 +280,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let observer = DestinationObserver::new();
+            observer.subscribed();
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
@@ -311,6 +333,20 @@ mod tests {
             .collect();
         let metadata = json!({"name": name, "namespace": "ns", "ownerReferences": owners});
         Event::Apply(json!({"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}))
+    }
+
+    #[test]
+    fn nothing_is_marked_while_nothing_is_subscribed() {
+        let mut world = World::new();
+        let change = |world: &mut World, ip: &str| {
+            let service = json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": {"clusterIP": ip}});
+            world.affected(Kind::Service, Event::Apply(service)).is_empty()
+        };
+        assert!(!change(&mut world, "10.0.0.1"));
+        world.observer.unsubscribed();
+        assert!(change(&mut world, "10.0.0.2"));
+        world.observer.subscribed();
+        assert!(!change(&mut world, "10.0.0.3"));
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), settings().into(), metrics, None);
+            let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
             let mut rig = Self { feed, observer, views, rotation: Rotation::default() };
             for (name, ports) in services {
                 let declared = (1..=*ports).map(|port| json!({"name": port.to_string(), "port": port}));

@@ -158,6 +158,7 @@ impl<K: ViewKind> Subscription<K> {
         if registered.closed {
             return Err(Stopping);
         }
+        views.observer.subscribed();
         let view = registered.index.get_or_insert(key);
         // The client is counted under the lock, so that the view is not removed before that.
         view.clients.fetch_add(1, Ordering::Relaxed);
@@ -192,6 +193,7 @@ impl<K: ViewKind> Subscription<K> {
 
 impl<K: ViewKind> Drop for Subscription<K> {
     fn drop(&mut self) {
+        self.views.observer.unsubscribed();
         let mut registered = K::registry(&self.views).0.lock();
         if self.view.clients.fetch_sub(1, Ordering::Relaxed) == 1 {
             registered.index.remove(&self.view);

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::testing::Feed,
-        destination::{metrics::DiscoveryMetrics, testing::settings},
+        destination::{DestinationObserver, metrics::DiscoveryMetrics, testing::settings},
     };
 
     #[tokio::test]
@@ -219,7 +219,7 @@ mod tests {
             reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
         }
         let service = HealthService::from_health_reporter(reporter.clone());
-        let views = Views::new(Feed::default().cluster, settings().into(), metrics, None);
+        let views = Views::new(Feed::default().cluster, DestinationObserver::new(), settings().into(), metrics, None);
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

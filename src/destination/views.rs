@@ -23,6 +23,7 @@ const TURN: Duration = Duration::from_millis(2);
 
 pub(super) struct Views {
     pub(super) cluster: Cluster,
+    pub(super) observer: Arc<DestinationObserver>,
     pub(super) settings: Arc<DestinationSettings>,
     pub(super) metrics: Arc<DiscoveryMetrics>,
     pub(super) endpoints: Registry<ServiceEndpoints>,
@@ -38,24 +39,34 @@ pub(super) struct Views {
 impl Views {
     pub(super) fn new(
         cluster: Cluster,
+        observer: Arc<DestinationObserver>,
         settings: Arc<DestinationSettings>,
         metrics: Arc<DiscoveryMetrics>,
         multicluster: Option<Arc<Multicluster>>,
     ) -> Arc<Self> {
         let (endpoints, profiles) = (Registry::default(), Registry::default());
         let endpoint_profile_updates = AtomicU64::new(0);
-        Arc::new(Self { cluster, settings, metrics, endpoints, profiles, multicluster, endpoint_profile_updates })
+        Arc::new(Self {
+            cluster,
+            observer,
+            settings,
+            metrics,
+            endpoints,
+            profiles,
+            multicluster,
+            endpoint_profile_updates,
+        })
     }
 
     /// Publishes the views of marked keys, forever.
-    pub(super) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
+    pub(super) async fn publish(self: Arc<Self>) {
         let mut rotation = Rotation::default();
         let mut turn = Instant::now();
         loop {
             if rotation.is_empty() {
-                rotation.join(&self, observer.dirty.next().await.into());
+                rotation.join(&self, self.observer.dirty.next().await.into());
                 turn = Instant::now();
-            } else if let Some(marked) = observer.dirty.next().now_or_never() {
+            } else if let Some(marked) = self.observer.dirty.next().now_or_never() {
                 // Services that are marked meanwhile do not wait for the end of a long pass.
                 rotation.join(&self, marked.into());
             }

@@ -16,11 +16,11 @@ use tokio::time::timeout;
 
 use super::{annotations::AnnotationMap, owner, reviewed::ReviewedOwner};
 use crate::{
-    api::NamespacedName,
+    api::{NamespacedName, Uid},
     cluster::{
         Cluster,
         index::selector::Labels,
-        kinds::owner::{Owner, OwnerUid},
+        kinds::owner::{Owner, owner_uid},
     },
 };
 
@@ -79,8 +79,10 @@ impl ObjectLookup {
         let known = {
             let state = self.cluster.read();
             match owner.kind.as_str() {
-                "ReplicaSet" => state.replica_sets.get(&key).map(|found| (found.owner.clone(), found.owner_uid)),
-                _ => state.jobs.get(&key).map(|found| (found.owner.clone(), found.owner_uid)),
+                "ReplicaSet" => {
+                    state.replica_sets.get(&key).map(|found| (found.owner.clone(), found.owner_uid.clone()))
+                }
+                _ => state.jobs.get(&key).map(|found| (found.owner.clone(), found.owner_uid.clone())),
             }
         };
         let found = match (known, owner.kind.as_str()) {
@@ -94,17 +96,17 @@ impl ObjectLookup {
             api_version: owner::api_version(&owner.kind).unwrap_or_default().to_owned(),
             kind: owner.kind.to_string(),
             name: owner.name.to_string(),
-            uid: uid.as_ref().map(OwnerUid::to_string).unwrap_or_default(),
+            uid: uid.as_ref().map(Uid::to_string).unwrap_or_default(),
         })
     }
 
-    async fn live_owner<K>(&self, key: &NamespacedName) -> (Option<Owner>, Option<OwnerUid>)
+    async fn live_owner<K>(&self, key: &NamespacedName) -> (Option<Owner>, Option<Uid>)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
         match timeout(DEADLINE, api.get_metadata(&key.name)).await {
-            Ok(Ok(found)) => (Owner::only(&found.metadata), OwnerUid::only(&found.metadata)),
+            Ok(Ok(found)) => (Owner::only(&found.metadata), owner_uid(&found.metadata)),
             _ => (None, None),
         }
     }

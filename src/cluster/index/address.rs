@@ -11,6 +11,10 @@ use std::{
 };
 
 use serde::Deserialize;
+use smallvec::SmallVec;
+
+/// The addresses of one object, of which most have one.
+pub type Addresses = SmallVec<[IpAddr; 1]>;
 
 /// Parses an address. Returns `None` for an invalid address, such as one with a zone.
 pub fn parse(text: &str) -> Option<IpAddr> {
@@ -25,13 +29,13 @@ pub(in crate::cluster) struct IpObject {
 }
 
 /// Returns the unique valid addresses of the list field or, if the list is empty, of the older single-value field.
-pub(in crate::cluster) fn all(list: Option<Vec<IpObject>>, single: Option<String>) -> Box<[IpAddr]> {
+pub(in crate::cluster) fn all(list: Option<Vec<IpObject>>, single: Option<String>) -> Addresses {
     let listed: Vec<String> = list.into_iter().flatten().filter_map(|it| it.ip).collect();
     let single = single.filter(|_| listed.is_empty());
     unique(listed.iter().chain(&single).filter_map(|text| parse(text)))
 }
 
-pub(in crate::cluster) fn unique<T: Hash + Eq + Copy>(items: impl Iterator<Item = T>) -> Box<[T]> {
+pub(in crate::cluster) fn unique<C: FromIterator<T>, T: Hash + Eq + Copy>(items: impl Iterator<Item = T>) -> C {
     let mut seen = HashSet::new();
     items.filter(|item| seen.insert(*item)).collect()
 }
@@ -46,7 +50,7 @@ pub enum NetworkAddress {
 
 /// Objects by address, or by address and port. Most addresses belong to one object.
 #[derive(Debug)]
-pub struct ByAddress<K, T>(HashMap<K, Vec<Arc<T>>>);
+pub struct ByAddress<K, T>(HashMap<K, SmallVec<[Arc<T>; 1]>>);
 
 // === impl NetworkAddress ===
 
@@ -77,12 +81,12 @@ impl<K, T> Default for ByAddress<K, T> {
 
 impl<K: Hash + Eq, T> ByAddress<K, T> {
     pub fn get(&self, address: &K) -> &[Arc<T>] {
-        self.0.get(address).map(Vec::as_slice).unwrap_or_default()
+        self.0.get(address).map(SmallVec::as_slice).unwrap_or_default()
     }
 
     pub fn insert(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
         for address in addresses {
-            let objects = self.0.entry(address).or_insert_with(|| Vec::with_capacity(1));
+            let objects = self.0.entry(address).or_default();
             if !objects.iter().any(|it| Arc::ptr_eq(it, object)) {
                 objects.push(Arc::clone(object));
             }

@@ -6,6 +6,7 @@ pub mod members;
 pub mod names;
 pub mod pods;
 pub mod selector;
+pub mod shared_values;
 pub mod store;
 pub mod text_set;
 pub mod workload_key;

@@ -11,9 +11,9 @@ use super::names::NamesBy;
 /// One label: key and value.
 pub type Pair = (Arc<str>, Arc<str>);
 
-/// The labels of an object, sorted by key: a few strings in one allocation.
+/// The labels of an object, sorted by key: a few strings in one allocation, which equal labels can share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Labels(Box<[Pair]>);
+pub struct Labels(Arc<[Pair]>);
 
 /// A selector with at least one pair. An empty selector, which would match everything, cannot be constructed: a Service
 /// with an empty selector has endpoints that another controller or a user manages.
@@ -38,6 +38,15 @@ impl Labels {
 
     pub fn iter(&self) -> impl Iterator<Item = &Pair> {
         self.0.iter()
+    }
+
+    pub(in crate::cluster) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The allocation, to be replaced by an equal one.
+    pub(in crate::cluster) fn pairs_mut(&mut self) -> &mut Arc<[Pair]> {
+        &mut self.0
     }
 
     /// Returns the labels with these keys. They share the texts.

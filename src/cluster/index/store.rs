@@ -2,12 +2,15 @@
 //!
 //! Always holds: the indexes have exactly the objects that the store has; an empty namespace takes no memory.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use crate::{api::NamespacedName, cluster::Diff};
 
 /// An object that a [`Store`] holds.
-pub trait Stored: PartialEq + Sized {
+pub trait Stored: PartialEq + Clone {
     /// Lookups within a namespace.
     type NamespaceIndex: Default;
     /// Lookups, or sums, over the cluster.
@@ -87,6 +90,21 @@ impl<T: Stored> Store<T> {
         self.iter().map(|object| object.key())
     }
 
+    /// The keys of the objects whose keys are not among these, which must be keys of objects.
+    pub(in crate::cluster) fn keys_except(&self, known: &HashSet<NamespacedName>) -> Vec<NamespacedName> {
+        // Usually none is missing, and a scan of 150,000 keys takes 20 ms.
+        if known.len() == self.count { Vec::new() } else { self.keys().filter(|key| !known.contains(key)).collect() }
+    }
+
+    /// Completes the object with what the API server does not send, and returns whether the store has an equal one.
+    pub(in crate::cluster) fn has_equal(&self, object: &mut Arc<T>) -> bool {
+        self.get(&object.key()).is_some_and(|known| {
+            // It has no other reference, so it is not copied.
+            Arc::make_mut(object).inherit(known);
+            **known == **object
+        })
+    }
+
     /// The objects of a namespace whose names the index yields.
     pub fn select<'a, N>(
         &'a self,
@@ -107,19 +125,18 @@ impl<T: Stored> Store<T> {
     }
 
     /// Stores an object, replacing the one with the same key. Returns `None` if observers would see no difference.
-    pub(in crate::cluster) fn apply(&mut self, mut object: T) -> Option<Diff<T>> {
+    pub(in crate::cluster) fn apply(&mut self, object: impl Into<Arc<T>>) -> Option<Diff<T>> {
+        let mut object = object.into();
         let key = object.key();
         let mut is_change = true;
+        if self.has_equal(&mut object) {
+            return None;
+        }
         if let Some(known) = self.get(&key) {
-            object.inherit(known);
-            if **known == object {
-                return None;
-            }
             is_change = object.is_change(known);
         }
         let old = self.remove(&key);
-        object.prepare(&mut self.cluster);
-        let object = Arc::new(object);
+        Arc::make_mut(&mut object).prepare(&mut self.cluster);
         self.count += 1;
         let namespace = self.namespaces.entry(key.namespace).or_default();
         object.index(&mut namespace.index, &mut self.cluster);
@@ -157,7 +174,7 @@ mod tests {
     use super::*;
     use crate::cluster::index::names::NamesBy;
 
-    #[derive(Debug, PartialEq)]
+    #[derive(Clone, Debug, PartialEq)]
     struct Thing(NamespacedName, u8);
 
     impl Stored for Thing {

@@ -22,7 +22,7 @@ pub mod service;
 pub mod service_profile;
 pub mod sidecar;
 
-use std::{collections::BTreeMap, fmt::Debug};
+use std::{collections::BTreeMap, fmt::Debug, sync::Arc};
 
 use k8s_openapi::api::{apps::v1 as apps, batch::v1 as batch};
 use kube::Resource;
@@ -30,7 +30,10 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Diff, Problems,
-    index::store::{Store, Stored},
+    index::{
+        shared_values::SharedValues,
+        store::{Store, Stored},
+    },
 };
 use crate::api::{CONFIG_GROUP, NamespacedName};
 use {
@@ -41,7 +44,7 @@ use {
 };
 
 /// How the objects of a watched kind are reduced to the fields that the process reads.
-pub trait Projected: Sized + Send + 'static {
+pub trait Projected: Sized + Send + Sync + 'static {
     /// The object as the API server sends it: only the fields that [`Projected::project`] reads.
     type Wire: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
     /// Linkerd's metric for the delay of its updates. Linkerd has none for kinds that it does not watch, or of which it
@@ -53,6 +56,9 @@ pub trait Projected: Sized + Send + 'static {
     /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are ignored, and
     /// named.
     fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
+
+    /// Shares parts of the object with earlier objects that have equal ones.
+    fn share(&mut self, _: &mut SharedValues) {}
 }
 
 /// A watched kind: the projection of its objects, and where the [`State`] holds them. The table below implements it.
@@ -65,7 +71,12 @@ pub trait Watched: Projected + Stored {
 
     /// Stores the object, replacing the one with the same key. Returns `None` if observers would see no difference.
     fn apply(self, state: &mut State) -> Option<Change> {
-        Self::store_mut(state).apply(self).map(Self::change)
+        Self::apply_shared(Arc::new(self), state)
+    }
+
+    /// As [`Watched::apply`], without a copy.
+    fn apply_shared(object: Arc<Self>, state: &mut State) -> Option<Change> {
+        Self::store_mut(state).apply(object).map(Self::change)
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {

@@ -1,20 +1,17 @@
 //! Owner references, and the ReplicaSets and Jobs between a Pod and its workload. Only their metadata is watched.
 
-use std::{
-    fmt::{self, Debug},
-    marker::PhantomData,
-    sync::Arc,
-};
+use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 use crate::{
-    api::{BareMetadataOf, LONGEST_LABEL, LONGEST_NAME, NamespacedName},
+    api::{BareMetadataOf, LONGEST_LABEL, LONGEST_NAME, NamespacedName, Uid},
     cluster::{
         Problems, Projected,
         index::{
             names::NamesBy,
+            shared_values::SharedValues,
             store::{Store, Stored},
         },
     },
@@ -29,17 +26,13 @@ pub struct Owner {
     pub name: Arc<str>,
 }
 
-/// The uid of an owner: a UUID, as its 16 bytes, because a cluster has many ReplicaSets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnerUid([u8; 16]);
-
 /// A ReplicaSet or Job, with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntermediateOwner<K> {
     pub key: NamespacedName,
     pub owner: Option<Owner>,
-    /// `None` without a single owner, or if its uid is not a UUID.
-    pub owner_uid: Option<OwnerUid>,
+    /// `None` without a single owner.
+    pub owner_uid: Option<Uid>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -60,36 +53,10 @@ impl Owner {
     }
 }
 
-// === impl OwnerUid ===
-
-impl OwnerUid {
-    /// Returns the uid of the only owner.
-    pub fn only(metadata: &ObjectMeta) -> Option<Self> {
-        let [owner] = metadata.owner_references.as_deref()? else { return None };
-        Self::parse(&owner.uid)
-    }
-
-    /// Parses the form in which Kubernetes writes UUIDs.
-    fn parse(text: &str) -> Option<Self> {
-        if text.len() != 36 {
-            return None;
-        }
-        let digits = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
-        let uid = Self(digits.to_be_bytes());
-        (uid.to_string() == text).then_some(uid)
-    }
-}
-
-impl fmt::Display for OwnerUid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            if matches!(at, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
+/// Returns the uid of the only owner.
+pub fn owner_uid(metadata: &ObjectMeta) -> Option<Uid> {
+    let [owner] = metadata.owner_references.as_deref()? else { return None };
+    Uid::new(&owner.uid)
 }
 
 // === impl IntermediateOwner ===
@@ -102,12 +69,17 @@ where
 
     fn project(wire: BareMetadataOf<K>, _: &mut Problems) -> Self {
         let owner = Owner::only(&wire.metadata);
-        let owner_uid = owner.as_ref().and_then(|_| OwnerUid::only(&wire.metadata));
+        let owner_uid = owner.as_ref().and_then(|_| owner_uid(&wire.metadata));
         Self { key: NamespacedName::of(&wire.metadata), owner, owner_uid, kind: PhantomData }
+    }
+
+    fn share(&mut self, values: &mut SharedValues) {
+        values.text(&mut self.key.namespace);
+        values.owner(&mut self.owner);
     }
 }
 
-impl<K: PartialEq> Stored for IntermediateOwner<K> {
+impl<K: PartialEq + Clone> Stored for IntermediateOwner<K> {
     type NamespaceIndex = NamesBy<Owner>;
     type ClusterIndex = ();
 
@@ -128,7 +100,7 @@ impl<K: PartialEq> Stored for IntermediateOwner<K> {
     }
 }
 
-impl<K: PartialEq> Store<IntermediateOwner<K>> {
+impl<K: PartialEq + Clone> Store<IntermediateOwner<K>> {
     /// The only owner of the object; `None` if the object is unknown or has no single owner.
     pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
         self.get(key)?.owner.as_ref()
@@ -149,22 +121,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn a_uid_is_kept_only_in_the_form_of_kubernetes() {
-        let uid = "0a1b2c3d-4e5f-6789-abcd-ef0123456789";
-        assert_eq!(OwnerUid::parse(uid).unwrap().to_string(), uid);
-        for other in [
-            "",
-            "u",
-            "0A1B2C3D-4E5F-6789-ABCD-EF0123456789",
-            "0a1b2c3d4-e5f-6789-abcd-ef0123456789",
-            "+a1b2c3d-4e5f-6789-abcd-ef0123456789",
-            "0a1b2c3d-4e5f-6789-abcd-ef012345678é",
-        ] {
-            assert_eq!(OwnerUid::parse(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn several_owners_and_one_with_an_overlong_name_count_as_none() {

@@ -20,12 +20,13 @@ use crate::api::{
     PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION,
 };
 use crate::{
-    api::{NamespacedName, lean_metadata},
+    api::{NamespacedName, Uid, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
-            address::{self, IpObject, NetworkAddress},
+            address::{self, Addresses, IpObject, NetworkAddress},
             selector::Labels,
+            shared_values::SharedValues,
         },
     },
 };
@@ -34,7 +35,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub key: NamespacedName,
-    pub uid: Arc<str>,
+    pub uid: Option<Uid>,
     pub labels: Labels,
     pub owner: Option<Owner>,
     pub service_account: Arc<str>,
@@ -43,7 +44,7 @@ pub struct Pod {
     /// `None` for the mesh's default.
     pub opaque_ports: Option<PortRanges>,
     pub skipped_ports: PortRanges,
-    pub ports: Box<[ContainerPort]>,
+    pub ports: Arc<[ContainerPort]>,
     /// `None` without a proxy, or if its ports cannot be read.
     pub proxy: Option<ProxyPorts>,
     /// `None` without a proxy. Equal values are shared by the Pods in the state.
@@ -55,10 +56,10 @@ pub struct Pod {
     pub terminating: bool,
     pub phase: PodPhase,
     /// In the order of the status. Those of the node for a Pod in the host network.
-    pub addresses: Box<[IpAddr]>,
+    pub addresses: Addresses,
     pub host_network: bool,
     /// The addresses of its node; empty if no container has a host port.
-    host_addresses: Box<[IpAddr]>,
+    host_addresses: Addresses,
 }
 
 /// The phase of a Pod, reduced to the differences that matter to clients.
@@ -72,7 +73,7 @@ pub enum PodPhase {
 }
 
 /// A port of a container, init containers included.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerPort {
     /// Empty for an unnamed port.
     pub name: Arc<str>,
@@ -194,7 +195,7 @@ impl Projected for Pod {
         let init_count = init_containers.as_ref().map_or(0, Vec::len);
         let containers: Vec<Container> = init_containers.into_iter().chain(containers).flatten().collect();
         let (init_containers, app_containers) = containers.split_at_checked(init_count).unwrap_or_default();
-        let ports: Box<[ContainerPort]> =
+        let ports: Arc<[ContainerPort]> =
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
         let annotations = wire.metadata.annotations.as_ref();
         let annotation = |key| annotations.and_then(|all| all.get(key));
@@ -208,7 +209,7 @@ impl Projected for Pod {
         let has_host_port = ports.iter().any(|port| port.host_port.is_some());
         let pod = Self {
             key: NamespacedName::of(&wire.metadata),
-            uid: wire.metadata.uid.as_deref().unwrap_or_default().into(),
+            uid: wire.metadata.uid.as_deref().and_then(Uid::new),
             owner: Owner::only(&wire.metadata),
             service_account: service_account_name.filter(|it| !it.is_empty()).as_deref().unwrap_or("default").into(),
             node: node_name.unwrap_or_default().into(),
@@ -231,7 +232,7 @@ impl Projected for Pod {
             },
             addresses: address::all(pod_ips, pod_ip),
             host_network: host_network.unwrap_or_default(),
-            host_addresses: if has_host_port { address::all(host_ips, host_ip) } else { Box::default() },
+            host_addresses: if has_host_port { address::all(host_ips, host_ip) } else { Addresses::default() },
             ports,
             labels,
         };
@@ -241,6 +242,15 @@ impl Projected for Pod {
             ));
         }
         pod
+    }
+
+    fn share(&mut self, values: &mut SharedValues) {
+        for text in [&mut self.key.namespace, &mut self.service_account, &mut self.node] {
+            values.text(text);
+        }
+        values.labels(&mut self.labels);
+        values.owner(&mut self.owner);
+        values.ports(&mut self.ports);
     }
 }
 

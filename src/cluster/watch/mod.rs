@@ -6,11 +6,13 @@
 //! affects no other object, and its last readable version stays in the state.
 
 pub(crate) mod guarded;
+mod list_transport;
 pub(in crate::cluster) mod metrics;
+mod relist;
 mod status;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
     ops::{Deref, DerefMut},
     panic::{self, AssertUnwindSafe},
@@ -31,17 +33,21 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, kinds::KindVisitor};
+use super::{
+    Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, index::shared_values::SharedValues,
+    kinds::KindVisitor,
+};
 use crate::{
     api::{NamespacedName, last_update},
-    list_limit::PageTooLarge,
     memory::MemoryBudget,
     retry::backoff,
     tasks::Tasks,
 };
 use guarded::{Guarded, PANICKED};
+use list_transport::ListTransport;
 pub(super) use metrics::register_cluster;
 pub use metrics::{FAILURE_CLASSES, WatchMetrics};
+pub(in crate::cluster) use relist::Relist;
 use status::WatchFailure;
 pub use status::WatchProblem;
 pub(in crate::cluster) use status::WatchStatus;
@@ -49,9 +55,6 @@ pub(in crate::cluster) use status::WatchStatus;
 /// The timeout of a watch in seconds, after which the API server ends it and we resume it. kube drops a connection that
 /// was silent for five seconds longer; bookmarks keep an idle but healthy connection from being silent.
 const WATCH_SECONDS: u32 = 60;
-
-/// The number of objects in a page of a list. It is halved while a page is too large.
-const PAGE_SIZE: u32 = 250;
 
 /// A resumed watch delivers no event until an object changes. A watch that has not failed for this time, which is
 /// longer than any attempt and the pause before it, counts as healthy again.
@@ -162,20 +165,22 @@ impl WatchContext {
         status: &channel::Sender<WatchStatus>,
     ) {
         let config = config.timeout(WATCH_SECONDS);
-        let mut page_size = PAGE_SIZE;
-        let watch = |page_size| Box::pin(watcher::watcher(api.clone(), config.clone().page_size(page_size)));
-        let mut events = watch(page_size);
+        let mut transport = ListTransport::Stream;
+        let watch = |transport| Box::pin(watcher::watcher(api.clone(), ListTransport::configure(transport, &config)));
+        let mut events = watch(transport);
         let mut relist = Relist::<T>::default();
         let mut memory = WatchMemory::default();
         // After an outage the first error is often 410 Gone. It has a separate backoff, so that the relist is not
         // delayed by the backoff of the outage.
         let (mut failures, mut expirations) = (Failures::default(), Failures::default());
+        // Whether the watch has failed since its last event.
+        let mut interrupted = false;
         loop {
             let event = tokio::select! {
                 event = timeout(QUIET, events.next()) => event,
                 () = self.relist.notified() => {
                     if status.borrow().failure.is_some() {
-                        events = watch(page_size);
+                        (events, interrupted) = (watch(transport), true);
                     }
                     continue;
                 }
@@ -196,14 +201,21 @@ impl WatchContext {
                 Ok(Event::InitApply(_) | Event::Apply(_)) if !self.memory.has_room_for(0) => {
                     // The state keeps what it has. An incomplete list is freed, and is not requested soon again, because
                     // it is long.
-                    (relist, events) = (Relist::default(), watch(page_size));
+                    (relist, events) = (Relist::default(), watch(transport));
                     self.fail(T::KIND, WatchFailure::NoMemory, status);
                     tokio::select! {
                         () = sleep(NO_MEMORY) => {}
                         () = self.relist.notified() => {}
                     }
                 }
+                // The API server ends a watch after a minute, and a list that it streams is no exception.
+                Ok(Event::Init) if transport == ListTransport::Stream && relist.under_way && !interrupted => {
+                    debug!(resource = T::KIND.resource(), "the list was not complete in time, listing pages");
+                    transport = ListTransport::PAGES;
+                    events = watch(transport);
+                }
                 Ok(event) => {
+                    interrupted = false;
                     // kube emits `Init` before the API server has responded.
                     let (done, responded) = (matches!(event, Event::InitDone), !matches!(event, Event::Init));
                     if responded {
@@ -216,13 +228,14 @@ impl WatchContext {
                         status.send_if_modified(|status| status.recovered() | (done && status.listed()));
                     }
                 }
-                Err(error) if page_size > 1 && PageTooLarge::caused(&error) => {
-                    // The smaller size stays: the objects will be as large when they are listed again.
-                    page_size /= 2;
-                    debug!(resource = T::KIND.resource(), page_size, "listing smaller pages");
-                    events = watch(page_size);
+                Err(error) if let Some(other) = transport.instead(&error) => {
+                    // It stays: the objects will be as large when they are listed again, and the API server the same.
+                    transport = other;
+                    debug!(resource = T::KIND.resource(), ?transport, "listing in another way");
+                    events = watch(transport);
                 }
                 Err(error) => {
+                    interrupted = true;
                     self.fail(T::KIND, WatchFailure::of(&error), status);
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
@@ -231,10 +244,10 @@ impl WatchContext {
                             if expired && matches!(error, watcher::Error::WatchStartFailed(_)) {
                                 // kube relists when a watch event reports 410. When the response to the watch request
                                 // is 410, kube would retry with the same version forever.
-                                events = watch(page_size);
+                                events = watch(transport);
                             }
                         }
-                        () = self.relist.notified() => events = watch(page_size),
+                        () = self.relist.notified() => events = watch(transport),
                     }
                 }
             }
@@ -257,18 +270,19 @@ impl WatchContext {
         match event {
             Event::Init => *relist = Relist { under_way: true, ..Relist::default() },
             Event::InitApply(object) => {
-                relist.seen.insert(NamespacedName::of(object.meta()));
+                let key = NamespacedName::of(object.meta());
                 if T::INFORMER_LAG.is_some() {
                     memory.is_new_update(object.meta());
                 }
-                relist.listed.extend(self.project::<T>(T::KIND, object, memory));
+                let object = self.project::<T>(T::KIND, object, memory);
+                relist.add(&key, object, T::store(&self.state.read()));
             }
             Event::InitDone => {
-                let Relist { seen, listed, .. } = std::mem::take(relist);
+                let Relist { known, changed, .. } = std::mem::take(relist);
+                let vanished = T::store(&self.state.read()).keys_except(&known);
                 let mut state = self.begin_change(T::KIND);
                 let mut changes: Vec<Change> =
-                    listed.into_iter().filter_map(|object| object.apply(&mut state)).collect();
-                let vanished: Vec<_> = T::store(&state).keys().filter(|key| !seen.contains(key)).collect();
+                    changed.into_iter().filter_map(|object| T::apply_shared(object, &mut state)).collect();
                 for vanished in vanished {
                     memory.forget(&vanished);
                     changes.extend(T::remove(&vanished, &mut state));
@@ -326,7 +340,8 @@ impl WatchContext {
             Guarded::Invalid { error, .. } => Err(error),
         };
         match projected {
-            Ok(projected) => {
+            Ok(mut projected) => {
+                projected.share(&mut memory.shared);
                 if memory.is_new_problem(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
@@ -383,6 +398,8 @@ pub(in crate::cluster) struct WatchMemory {
     updated: HashMap<u64, i64>,
     /// The hash of each object's last reported problems.
     reported: HashMap<u64, u64>,
+    /// The parts of recent objects.
+    shared: SharedValues,
 }
 
 impl WatchMemory {
@@ -423,21 +440,6 @@ fn is_expired(error: &watcher::Error) -> bool {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 410,
         _ => false,
-    }
-}
-
-/// A list in progress. Its objects are applied only when it is complete: a partial list would be a state that the API
-/// server never had, in which an endpoint that moved between two slices is in neither. If the API server fails before
-/// the list is complete, new clients would also receive other endpoints than existing clients for a long time.
-pub(in crate::cluster) struct Relist<T> {
-    under_way: bool,
-    seen: HashSet<NamespacedName>,
-    listed: Vec<T>,
-}
-
-impl<T> Default for Relist<T> {
-    fn default() -> Self {
-        Self { under_way: false, seen: HashSet::new(), listed: Vec::new() }
     }
 }
 

@@ -48,7 +48,8 @@ async fn pauses_grow_with_failures_and_reset_after_two_minutes_without_one() {
     assert!(failures.pause() <= Duration::from_millis(200));
 }
 
-/// The watch of a kind whose requests a test answers.
+/// The watch of a kind whose requests a test answers. Except in tests of streams, the API server has refused to send the
+/// list in a stream.
 struct Scripted {
     responses: mpsc::UnboundedSender<Response<Body>>,
     /// The queries of the requests.
@@ -60,11 +61,19 @@ struct Scripted {
 // === impl Scripted ===
 
 impl Scripted {
-    fn start<T: Watched>() -> Self {
-        Self::start_with::<T>(MemoryBudget::UNLIMITED)
+    async fn start<T: Watched>() -> Self {
+        Self::start_with::<T>(MemoryBudget::UNLIMITED).await
     }
 
-    fn start_with<T: Watched>(memory: MemoryBudget) -> Self {
+    async fn start_with<T: Watched>(memory: MemoryBudget) -> Self {
+        let watch = Self::start_streaming::<T>(memory);
+        assert!(watch.answers(422, &refusal(422)).await.failure.is_none(), "no failure: it lists pages at once");
+        let refused = watch.queries.lock().remove(0);
+        assert!(refused.contains("sendInitialEvents=true"), "{refused}");
+        watch
+    }
+
+    fn start_streaming<T: Watched>(memory: MemoryBudget) -> Self {
         let (responses, received) = mpsc::unbounded_channel();
         let received = Arc::new(Mutex::new(received));
         // A request waits for its response for as long as the test takes.
@@ -88,7 +97,11 @@ impl Scripted {
 
     /// Answers the next request, and waits until the watch has sent another one.
     async fn answers(&self, code: u16, body: &Value) -> WatchStatus {
-        let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
+        self.answers_with(code, Body::from(body.to_string().into_bytes())).await
+    }
+
+    async fn answers_with(&self, code: u16, body: Body) -> WatchStatus {
+        let response = Response::builder().status(code).body(body).unwrap();
         self.responses.send(response).unwrap();
         sleep(Duration::from_millis(500)).await;
         self.status.borrow().clone()
@@ -111,7 +124,7 @@ fn refusal(code: u16) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn a_kind_is_followed_again_only_after_its_last_page() {
-    let watch = Scripted::start::<Slice>();
+    let watch = Scripted::start::<Slice>().await;
     assert!(watch.answers(200, &page(&["a"], "")).await.is_followed());
     // The start of the watch fails, and the version of the list has expired.
     assert!(!watch.answers(503, &refusal(503)).await.is_followed());
@@ -122,9 +135,45 @@ async fn a_kind_is_followed_again_only_after_its_last_page() {
     assert!(watch.status.borrow().failing_for().is_none());
 }
 
+/// The events of a list in a stream.
+fn stream(slices: &[&str], is_complete: bool) -> Body {
+    let object = |name: &str| json!({"metadata": {"name": name, "namespace": "ns", "resourceVersion": "6"}, "addressType": "IPv4", "endpoints": []});
+    let metadata = json!({"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}});
+    let end = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata});
+    let listed = slices.iter().map(|name| ("ADDED", object(name)));
+    let events = listed.chain(is_complete.then_some(("BOOKMARK", end)));
+    // As the API server writes it: the type comes first.
+    let lines = events.map(|(of, object)| format!("{{\"type\": \"{of}\", \"object\": {object}}}\n"));
+    let lines: Vec<String> = lines.collect();
+    Body::from(lines.concat().into_bytes())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_in_a_stream_is_complete_at_its_bookmark_and_the_watch_resumes_from_there() {
+    let watch = Scripted::start_streaming::<Slice>(MemoryBudget::UNLIMITED);
+    assert!(watch.answers_with(200, stream(&["a", "b"], true)).await.is_followed());
+    let queries = watch.queries.lock().clone();
+    assert!(queries[1].ends_with("resourceVersion=7") && !queries[1].contains("sendInitialEvents"), "{queries:?}");
+    // The history has expired: everything is listed again, in a stream.
+    assert!(!watch.answers(410, &refusal(410)).await.is_followed());
+    assert!(watch.queries.lock()[2].contains("sendInitialEvents=true"), "{:?}", watch.queries.lock());
+    assert!(watch.answers_with(200, stream(&["a"], true)).await.is_followed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_the_api_server_does_not_complete_in_a_stream_is_repeated_in_pages() {
+    let watch = Scripted::start_streaming::<Slice>(MemoryBudget::UNLIMITED);
+    let status = watch.answers_with(200, stream(&["a"], false)).await;
+    assert!(!status.synced && status.failure.is_none(), "{status:?}");
+    // kube has requested another stream before it is known that the first has ended.
+    watch.answers_with(200, stream(&[], false)).await;
+    assert!(watch.queries.lock().last().unwrap().contains("limit=250"), "{:?}", watch.queries.lock());
+    assert!(watch.answers(200, &page(&["a"], "")).await.is_followed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_list_that_does_not_fit_into_the_memory_is_a_failure_and_is_repeated_after_a_minute() {
-    let watch = Scripted::start_with::<Slice>(MemoryBudget::EXHAUSTED);
+    let watch = Scripted::start_with::<Slice>(MemoryBudget::EXHAUSTED).await;
     let status = watch.answers(200, &page(&["a"], "")).await;
     assert_eq!((status.failure, status.synced), (Some(WatchFailure::NoMemory), false));
     let requests = || watch.queries.lock().len();
@@ -138,7 +187,7 @@ async fn a_list_that_does_not_fit_into_the_memory_is_a_failure_and_is_repeated_a
 
 #[tokio::test(start_paused = true)]
 async fn a_list_whose_pages_are_too_large_is_repeated_with_smaller_pages() {
-    let watch = Scripted::start::<Slice>();
+    let watch = Scripted::start::<Slice>().await;
     let mut large = page(&["a"], "");
     large["items"][0]["metadata"]["annotations"] = json!({ "large": "x".repeat(9 * 1024 * 1024) });
     sleep(Duration::from_millis(1)).await;
@@ -154,7 +203,7 @@ async fn a_list_whose_pages_are_too_large_is_repeated_with_smaller_pages() {
 
 #[tokio::test(start_paused = true)]
 async fn an_object_that_is_too_large_for_any_page_is_a_failure() {
-    let watch = Scripted::start::<Slice>();
+    let watch = Scripted::start::<Slice>().await;
     let mut large = page(&["a"], "");
     large["items"][0]["metadata"]["annotations"] = json!({ "large": "x".repeat(33 * 1024 * 1024) });
     for _ in 0..7 {
@@ -166,7 +215,7 @@ async fn an_object_that_is_too_large_for_any_page_is_a_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn one_404_at_the_start_does_not_mean_that_an_optional_kind_is_absent() {
-    let watch = Scripted::start::<Server>();
+    let watch = Scripted::start::<Server>().await;
     let status = watch.answers(404, &refusal(404)).await;
     assert!(!status.is_known(), "absent after one 404");
     let servers = json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "ServerList",

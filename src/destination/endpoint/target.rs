@@ -12,7 +12,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
-    api::NamespacedName,
+    api::{NamespacedName, Uid},
     cluster::{
         State,
         index::{address::NetworkAddress, workload_key::OwnerPolicy},
@@ -78,12 +78,15 @@ impl EndpointTarget {
         match &endpoint.target {
             EndpointReference::Address => Some(Self::Address),
             EndpointReference::Pod(name) => {
-                let pod = state.pods.find(namespace, name).filter(|pod| uid.may_be(&pod.uid))?;
+                let pod = state.pods.find(namespace, name).filter(|pod| uid.may_be(pod.uid.as_ref()))?;
                 Some(Self::of_pod(state, pod))
             }
             EndpointReference::ExternalWorkload(name) => {
                 let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)));
-                Some(Self::of_workload(state, workload.filter(|workload| uid.may_be(&workload.uid))?))
+                Some(Self::of_workload(
+                    state,
+                    workload.filter(|workload| uid.may_be(Uid::new(&workload.uid).as_ref()))?,
+                ))
             }
         }
     }
@@ -128,7 +131,7 @@ impl EndpointTarget {
             Self::Pod(_) | Self::Workload(_) | Self::Address => None,
         };
         let pod = pod.filter(|pod| pod.network_addresses().any(|it| it == NetworkAddress::Socket(address)));
-        let ports = pod.into_iter().flat_map(|pod| &pod.ports).filter(|port| port.host_port == Some(own));
+        let ports = pod.into_iter().flat_map(|pod| &*pod.ports).filter(|port| port.host_port == Some(own));
         [own].into_iter().chain(ports.map(|port| port.number)).collect()
     }
 

@@ -50,7 +50,7 @@ impl Rig {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), settings.into(), metrics, None);
+        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings.into(), metrics, None);
         let (script, schedule) = (script.iter().cloned().collect(), schedule.iter().copied().collect());
         let mut rig = Self { feed, observer, views, script, schedule };
         for step in [web(false), slice(81), pod("a", "node-1"), pod("b", "node-2"), node("zone-1"), Publish] {

@@ -83,7 +83,7 @@ impl ProfileInputs {
                 let none = || ProfileRefusal::NoInstance(service.clone(), Arc::clone(hostname));
                 match state.slices.instance(service, hostname).ok_or_else(none)? {
                     Instance::Pod { name, uid, address } => {
-                        let pod = state.pods.find(&service.namespace, name).filter(|pod| uid.may_be(&pod.uid));
+                        let pod = state.pods.find(&service.namespace, name).filter(|pod| uid.may_be(pod.uid.as_ref()));
                         let pod = pod.ok_or_else(|| ProfileRefusal::NoPod(Arc::clone(name)))?;
                         // The slice may have the address of a Pod before the Pod's status does.
                         let address = pod.addresses.first().copied().unwrap_or(*address);

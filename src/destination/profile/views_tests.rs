@@ -27,7 +27,7 @@ impl Rig {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), settings().into(), metrics, None);
+        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
         let mut rig = Self { feed, observer, views };
         for (kind, object) in objects {
             rig.apply(kind, object);

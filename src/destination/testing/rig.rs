@@ -338,7 +338,7 @@ impl Rig {
         let metrics = DiscoveryMetrics::register(&Registry::new()).unwrap();
         let clusters = || Multicluster::new(Arc::clone(&observer), Arc::clone(&settings), &Registry::new()).unwrap();
         let multicluster = has_clusters.then(clusters);
-        let views = Views::new(feed.cluster.clone(), settings, metrics, multicluster);
+        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings, metrics, multicluster);
         Self { feed, observer, views, pending: HashMap::new() }
     }
 

@@ -88,12 +88,12 @@ impl Rig {
         ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| self.proxy.count(method, &path)).sum()
     }
 
-    /// The number of lists of each kind.
+    /// The number of complete lists of each kind, which are streamed.
     fn lists(&self) -> [usize; 3] {
         let log = self.proxy.log();
         KINDS.map(|kind| {
-            let of_kind = |path: &str| path.contains(&format!("{kind}?")) && !path.contains("watch=true");
-            log.iter().filter(|request| request.method == "GET" && of_kind(&request.path)).count()
+            let is_list = |path: &str| path.contains(&format!("{kind}?")) && path.contains("sendInitialEvents=true");
+            log.iter().filter(|request| request.status == Some(200) && is_list(&request.path)).count()
         })
     }
 

@@ -18,6 +18,7 @@ use crate::{
         Problems, Projected,
         index::{
             names::NamesBy,
+            shared_values::SharedValues,
             store::{Store, Stored},
         },
     },
@@ -68,6 +69,14 @@ impl Projected for Slice {
             version: wire.metadata.resource_version.clone(),
             ready: ReadySlice::of(&wire, problems).map(Arc::new),
             managed: managed.then(|| Arc::new(wire.into())),
+        }
+    }
+
+    fn share(&mut self, values: &mut SharedValues) {
+        values.text(&mut self.key.namespace);
+        if let Some(ready) = self.ready.as_mut().and_then(Arc::get_mut) {
+            ready.name = Arc::clone(&self.key.name);
+            ready.share(values);
         }
     }
 }

@@ -13,10 +13,16 @@ use crate::api::{
 };
 use crate::{
     api::{
-        LONGEST_LABEL, LONGEST_NAME, NamespacedName,
+        LONGEST_LABEL, LONGEST_NAME, NamespacedName, Uid,
         endpoint_slice::{Endpoint, SliceObject, TargetRef},
     },
-    cluster::{Problems, index::address},
+    cluster::{
+        Problems,
+        index::{
+            address::{self, Addresses},
+            shared_values::SharedValues,
+        },
+    },
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +49,7 @@ pub struct SlicePort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyEndpoint {
     /// Never empty.
-    pub addresses: Box<[IpAddr]>,
+    pub addresses: Addresses,
     pub target: EndpointReference,
     pub target_uid: TargetUid,
     pub hostname: Option<Arc<str>>,
@@ -72,7 +78,7 @@ pub enum EndpointReference {
 
 /// The `uid` of the object that an endpoint refers to, if the slice has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TargetUid(Option<Box<str>>);
+pub struct TargetUid(Option<Uid>);
 
 /// The Service in another cluster that a slice mirrors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,15 +104,13 @@ impl EndpointReference {
 
 impl TargetUid {
     fn of(target: Option<&TargetRef>) -> Self {
-        let uid = target.and_then(|it| it.uid.as_deref());
-        // No object has an empty or a longer uid. The slice's text is not kept without limit.
-        Self(uid.filter(|uid| (1..=LONGEST_NAME).contains(&uid.len())).map(Box::from))
+        Self(target.and_then(|it| it.uid.as_deref()).and_then(Uid::new))
     }
 
     /// Returns whether the endpoint may refer to the object with this uid: false if both uids are known and differ. Then
     /// the object was deleted and created again, and the endpoint's address is not the new object's.
-    pub fn may_be(&self, uid: &str) -> bool {
-        uid.is_empty() || self.0.as_deref().is_none_or(|own| own == uid)
+    pub fn may_be(&self, uid: Option<&Uid>) -> bool {
+        self.0.as_ref().zip(uid).is_none_or(|(own, uid)| own == uid)
     }
 }
 
@@ -156,6 +160,19 @@ impl ReadySlice {
             name: key.name,
         })
     }
+
+    pub(in crate::cluster) fn share(&mut self, values: &mut SharedValues) {
+        values.text(&mut self.service.namespace);
+        values.text(&mut self.service.name);
+        for port in self.ports.iter_mut().flatten() {
+            values.text(&mut port.name);
+        }
+        for endpoint in &mut self.endpoints {
+            for text in endpoint.zone.iter_mut().chain(&mut endpoint.hints) {
+                values.text(text);
+            }
+        }
+    }
 }
 
 impl Instance {
@@ -198,7 +215,7 @@ impl ReadyEndpoint {
                 }
             }
         };
-        let mut addresses = Vec::with_capacity(endpoint.addresses.len());
+        let mut addresses = Addresses::new();
         for text in &endpoint.addresses {
             match text.parse::<IpAddr>() {
                 Ok(address) => addresses.push(address),
@@ -209,7 +226,7 @@ impl ReadyEndpoint {
             return None;
         }
         Some(Self {
-            addresses: addresses.into(),
+            addresses,
             target,
             target_uid: TargetUid::of(endpoint.target_ref.as_ref()),
             hostname: endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()).map(Arc::from),
@@ -338,8 +355,9 @@ mod tests {
             let endpoints = json!([{"addresses": ["10.0.0.1"], "hostname": "db-0", "targetRef": target}]);
             let (slice, _) = ready_slice(&json!({ "endpoints": endpoints }));
             let Instance::Pod { uid: of_instance, .. } = &slice.instances["db-0"] else { panic!() };
-            let found = (slice.endpoints[0].target_uid.may_be(uid), of_instance.may_be(uid));
-            assert_eq!(found, (refers, refers), "{referenced} {uid}");
+            let uid = Uid::new(uid);
+            let found = [&slice.endpoints[0].target_uid, of_instance].map(|it| it.may_be(uid.as_ref()));
+            assert_eq!(found, [refers; 2], "{referenced} {uid:?}");
         }
     }
 

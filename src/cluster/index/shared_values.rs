@@ -1,0 +1,159 @@
+//! Equal parts of objects, kept once.
+//!
+//! In: the parts of a new object. Out: the same parts, shared with an earlier object that has an equal one. Always
+//! holds: only the parts of the most recent objects are remembered, so the memory is bounded. A part that was forgotten
+//! is kept twice, which is not wrong.
+//!
+//! The Pods of a ReplicaSet have equal labels and ports, and thousands of Pods have the same namespace and the same keys
+//! of labels. Without this module, they are more than half of the memory of a Pod.
+
+use std::{collections::HashSet, hash::Hash, sync::Arc};
+
+use super::selector::{Labels, Pair};
+use crate::{
+    api::LONGEST_KEY,
+    cluster::kinds::{owner::Owner, pod::ContainerPort},
+};
+
+/// The number of values of a kind after which the older ones are forgotten. It is more than the largest cluster has
+/// nodes, whose names occur in any order.
+const RECENT: usize = 8_192;
+/// The maximum number of labels or ports of an object that are shared.
+const MANY: usize = 32;
+
+/// The values of recent objects.
+#[derive(Default)]
+pub struct SharedValues {
+    texts: Recent<str>,
+    labels: Recent<[Pair]>,
+    ports: Recent<[ContainerPort]>,
+}
+
+/// Recent values: from one to two times [`RECENT`].
+struct Recent<T: ?Sized> {
+    newer: HashSet<Arc<T>>,
+    older: HashSet<Arc<T>>,
+}
+
+// === impl SharedValues ===
+
+impl SharedValues {
+    pub(in crate::cluster) fn text(&mut self, text: &mut Arc<str>) {
+        if text.len() <= LONGEST_KEY {
+            self.texts.share(text);
+        }
+    }
+
+    pub(in crate::cluster) fn labels(&mut self, labels: &mut Labels) {
+        if labels.len() > MANY {
+            return;
+        }
+        if !self.labels.find(labels.pairs_mut()) {
+            let mut pairs = labels.iter().cloned().collect::<Vec<_>>();
+            for (key, value) in &mut pairs {
+                self.text(key);
+                self.text(value);
+            }
+            *labels.pairs_mut() = pairs.into();
+            self.labels.share(labels.pairs_mut());
+        }
+    }
+
+    pub(in crate::cluster) fn ports(&mut self, ports: &mut Arc<[ContainerPort]>) {
+        if ports.len() <= MANY {
+            self.ports.share(ports);
+        }
+    }
+
+    pub(in crate::cluster) fn owner(&mut self, owner: &mut Option<Owner>) {
+        if let Some(Owner { kind, name }) = owner {
+            self.text(kind);
+            self.text(name);
+        }
+    }
+}
+
+// === impl Recent ===
+
+impl<T: ?Sized> Default for Recent<T> {
+    fn default() -> Self {
+        Self { newer: HashSet::new(), older: HashSet::new() }
+    }
+}
+
+impl<T: Hash + Eq + ?Sized> Recent<T> {
+    /// Replaces the value by an equal one that is known. Returns false if there is none.
+    fn find(&mut self, value: &mut Arc<T>) -> bool {
+        if let Some(known) = self.newer.get(&**value) {
+            *value = Arc::clone(known);
+            return true;
+        }
+        let Some(known) = self.older.take(&**value) else { return false };
+        *value = Arc::clone(&known);
+        self.insert(known);
+        true
+    }
+
+    fn share(&mut self, value: &mut Arc<T>) {
+        if !self.find(value) {
+            self.insert(Arc::clone(value));
+        }
+    }
+
+    fn insert(&mut self, value: Arc<T>) {
+        if self.newer.len() >= RECENT {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(number: usize) -> Arc<str> {
+        format!("text {number}").into()
+    }
+
+    #[test]
+    fn equal_labels_and_equal_texts_of_other_labels_are_kept_once() {
+        let mut values = SharedValues::default();
+        let mut shared = |pairs: &[(&str, &str)]| {
+            let mut labels: Labels = pairs.iter().copied().collect();
+            values.labels(&mut labels);
+            labels
+        };
+        let all = [
+            shared(&[("app", "web"), ("tier", "a")]),
+            shared(&[("app", "web"), ("tier", "a")]),
+            shared(&[("app", "db")]),
+        ];
+        let [first, equal, other] = all.each_ref().map(|labels| labels.iter().next().unwrap());
+        assert!(std::ptr::eq(first, equal), "the whole list");
+        assert!(!std::ptr::eq(first, other) && Arc::ptr_eq(&first.0, &other.0), "only the key");
+        assert_eq!((&*other.0, &*other.1), ("app", "db"));
+    }
+
+    #[test]
+    fn a_value_that_is_still_used_is_shared_however_many_others_there_are_and_others_are_forgotten() {
+        let (mut recent, mut used) = (Recent::default(), text(0));
+        recent.share(&mut used);
+        for number in 1..10 * RECENT {
+            recent.share(&mut text(number));
+            let mut equal = text(0);
+            recent.share(&mut equal);
+            assert!(Arc::ptr_eq(&equal, &used), "{number}");
+        }
+        assert!(recent.newer.len() + recent.older.len() <= 2 * RECENT);
+    }
+
+    #[test]
+    fn what_only_a_tenant_can_make_so_large_is_not_remembered() {
+        let mut values = SharedValues::default();
+        values.text(&mut "x".repeat(LONGEST_KEY + 1).into());
+        values.labels(&mut (0..=MANY).map(|number| (text(number), "")).collect());
+        values.ports(&mut vec![ContainerPort { name: "".into(), number: 1, host_port: None }; MANY + 1].into());
+        assert!(values.texts.newer.is_empty() && values.labels.newer.is_empty() && values.ports.newer.is_empty());
+    }
+}
