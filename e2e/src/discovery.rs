@@ -67,9 +67,14 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(45);
 
 /// Makes the next attempt of each watch fail once with 410 Gone.
 pub fn expire(proxy: &FaultProxy) -> Vec<Fault> {
+    expire_kinds(proxy, WATCHED)
+}
+
+/// As [`expire`], for watches of these kinds.
+pub fn expire_kinds(proxy: &FaultProxy, kinds: impl IntoIterator<Item = &'static str>) -> Vec<Fault> {
     let gone = Action::Status { code: 410, retry_after: None };
     let next = |kind| Rule::path(&format!("/{kind}?&watch=true")).times(1);
-    WATCHED.iter().map(|kind| proxy.inject(next(kind), gone.clone())).collect()
+    kinds.into_iter().map(|kind| proxy.inject(next(kind), gone.clone())).collect()
 }
 
 impl Discovery {

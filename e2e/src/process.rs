@@ -85,12 +85,17 @@ impl Spawn {
 
 /// Pins all threads of a process, and their future children, to one core.
 pub fn pin_to_core(pid: u32, core: usize) -> Result<()> {
+    pin_to_cores(pid, &[core])
+}
+
+/// As [`pin_to_core`], to any of several cores.
+pub fn pin_to_cores(pid: u32, allowed: &[usize]) -> Result<()> {
     let mut cores = CpuSet::new();
-    cores.set(core);
+    allowed.iter().for_each(|core| cores.set(*core));
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let id: i32 = thread?.file_name().to_string_lossy().parse()?;
         sched_setaffinity(Pid::from_raw(id), &cores)
-            .with_context(|| format!("cannot pin process {pid} to core {core}"))?;
+            .with_context(|| format!("cannot pin process {pid} to the cores {allowed:?}"))?;
     }
     Ok(())
 }

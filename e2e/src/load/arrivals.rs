@@ -21,6 +21,8 @@ pub struct Arrivals {
     /// The number of streams that received each change.
     received: HashMap<(What, u16), u64>,
     pub counts: Counts,
+    /// When connections have left a server for the other one.
+    pub left: Vec<Instant>,
     /// Streams that ended after a message, or whose connection ended: their number, by reason.
     pub ended: BTreeMap<String, u64>,
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::{Buf, BytesMut};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -23,6 +23,11 @@ use tokio::{
 use super::{StreamRequest, arrivals::Arrivals, lock, streams::Streams};
 
 const CONNECT: Duration = Duration::from_secs(10);
+/// A client that can reach another server sends a PING after this time without a byte of its server, and leaves the
+/// server if it does not answer in time. These are the parameters that Linkerd gives its proxies for their own clients.
+const KEEPALIVE: Keepalive = Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(3) };
+const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 const READ: usize = 64 * 1024;
 
 pub(super) struct Connection {
@@ -30,6 +35,12 @@ pub(super) struct Connection {
     streams: Streams,
     unread: BytesMut,
     out: BytesMut,
+}
+
+#[derive(Clone, Copy)]
+struct Keepalive {
+    interval: Duration,
+    timeout: Duration,
 }
 
 /// A connection whose streams are never read, by a client that is alive: it answers PINGs. Dropping it closes the
@@ -61,7 +72,7 @@ impl Connection {
         let began = start.wait_for(Option::is_some).await.ok().and_then(|began| *began);
         let Some(began) = began else { return };
         self.streams.send_requests(began, &mut self.out);
-        let why = match self.exchange(&arrivals).await {
+        let why = match self.exchange(&arrivals, None).await {
             Ok(()) => "the connection was closed".to_owned(),
             Err(error) => format!("{error:#}"),
         };
@@ -69,10 +80,40 @@ impl Connection {
         lock(&arrivals).absorb(&mut self.streams.arrivals);
     }
 
-    async fn exchange(&mut self, arrivals: &Mutex<Arrivals>) -> Result<()> {
+    /// As [`Connection::run`], but when the server is gone, requests all streams again from the other one, and so on.
+    /// The time of a first message is then counted from the moment at which the client has noticed that.
+    pub(super) async fn run_on_either(
+        mut self,
+        requests: Vec<StreamRequest>,
+        [mut server, mut other]: [SocketAddr; 2],
+        mut start: watch::Receiver<Option<Instant>>,
+        arrivals: Arc<Mutex<Arrivals>>,
+    ) {
+        let began = start.wait_for(Option::is_some).await.ok().and_then(|began| *began);
+        let Some(mut began) = began else { return };
+        loop {
+            self.streams.send_requests(began, &mut self.out);
+            let _ = self.exchange(&arrivals, Some(KEEPALIVE)).await;
+            began = Instant::now();
+            lock(&arrivals).left.push(began);
+            let mut back_off = FIRST_BACK_OFF;
+            self = loop {
+                (server, other) = (other, server);
+                if let Ok(connection) = Self::open(server, Streams::new(&requests)).await {
+                    break connection;
+                }
+                sleep(back_off.mul_f64(1.0 + rand::random::<f64>())).await;
+                back_off = (back_off * 2).min(LONGEST_BACK_OFF);
+            };
+        }
+    }
+
+    async fn exchange(&mut self, arrivals: &Mutex<Arrivals>, keepalive: Option<Keepalive>) -> Result<()> {
         let Self { socket, streams, unread, out } = self;
         let (mut reader, writer) = socket.split();
         let mut timer = pin!(sleep(Duration::ZERO));
+        let mut silence = pin!(sleep(keepalive.map_or(Duration::ZERO, |keepalive| keepalive.interval)));
+        let (mut heard, mut pinged) = (Instant::now(), false);
         // Bytes that arrived with the answer to the preface.
         streams.read(unread, Instant::now(), out)?;
         loop {
@@ -96,7 +137,19 @@ impl Connection {
                         return Ok(());
                     }
                     streams.arrivals.counts.reads += 1;
-                    streams.read(unread, Instant::now(), out)?;
+                    (heard, pinged) = (Instant::now(), false);
+                    streams.read(unread, heard, out)?;
+                }
+                () = silence.as_mut(), if keepalive.is_some() => {
+                    let Keepalive { interval, timeout } = keepalive.unwrap_or(KEEPALIVE);
+                    let since = heard.elapsed();
+                    ensure!(!pinged || since < interval + timeout, "the server does not answer a PING");
+                    if since >= interval && !pinged {
+                        Streams::ping(out);
+                        pinged = true;
+                    }
+                    let next = if pinged { interval + timeout } else { interval };
+                    silence.as_mut().reset(tokio::time::Instant::from_std(heard + next));
                 }
                 writable = writer.writable(), if !out.is_empty() => writable?,
                 () = timer.as_mut(), if due.is_some() => streams.tick(Instant::now(), out),
@@ -113,7 +166,7 @@ impl Unread {
         let mut connection = Connection::open(address, Streams::unread(requests)).await?;
         connection.streams.send_requests(Instant::now(), &mut connection.out);
         // The result is ignored: the bench reads the number of open streams from the server.
-        Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default()).await) })))
+        Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default(), None).await) })))
     }
 }
 

@@ -111,28 +111,66 @@ impl Client {
     /// # Errors
     /// Fails when a connection cannot be opened.
     pub async fn open(&self, address: SocketAddr, connections: usize, requests: Vec<StreamRequest>) -> Result<Load> {
+        let made = self.connect_all(connections, requests, |_| address).await?;
+        Ok(self.start_all(made, |_, connection, _, start, arrivals| connection.run(start, arrivals)))
+    }
+
+    /// As [`Client::open`], with every other connection on the second server. When its server is gone, a client opens
+    /// its streams on the other one.
+    ///
+    /// # Errors
+    /// Fails when a connection cannot be opened.
+    pub async fn open_on_either(
+        &self,
+        servers: [SocketAddr; 2],
+        connections: usize,
+        requests: Vec<StreamRequest>,
+    ) -> Result<Load> {
+        let [first, second] = servers;
+        let in_order = move |number: usize| if number.is_multiple_of(2) { [first, second] } else { [second, first] };
+        let made = self.connect_all(connections, requests, |number| in_order(number)[0]).await?;
+        Ok(self.start_all(made, |number, connection, requests, start, arrivals| {
+            connection.run_on_either(requests, in_order(number), start, arrivals)
+        }))
+    }
+
+    /// Returns the connections with their numbers and requests.
+    async fn connect_all(
+        &self,
+        connections: usize,
+        requests: Vec<StreamRequest>,
+        server: impl Fn(usize) -> SocketAddr,
+    ) -> Result<Vec<(usize, Connection, Vec<StreamRequest>)>> {
         ensure!(connections > 0, "a load needs a connection");
         let mut dealt = Vec::new();
         dealt.resize_with(connections, Vec::new);
         for (number, request) in requests.into_iter().enumerate() {
             dealt.get_mut(number % connections).context("a connection")?.push(request);
         }
-        let made: Vec<Connection> = stream::iter(dealt)
-            .map(|requests| async move {
-                let connecting = self.runtime.spawn(Connection::open(address, Streams::new(&requests)));
-                connecting.await?
+        stream::iter(dealt.into_iter().enumerate())
+            .map(|(number, requests)| {
+                let connecting = self.runtime.spawn(Connection::open(server(number), Streams::new(&requests)));
+                async move { anyhow::Ok((number, connecting.await??, requests)) }
             })
             .buffer_unordered(CONNECTING)
             .try_collect()
-            .await?;
+            .await
+    }
+
+    /// Gives the start signal to a task for each connection.
+    fn start_all<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        made: Vec<(usize, Connection, Vec<StreamRequest>)>,
+        run: impl Fn(usize, Connection, Vec<StreamRequest>, watch::Receiver<Option<Instant>>, Arc<Mutex<Arrivals>>) -> F,
+    ) -> Load {
         let arrivals = Arc::<Mutex<Arrivals>>::default();
         let (opened, start) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        for connection in made {
-            tasks.spawn_on(connection.run(start.clone(), Arc::clone(&arrivals)), &self.runtime);
+        for (number, connection, requests) in made {
+            tasks.spawn_on(run(number, connection, requests, start.clone(), Arc::clone(&arrivals)), &self.runtime);
         }
         opened.send_replace(Some(Instant::now()));
-        Ok(Load { tasks, arrivals, _opened: opened })
+        Load { tasks, arrivals, _opened: opened }
     }
 
     /// Opens this number of connections at the same moment, as proxies do when their server returns. For each, the time

@@ -124,6 +124,10 @@ impl Streams {
         Frame::window_update(0, CONNECTION_WINDOW - 65_535).put(out);
     }
 
+    pub(super) fn ping(out: &mut BytesMut) {
+        Frame::new(PING, 0, 0, Bytes::from_static(&[0; 8])).put(out);
+    }
+
     /// Sends all requests for which the server has room.
     pub(super) fn send_requests(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);

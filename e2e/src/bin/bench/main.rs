@@ -8,7 +8,8 @@
 //! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
 //!   `converge`, `rest`, `flip`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
 //!   `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
-//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`.
+//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `recovery`, `clusters`,
+//!   `attacks`. Proxy injector: `injector`. Only by name: `largest`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
 //!   measured, too.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use e2e::{
     ManagerOptions,
     attack::{Attack, Target},
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::{
     changing::{Changing, Kind},
     cluster::stream_requests,
-    rig::{Rig, Subject},
+    rig::Rig,
 };
 use crate::report::Report;
 
@@ -60,13 +60,13 @@ async fn attacked(report: &mut Report, rig: &Rig, attack: Attack, figure: String
     let mut running = attack.begin(target)?;
     sleep(BEGUN).await;
     load.reset();
-    let before = taken(&subject).await?;
+    let before = subject.taken().await?;
     for number in 0..CHANGES {
         changing.change_and_wait(number, &load, STREAMS as u64).await?;
         sleep(PAUSE).await;
     }
     running.is_running()?;
-    let server = percentile_99(&before, &taken(&subject).await?);
+    let server = subject.taken().await?.since(&before).bound(0.99);
     let late = changing.lateness(&load)?;
     let peak = subject.memory()?.unwrap_or_default().peak;
     let text = format!(
@@ -79,24 +79,4 @@ async fn attacked(report: &mut Report, rig: &Rig, attack: Attack, figure: String
     report.row(figure, text, "p99 ≤ 50 ms, < 250 MiB", raw);
     load.close().await;
     Ok(())
-}
-
-/// The cumulative buckets of the time from the receipt of an event until a stream has taken its change: upper bounds in
-/// seconds, and counts.
-async fn taken(subject: &Subject) -> Result<Vec<(f64, f64)>> {
-    let manager = subject.manager.as_ref().context("only our server has these metrics")?;
-    let samples = manager.metrics().await?.into_iter();
-    let buckets = samples.filter(|sample| {
-        sample.name == "linkerd_operator_discovery_latency_seconds_bucket" && sample.has(&[("stage", "taken")])
-    });
-    let bound = |labels: &[(String, String)]| labels.iter().find(|(name, _)| name == "le")?.1.parse().ok();
-    Ok(buckets.filter_map(|sample| Some((bound(&sample.labels)?, sample.value))).collect())
-}
-
-/// Returns the upper bound of the bucket with the 99th percentile of what was added.
-fn percentile_99(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
-    let added: Vec<(f64, f64)> =
-        after.iter().zip(before).map(|((bound, count), (_, earlier))| (*bound, count - earlier)).collect();
-    let all = added.last().map_or(0.0, |(_, count)| *count);
-    added.iter().find(|(_, count)| *count >= 0.99 * all).map_or(f64::INFINITY, |(bound, _)| *bound)
 }

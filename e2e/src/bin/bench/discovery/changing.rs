@@ -5,6 +5,7 @@
 
 use anyhow::Result;
 use e2e::load::{Load, What};
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     Api, Client,
@@ -13,7 +14,7 @@ use kube::{
 use serde_json::json;
 
 use super::{
-    cluster::{NAMESPACE, changing_endpoint},
+    cluster::{NAMESPACE, SERVICES, changing_endpoint},
     moments::{Lateness, Moments, received},
 };
 
@@ -102,6 +103,17 @@ async fn write(slices: &Api<EndpointSlice>, service: &str, what: What, port: u16
     });
     slices.replace(&name(service), &PostParams::default(), &serde_json::from_value(slice)?).await?;
     Ok(())
+}
+
+/// Moves the endpoint of each of the usual Services to another port.
+pub(super) async fn move_all(client: &Client, port: u16) -> Result<()> {
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let slices = &slices;
+    stream::iter(0..SERVICES)
+        .map(|number| async move { write(slices, &format!("web-{number}"), What::Add, port).await })
+        .buffer_unordered(16)
+        .try_collect()
+        .await
 }
 
 fn name(service: &str) -> String {

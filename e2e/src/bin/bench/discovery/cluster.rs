@@ -14,7 +14,7 @@ use e2e::{
     objects::{create_all, kind, patch_all},
 };
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::{
     Api, Client,
     api::{ApiResource, ListParams, Patch, PatchParams},
@@ -92,22 +92,39 @@ pub(super) fn path_of(service: &str) -> String {
 }
 
 pub(super) async fn populate(client: &Client, size: ClusterSize) -> Result<()> {
-    let ClusterSize { services, nodes } = size;
-    eprintln!("{services} Services of {PODS} meshed Pods on {nodes} nodes");
+    grow(client, 0, size).await
+}
+
+/// Creates the objects of a cluster that has this number of Services already.
+pub(super) async fn grow(client: &Client, from: usize, size: ClusterSize) -> Result<()> {
+    let ClusterSize { services: to, nodes } = size;
+    let services = || from..to;
+    eprintln!("{to} Services of {PODS} meshed Pods on {nodes} nodes");
     let node = |n: usize| {
         let labels = json!({"topology.kubernetes.io/zone": format!("zone-{}", n % 3)});
         json!({"metadata": {"name": format!("node-{n}"), "labels": labels}})
     };
-    create_all(client, &kind("v1", "Node"), None, (0..nodes).map(node)).await?;
-    let names = (0..services).map(|n| format!("web-{n}"));
+    if from == 0 {
+        create_all(client, &kind("v1", "Node"), None, (0..nodes).map(node)).await?;
+    }
+    let names = services().map(|n| format!("web-{n}"));
     create(client, &kind("v1", "Service"), names.map(|name| service(&name))).await?;
-    create(client, &kind("apps/v1", "ReplicaSet"), (0..services).map(replica_set)).await?;
-    create(client, &kind("v1", "Pod"), (0..size.pods()).map(|number| pod(number, size))).await?;
-    let slices = (0..services).flat_map(|n| {
+    create(client, &kind("apps/v1", "ReplicaSet"), services().map(replica_set)).await?;
+    create(client, &kind("v1", "Pod"), (from * PODS..size.pods()).map(|number| pod(number, size))).await?;
+    let slices = services().flat_map(|n| {
         let (name, pods, last) = (format!("web-{n}"), n * PODS, n * PODS + PODS - 1);
         [slice(&name, "steady", pods..last, size), slice(&name, "changing", last..last + 1, size)]
     });
     create(client, &kind("discovery.k8s.io/v1", "EndpointSlice"), slices).await
+}
+
+/// Returns whether the cluster has the objects: the last Pod runs, and its EndpointSlice was created after it.
+pub(super) async fn is_populated(client: &Client, size: ClusterSize) -> Result<bool> {
+    let (pods, slices): (Api<Pod>, Api<EndpointSlice>) =
+        (Api::namespaced(client.clone(), NAMESPACE), Api::namespaced(client.clone(), NAMESPACE));
+    let last = pods.get_opt(&pod_name(size.pods() - 1)).await?;
+    let runs = last.and_then(|pod| pod.status?.phase).is_some_and(|phase| phase == "Running");
+    Ok(runs && slices.get_opt(&format!("web-{}-changing", size.services - 1)).await?.is_some())
 }
 
 /// Sets the Pods' status as a kubelet would: without it they have no addresses.
@@ -196,8 +213,9 @@ pub(super) fn server_kind() -> ApiResource {
 
 /// The endpoint that changes.
 pub(super) fn changing_endpoint(service: &str, ready: bool) -> Value {
-    let pod = if service == GIANT { GIANT_ENDPOINTS - 1 } else { PODS - 1 };
-    endpoint(pod, ready, ClusterSize::USUAL)
+    let number = service.strip_prefix("web-").and_then(|number| number.parse::<usize>().ok());
+    let pods = if service == GIANT { GIANT_ENDPOINTS } else { (number.unwrap_or_default() + 1) * PODS };
+    endpoint(pods - 1, ready, ClusterSize::USUAL)
 }
 
 fn service(name: &str) -> Value {

@@ -3,18 +3,26 @@
 //! * In: an empty cluster. Out: the time until our server is ready, its memory, and a hundred thousand streams. Always:
 //!   one replica on one core; API server, etcd and the clients share another.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use e2e::{ManagerOptions, memory::Memory};
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    FaultProxy, ManagerOptions,
+    discovery::{WATCHED, expire_kinds},
+    memory::Memory,
+};
 use serde_json::json;
+use tokio::time::sleep;
 
 use super::{
+    changing::{Changing, Kind},
     cluster::{self, ClusterSize, stream_requests},
+    growth::Growth,
     keep,
     rest::bare_client,
     rig::Rig,
     streams::Herd,
+    taken::Taken,
 };
 use crate::report::{Report, json_of, median, milliseconds};
 
@@ -22,19 +30,32 @@ const SIZE: ClusterSize = ClusterSize::LARGEST;
 /// It limits no row.
 const MEMORY_LIMIT: u64 = 4 << 30;
 const ROUNDS: usize = 3;
+const RELIST_STREAMS: usize = 100;
+/// The changes before the relist, for comparison.
+const RELIST_CHANGES: usize = 50;
+const RELIST_PAUSE: Duration = Duration::from_millis(20);
 const STREAMS: usize = 100_000;
 const CONNECTIONS: usize = 1_000;
 
-pub(super) async fn largest(report: &mut Report, rig: &Rig) -> Result<()> {
-    let empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?;
-    // Without these objects nothing can be measured, so an error ends the run.
-    cluster::populate(&rig.client, SIZE).await?;
-    cluster::run_pods(&rig.client, SIZE).await?;
+/// The Services of the sizes whose costs are compared.
+const GROWTH: [usize; 4] = [100, 1_000, 10_000, SIZE.services];
+
+pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
+    let empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?.unwrap_or_default();
+    if rig.control_plane.processes().is_empty() {
+        // An existing cluster has one size, so nothing can be compared.
+        if !cluster::is_populated(&rig.client, SIZE).await? {
+            cluster::populate(&rig.client, SIZE).await?;
+            cluster::run_pods(&rig.client, SIZE).await?;
+        }
+    } else {
+        grow(report, rig, &empty).await?;
+    }
     for (jobs, options, limit) in
         [("discovery alone", discovery_only as fn() -> _, "≤ 2 KiB"), ("all jobs", all_jobs, "≤ 3 KiB")]
     {
-        let result = start(report, rig, (jobs, options, limit), empty).await;
-        keep(report, "largest", result);
+        let result = start(report, rig, (jobs, options, limit), empty.resident).await;
+        keep(report, "start", result);
     }
     let herd = Herd {
         what: format!("{STREAMS} streams of {} Services on {CONNECTIONS} connections", SIZE.services),
@@ -44,7 +65,88 @@ pub(super) async fn largest(report: &mut Report, rig: &Rig) -> Result<()> {
         memory: Some("≤ 5 KiB"),
         memory_limit: Some(MEMORY_LIMIT),
     };
-    herd.measure(report, rig).await
+    let result = herd.measure(report, rig).await;
+    keep(report, "streams", result);
+    let result = relist(report, rig).await;
+    keep(report, "relist", result);
+    Ok(())
+}
+
+/// Creates the objects in steps, and measures the costs after each.
+async fn grow(report: &mut Report, rig: &mut Rig, empty: &Memory) -> Result<()> {
+    let mut growth = Growth::default();
+    let mut from = 0;
+    for services in GROWTH {
+        let size = ClusterSize { services, ..SIZE };
+        // The creation takes half as long on both cores.
+        rig.pin(false)?;
+        // Without these objects nothing can be measured, so an error ends the run.
+        cluster::grow(&rig.client, from, size).await?;
+        cluster::run_pods(&rig.client, size).await?;
+        // The memory of the API server after the creation would be that of most of the host.
+        rig.control_plane.compact_etcd().await?;
+        rig.control_plane.restart_api_server(true).await?;
+        rig.pin(true)?;
+        let result = growth.measure(rig, size, discovery_only, empty).await;
+        keep(report, "growth", result);
+        from = services;
+    }
+    growth.report(report);
+    Ok(())
+}
+
+/// Lists every kind again, except EndpointSlices, while an endpoint changes: the changes must not wait for the lists.
+/// Changes of a kind that is being listed are known only when its list is complete.
+#[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
+    let proxy = FaultProxy::start(&rig.control_plane).await?;
+    let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..discovery_only() };
+    let changing = Changing::prepare(&rig.client, "web-0", Kind::Move).await?;
+    let subject = rig.subject_with(options).await?;
+    let load = rig.open(&subject, 10, stream_requests(RELIST_STREAMS, 1)).await?;
+    let mut changes = 0..;
+    let mut change = async || {
+        let number = changes.next().context("too many changes")?;
+        changing.change_and_wait(number, &load, RELIST_STREAMS as u64).await?;
+        sleep(RELIST_PAUSE).await;
+        anyhow::Ok(())
+    };
+    let before = subject.taken().await?;
+    for _ in 0..RELIST_CHANGES {
+        change().await?;
+    }
+    let (usual, begun) = (subject.taken().await?.since(&before), subject.taken().await?);
+    let kinds = WATCHED.into_iter().filter(|kind| *kind != "endpointslices");
+    let faults = expire_kinds(&proxy, kinds);
+    let events = subject.events("pods").await?;
+    proxy.cut_all();
+    let listing = Instant::now();
+    while subject.events("pods").await? < events + SIZE.pods() as f64 {
+        ensure!(listing.elapsed() < Duration::from_secs(300), "the Pods were not listed again");
+        change().await?;
+    }
+    ensure!(faults.iter().all(|fault| fault.hits() > 0), "not every kind was listed again");
+    let took = listing.elapsed();
+    let during = subject.taken().await?.since(&begun);
+    load.none_ended()?;
+    let bounds =
+        |taken: &Taken| format!("p99 ≤ {:.1} ms, max ≤ {:.1} ms", taken.bound(0.99) * 1e3, taken.bound(1.0) * 1e3);
+    let text = format!(
+        "{} ({} objects and more in {:.1} s); before it {}",
+        bounds(&during),
+        SIZE.pods(),
+        took.as_secs_f64(),
+        bounds(&usual)
+    );
+    let raw = json!({"during": during.json(), "before": usual.json()});
+    report.row(
+        format!("an endpoint of {RELIST_STREAMS} streams changes during a relist of everything but EndpointSlices: from the event to the stream, in the server"),
+        text,
+        "≤ 50 ms",
+        raw,
+    );
+    load.close().await;
+    Ok(())
 }
 
 fn all_jobs() -> ManagerOptions {
@@ -61,7 +163,7 @@ async fn start(
     report: &mut Report,
     rig: &Rig,
     (jobs, options, limit): (&str, fn() -> ManagerOptions, &'static str),
-    empty: Option<Memory>,
+    empty: u64,
 ) -> Result<()> {
     let (mut bare, mut ours, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -83,9 +185,8 @@ async fn start(
     report.memory(&format!("{} Pods, {jobs}: memory", SIZE.pods()), &rest, "");
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let of = |memory: &Memory, base: u64| memory.resident.saturating_sub(base) as f64 / 1024.0 / SIZE.pods() as f64;
-    let base = empty.map_or(0, |empty| empty.resident);
-    let each = median(rest.iter().map(|memory| of(memory, base)).collect());
-    let raw = json!({"empty": empty.as_ref().map(json_of), "rest": rest.iter().map(json_of).collect::<Vec<_>>()});
+    let each = median(rest.iter().map(|memory| of(memory, empty)).collect());
+    let raw = json!({"empty_resident_bytes": empty, "rest": rest.iter().map(json_of).collect::<Vec<_>>()});
     report.row(format!("{jobs}: memory for each Pod"), format!("{each:.2} KiB"), limit, raw);
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let peaks: Vec<f64> = rest.iter().map(|memory| memory.peak as f64 / memory.resident as f64).collect();

@@ -12,14 +12,17 @@ mod changing;
 mod cluster;
 mod clusters;
 mod giant;
+mod growth;
 mod largest;
 mod moments;
 mod noise;
 mod opaque;
 mod profiles;
+mod recovery;
 mod rest;
 mod rig;
 mod streams;
+mod taken;
 
 use anyhow::Result;
 
@@ -31,7 +34,7 @@ use rig::Rig;
 /// Its objects take a quarter of an hour to create, so it is measured only by name.
 pub(crate) const LARGEST: &str = "largest";
 
-pub(crate) const FIGURES: [&str; 15] = [
+pub(crate) const FIGURES: [&str; 16] = [
     "start",
     "connect",
     "streams",
@@ -45,6 +48,7 @@ pub(crate) const FIGURES: [&str; 15] = [
     "relist",
     "giant",
     "unread",
+    "recovery",
     "clusters",
     "attacks",
 ];
@@ -77,6 +81,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "relist" => noise::relist(report, &rig).await,
             "giant" => giant::giant(report, &rig).await,
             "unread" => giant::unread(report, &rig).await,
+            "recovery" => recovery::recovery(report, &rig).await,
             "clusters" => clusters::clusters(report, &rig).await,
             _ => attacks::attacks(report, &rig).await,
         };
@@ -87,8 +92,8 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
 
 /// Measures the largest cluster that Kubernetes supports, with our server.
 pub(crate) async fn largest(report: &mut Report) -> Result<()> {
-    let rig = Rig::start(report, None).await?;
-    largest::largest(report, &rig).await
+    let mut rig = Rig::start(report, None).await?;
+    largest::largest(report, &mut rig).await
 }
 
 fn keep(report: &mut Report, figure: &str, result: Result<()>) {

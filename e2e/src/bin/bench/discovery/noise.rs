@@ -85,12 +85,9 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     let messages = load.counts().messages;
     control.change_and_wait(0, &load, CONTROL_STREAMS).await?;
     load.none_ended()?;
-    // From the last 410 on.
-    let log = proxy.log();
-    let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();
-    let pages = log.iter().skip(after).filter(|request| request.path.contains("limit=")).count();
-    ensure!(pages > WATCHED.len(), "only {pages} pages were listed");
-    let text = format!("{messages}, during a relist of at least {pages} pages");
+    let lists = proxy.log().iter().filter(|request| request.path.contains("sendInitialEvents=true")).count();
+    ensure!(lists >= 2 * WATCHED.len(), "only {lists} lists were streamed");
+    let text = format!("{messages}, during a relist of {} kinds", WATCHED.len());
     report.row(format!("messages to {STREAMS} streams after a relist of everything (410)"), text, "0", json!(messages));
     report.spent(&spent);
     load.close().await;

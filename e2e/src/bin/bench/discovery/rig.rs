@@ -15,7 +15,7 @@ use e2e::{
     discovery::{Discovery, token},
     load::{self, Load, StreamRequest},
     memory::Memory,
-    process::pin_to_core,
+    process::{pin_to_core, pin_to_cores},
     wait::eventually,
 };
 use kube::Client;
@@ -82,6 +82,13 @@ impl Rig {
             }
         }
         Ok(Self { control_plane, client, loads: load::Client::start()?, other })
+    }
+
+    /// Moves this process and the control plane to the clients' core, or allows them both cores.
+    pub(super) fn pin(&self, to_clients_core: bool) -> Result<()> {
+        let cores: &[usize] = if to_clients_core { &[CLIENTS_CORE] } else { &[CLIENTS_CORE, SERVERS_CORE] };
+        let control_plane = self.control_plane.processes().into_iter().map(|(_, pid)| pid);
+        control_plane.chain([std::process::id()]).try_for_each(|pid| pin_to_cores(pid, cores))
     }
 
     /// Waits until another server has received the objects of the cluster.
