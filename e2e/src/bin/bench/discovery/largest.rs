@@ -41,15 +41,14 @@ const CONNECTIONS: usize = 1_000;
 const GROWTH: [usize; 4] = [100, 1_000, 10_000, SIZE.services];
 
 pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
-    let empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?.unwrap_or_default();
-    if rig.control_plane.processes().is_empty() {
-        // An existing cluster has one size, so nothing can be compared.
-        if !cluster::is_populated(&rig.client, SIZE).await? {
-            cluster::populate(&rig.client, SIZE).await?;
-            cluster::run_pods(&rig.client, SIZE).await?;
-        }
-    } else {
+    let mut empty = Memory::default();
+    if !rig.control_plane.processes().is_empty() {
+        empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?.unwrap_or_default();
         grow(report, rig, &empty).await?;
+    } else if !cluster::is_populated(&rig.client, SIZE).await? {
+        // An existing cluster has one size, so nothing can be compared.
+        cluster::populate(&rig.client, SIZE).await?;
+        cluster::run_pods(&rig.client, SIZE).await?;
     }
     for (jobs, options, limit) in
         [("discovery alone", discovery_only as fn() -> _, "≤ 2 KiB"), ("all jobs", all_jobs, "≤ 3 KiB")]
