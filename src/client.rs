@@ -167,13 +167,12 @@ pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
 /// Makes the request for a list in a stream one for the most recent version. kube (5.0) requests any version that the
 /// API server has, which may be older than what this process has already seen from another API server.
 fn most_recent_list(mut request: Request<Body>) -> Request<Body> {
-    const ANY_VERSION: &str = "&resourceVersion=0";
-    let uri = request.uri().to_string();
-    if uri.contains("&sendInitialEvents=true")
-        && uri.contains(ANY_VERSION)
-        && let Ok(uri) = uri.replace(ANY_VERSION, "&resourceVersion=").parse()
-    {
-        *request.uri_mut() = uri;
+    let query = request.uri().query().unwrap_or_default();
+    if query.contains("&sendInitialEvents=true") {
+        let uri = request.uri().to_string().replace("&resourceVersion=0", "&resourceVersion=");
+        if let Ok(uri) = uri.parse() {
+            *request.uri_mut() = uri;
+        }
     }
     request
 }
