@@ -59,6 +59,16 @@ impl Stored for Pod {
         self.key.clone()
     }
 
+    fn inherit(&mut self, known: &Self) {
+        // Whenever a Pod changes, its labels and ports are usually those that it had, and may be forgotten elsewhere.
+        if self.labels == known.labels {
+            self.labels = known.labels.clone();
+        }
+        if self.ports == known.ports {
+            self.ports = Arc::clone(&known.ports);
+        }
+    }
+
     fn prepare(&mut self, cluster: &mut PodsOfCluster) {
         self.injected = self.injected.take().map(|injected| cluster.injected.share(injected));
     }
@@ -203,6 +213,22 @@ mod tests {
             pods.delete(&NamespacedName::new("ns", name));
         }
         assert_eq!(pods.cluster_index().injected.len(), 0);
+    }
+
+    #[test]
+    fn a_pod_that_changes_keeps_the_allocations_of_its_labels_and_ports() {
+        let mut pods = Store::<Pod>::default();
+        let on = |node: &str| {
+            let spec = json!({"nodeName": node, "containers": [{"name": "web", "ports": [{"containerPort": 80}]}]});
+            pod(&json!({"labels": {"app": "web"}}), &spec).0
+        };
+        pods.apply(on("node-1"));
+        let before = Arc::clone(pods.find("ns", "web-1").unwrap());
+        pods.apply(on("node-2"));
+        let after = pods.find("ns", "web-1").unwrap();
+        let first = |pod: &Pod| std::ptr::from_ref(pod.labels.iter().next().unwrap());
+        assert_eq!((&*after.node, first(&before)), ("node-2", first(after)));
+        assert!(Arc::ptr_eq(&before.ports, &after.ports));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Equal parts of objects, kept once.
 //!
 //! In: the parts of a new object. Out: the same parts, shared with an earlier object that has an equal one. Always
-//! holds: only the parts of the most recent objects are remembered, so the memory is bounded. A part that was forgotten
-//! is kept twice, which is not wrong.
+//! holds: only the parts of the most recent objects are remembered, within a number and a size, because tenants choose
+//! the parts and may delete the objects. A part that was forgotten is kept twice, which is not wrong.
 //!
 //! The Pods of a ReplicaSet have equal labels and ports, and thousands of Pods have the same namespace and the same keys
-//! of labels. Without this module, they are more than half of the memory of a Pod.
+//! of labels.
 
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
@@ -18,8 +18,12 @@ use crate::{
 /// The number of values of a kind after which the older ones are forgotten. It is more than the largest cluster has
 /// nodes, whose names occur in any order.
 const RECENT: usize = 8_192;
+/// The size in bytes after which the same happens: that of thousands of usual lists of labels.
+const RECENT_BYTES: usize = 4 * 1024 * 1024;
 /// The maximum number of labels or ports of an object that are shared.
 const MANY: usize = 32;
+/// The bytes of a text beside its characters: its reference, and the counts of its allocation.
+const TEXT: usize = 32;
 
 /// The values of recent objects.
 #[derive(Default)]
@@ -29,10 +33,36 @@ pub struct SharedValues {
     ports: Recent<[ContainerPort]>,
 }
 
-/// Recent values: from one to two times [`RECENT`].
+/// Recent values: at most two times [`RECENT`], and two times [`RECENT_BYTES`].
 struct Recent<T: ?Sized> {
     newer: HashSet<Arc<T>>,
+    /// The size of the newer values.
+    bytes: usize,
     older: HashSet<Arc<T>>,
+}
+
+/// A value whose approximate size in memory is known.
+trait Measured {
+    /// In bytes.
+    fn size(&self) -> usize;
+}
+
+impl Measured for str {
+    fn size(&self) -> usize {
+        TEXT + self.len()
+    }
+}
+
+impl Measured for [Pair] {
+    fn size(&self) -> usize {
+        self.iter().map(|(key, value)| key.size() + value.size()).sum()
+    }
+}
+
+impl Measured for [ContainerPort] {
+    fn size(&self) -> usize {
+        self.iter().map(|port| size_of::<ContainerPort>() + port.name.size()).sum()
+    }
 }
 
 // === impl SharedValues ===
@@ -77,11 +107,11 @@ impl SharedValues {
 
 impl<T: ?Sized> Default for Recent<T> {
     fn default() -> Self {
-        Self { newer: HashSet::new(), older: HashSet::new() }
+        Self { newer: HashSet::new(), bytes: 0, older: HashSet::new() }
     }
 }
 
-impl<T: Hash + Eq + ?Sized> Recent<T> {
+impl<T: Hash + Eq + Measured + ?Sized> Recent<T> {
     /// Replaces the value by an equal one that is known. Returns whether there was one.
     fn find(&mut self, value: &mut Arc<T>) -> bool {
         if let Some(known) = self.newer.get(&**value) {
@@ -101,9 +131,10 @@ impl<T: Hash + Eq + ?Sized> Recent<T> {
     }
 
     fn insert(&mut self, value: Arc<T>) {
-        if self.newer.len() >= RECENT {
-            self.older = std::mem::take(&mut self.newer);
+        if self.newer.len() >= RECENT || self.bytes >= RECENT_BYTES {
+            (self.older, self.bytes) = (std::mem::take(&mut self.newer), 0);
         }
+        self.bytes += value.size();
         self.newer.insert(value);
     }
 }
@@ -146,6 +177,18 @@ mod tests {
             assert!(Arc::ptr_eq(&equal, &used), "{number}");
         }
         assert!(recent.newer.len() + recent.older.len() <= 2 * RECENT);
+    }
+
+    #[test]
+    fn however_long_the_labels_of_deleted_objects_were_few_megabytes_are_remembered() {
+        let mut values = SharedValues::default();
+        for number in 0..5_000_usize {
+            let long = |pair: usize| (format!("{pair}-{number}"), "x".repeat(1_000));
+            values.labels(&mut (0..MANY).map(long).collect());
+        }
+        let remembered = values.labels.newer.iter().chain(&values.labels.older);
+        let bytes: usize = remembered.flat_map(|pairs| pairs.iter()).map(|(key, value)| key.len() + value.len()).sum();
+        assert!((RECENT_BYTES..2 * RECENT_BYTES + 40_000).contains(&bytes), "{bytes} bytes");
     }
 
     #[test]

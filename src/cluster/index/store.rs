@@ -18,7 +18,7 @@ pub trait Stored: PartialEq + Clone {
 
     fn key(&self) -> NamespacedName;
 
-    /// Copies from the known object what the API server does not send.
+    /// Copies from the known object what the API server does not send, and shares what is equal in both.
     fn inherit(&mut self, _known: &Self) {}
     /// Returns `false` if the two objects differ only in fields that no observer reads, such as the resourceVersion.
     /// Such an object is stored, and observers are not notified.

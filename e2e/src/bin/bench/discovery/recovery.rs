@@ -58,16 +58,16 @@ async fn outage(report: &mut Report, rig: &Rig) -> Result<()> {
     changing::move_all(&rig.client, PORTS[0]).await?;
     let subject = rig.subject_with(options).await?;
     let load = rig.open(&subject, 100, stream_requests(STREAMS_IN_OUTAGE, SERVICES)).await?;
-    proxy.inject(Rule::any(), Action::Cut);
+    let away = proxy.inject(Rule::any(), Action::Cut);
     proxy.cut_all();
     changing::move_all(&rig.client, PORTS[1]).await?;
     sleep(OUTAGE).await;
     load.none_ended()?;
     let of_outage = load.counts().messages;
     let phase = rig.phase(&subject)?;
-    proxy.clear();
+    let expired = expire(&proxy);
+    away.remove();
     let returned = Instant::now();
-    expire(&proxy);
     let known = || load.arrivals().received(What::Add, PORTS[1]);
     eventually(PATIENCE, "all clients to know what has changed in the outage", async || {
         ensure!(known() == STREAMS_IN_OUTAGE as u64, "{} streams know it", known());
@@ -83,6 +83,8 @@ async fn outage(report: &mut Report, rig: &Rig) -> Result<()> {
     };
     let spent = phase.end()?;
     load.none_ended()?;
+    // The first rule that matches applies, so these could not apply before the return.
+    ensure!(expired.iter().any(|fault| fault.hits() > 0), "no watch was refused with 410");
     let figure = format!(
         "API server out of reach for {} s, {SERVICES} Services change, then 410 for every watch: until each of {STREAMS_IN_OUTAGE} streams knows it",
         OUTAGE.as_secs()
