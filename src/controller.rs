@@ -9,6 +9,7 @@
 //! before every watch works; a failed reconcile is retried without limit; a deleted object is forgotten.
 
 use std::{
+    convert::Infallible,
     fmt::Debug,
     future::Future,
     sync::{
@@ -64,17 +65,24 @@ pub struct LeaderGate {
 /// state.
 pub struct ObjectNames<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
+/// When an object is reconciled again. A change of the object or of what it depends on always causes a reconcile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextReconcile {
+    OnChange,
+    After(Duration),
+}
+
 /// The part of a controller that is specific to its kind.
 pub trait Reconciler: Send + Sync + Sized + 'static {
     type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
-    type Error: std::error::Error + Send + Sync + 'static;
+    type Error: Send;
 
     fn gate(&self) -> &LeaderGate;
 
     /// Called when a term begins, before its first reconcile.
     fn begin(&self) {}
 
-    fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<Action, Self::Error>> + Send;
+    fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<NextReconcile, Self::Error>> + Send;
 
     /// Called when a reconcile failed. Returns the delay before the next one.
     fn failed(&self, key: &NamespacedName, error: &Self::Error) -> Duration;
@@ -98,7 +106,7 @@ pub async fn run<R: Reconciler>(
     // The observer feeds the store and the queue; the Controller has no watch.
     let outcomes = Controller::for_stream(stream::pending(), names.clone())
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_on(gate.queue.stream())
+        .reconcile_on(gate.queue.stream(concurrency))
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile, on_error, Arc::clone(&reconciler))
         .for_each(|outcome| {
@@ -134,19 +142,31 @@ pub async fn run<R: Reconciler>(
     }
 }
 
+/// Reconciles an object. The queue requeues it, not the Controller, so that no object waits longer than its turn.
 async fn reconcile<R: Reconciler>(
     object: Arc<PartialObjectMeta<R::Object>>,
     reconciler: Arc<R>,
-) -> Result<Action, R::Error> {
+) -> Result<Action, Infallible> {
     let key = NamespacedName::of(&object.metadata);
-    let _work = reconciler.gate().queue.start(&key);
-    reconciler.reconcile(&key).await
+    let queue = &reconciler.gate().queue;
+    let _work = queue.start(&key);
+    match reconciler.reconcile(&key).await {
+        Ok(NextReconcile::OnChange) => {}
+        Ok(NextReconcile::After(delay)) => queue.add_after(&key, delay),
+        Err(error) => {
+            queue.count_retry();
+            queue.add_after(&key, reconciler.failed(&key, &error));
+        }
+    }
+    Ok(Action::await_change())
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
-fn on_error<R: Reconciler>(object: Arc<PartialObjectMeta<R::Object>>, error: &R::Error, reconciler: Arc<R>) -> Action {
-    reconciler.gate().queue.count_retry();
-    Action::requeue(reconciler.failed(&NamespacedName::of(&object.metadata), error))
+fn on_error<R>(_: Arc<PartialObjectMeta<R::Object>>, error: &Infallible, _: Arc<R>) -> Action
+where
+    R: Reconciler,
+{
+    match *error {}
 }
 
 // === impl LeaderGate ===
@@ -212,5 +232,82 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> ObjectNames<K> {
 
     pub fn store(&self) -> Store<PartialObjectMeta<K>> {
         self.0.lock().as_reader()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use k8s_openapi::api::core::v1 as core;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::cluster::testing::Feed;
+
+    const OBJECTS: usize = 100;
+    /// The first of the objects change again during each reconcile.
+    const CHANGING: usize = 20;
+    const CONCURRENCY: u16 = 8;
+
+    /// Records its reconciles.
+    struct Recorder {
+        gate: LeaderGate,
+        reconciled: Mutex<Vec<NamespacedName>>,
+    }
+
+    impl Reconciler for Recorder {
+        type Object = core::Service;
+        type Error = Infallible;
+
+        fn gate(&self) -> &LeaderGate {
+            &self.gate
+        }
+
+        async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, Infallible> {
+            self.reconciled.lock().push(key.clone());
+            sleep(Duration::from_millis(10)).await;
+            self.gate.queue.add((0..CHANGING).map(key_of));
+            Ok(NextReconcile::OnChange)
+        }
+
+        fn failed(&self, _: &NamespacedName, error: &Infallible) -> Duration {
+            match *error {}
+        }
+
+        fn forget(&self, _: &NamespacedName) {}
+    }
+
+    fn key_of(number: usize) -> NamespacedName {
+        NamespacedName::new("ns", format!("object-{number}"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_object_is_reconciled_once_before_those_that_change_all_the_time_are_reconciled_again() {
+        let queue = WorkQueue::new("test", &Registry::new()).unwrap();
+        let names = ObjectNames::default();
+        (0..OBJECTS).for_each(|number| names.update(&key_of(number), None, Some("uid")));
+        let gate = LeaderGate {
+            cluster: Feed::default().cluster,
+            kinds: &[],
+            queue: Arc::clone(&queue),
+            leadership: Leadership::for_test(),
+            confirmed_term: AtomicU64::new(0),
+        };
+        let recorder = Arc::new(Recorder { gate, reconciled: Mutex::default() });
+        let stop = CancellationToken::new();
+        let controller = tokio::spawn(run(Arc::clone(&recorder), names.store(), CONCURRENCY, stop.clone()));
+        let enough = async {
+            while recorder.reconciled.lock().len() < 2 * OBJECTS {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), enough).await.unwrap();
+        stop.cancel();
+        controller.await.unwrap();
+        // The Controller has up to `CONCURRENCY` objects, and reconciles them in any order.
+        let first = OBJECTS + usize::from(CONCURRENCY);
+        let first: BTreeSet<_> = recorder.reconciled.lock().iter().take(first).cloned().collect();
+        assert_eq!(first, (0..OBJECTS).map(key_of).collect());
     }
 }

@@ -23,7 +23,6 @@ mod validate;
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core;
-use kube::runtime::controller::Action;
 use prometheus::{
     GaugeVec, HistogramVec, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
@@ -44,7 +43,7 @@ pub use self::{observer::ExternalWorkloadObserver, validate::ExternalWorkloadVal
 use crate::{
     api::NamespacedName,
     cluster::{Cluster, kinds::service::Service},
-    controller::{self, ControllerDeps, LeaderGate, Reconciler},
+    controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::{Events, Notice, Reason},
     lease::Fence,
     retry::{backoff, jittered},
@@ -101,8 +100,8 @@ struct Endpoints {
 /// The outcome of a reconcile that did not fail.
 enum Reconciled {
     /// No plan was made: this process does not lead, or the cache does not show our last writes yet.
-    Skipped(Action),
-    Done(Action),
+    Skipped(NextReconcile),
+    Done(NextReconcile),
 }
 
 /// Starts the controller. When `stop` is cancelled, it finishes the writes in progress and ends.
@@ -140,7 +139,7 @@ impl Reconciler for ExternalWorkloadReconciler {
         &self.gate
     }
 
-    async fn reconcile(&self, service: &NamespacedName) -> Result<Action, ReconcileError> {
+    async fn reconcile(&self, service: &NamespacedName) -> Result<NextReconcile, ReconcileError> {
         let begun = Instant::now();
         let (label, result) = match self.reconcile_service(service).await {
             Ok(Reconciled::Skipped(action)) => return Ok(action),
@@ -170,15 +169,15 @@ impl Reconciler for ExternalWorkloadReconciler {
 impl ExternalWorkloadReconciler {
     async fn reconcile_service(&self, key: &NamespacedName) -> Result<Reconciled, ReconcileError> {
         if !self.gate.may_act() {
-            return Ok(Reconciled::Skipped(Action::await_change()));
+            return Ok(Reconciled::Skipped(NextReconcile::OnChange));
         }
         let (service, workloads, slices) = {
             let state = self.gate.cluster.read();
             if let Some(wait) = self.cache.own_writes_unseen(key, &state.slices) {
-                return Ok(Reconciled::Skipped(Action::requeue(wait)));
+                return Ok(Reconciled::Skipped(NextReconcile::After(wait)));
             }
             let Some(service) = state.services.get(key) else {
-                return Ok(Reconciled::Skipped(Action::await_change()));
+                return Ok(Reconciled::Skipped(NextReconcile::OnChange));
             };
             let selectors = service.selector.iter();
             let selected = selectors.flat_map(|it| state.external_workloads.selected(&key.namespace, it)).cloned();
@@ -211,7 +210,7 @@ impl ExternalWorkloadReconciler {
         self.cache.record_writes(key, outcome.written);
         if outcome.failures.iter().any(|failure| matches!(failure.error, WriteError::NotLeading)) {
             // A new leader reconciles every Service, and so does this process when it leads again.
-            return Ok(Reconciled::Done(Action::await_change()));
+            return Ok(Reconciled::Done(NextReconcile::OnChange));
         }
         if let Some(first) = outcome.failures.first() {
             self.emit_refusal(service, &outcome.failures);
@@ -232,18 +231,18 @@ impl ExternalWorkloadReconciler {
                 let first = "EndpointSlices of other controllers occupy the names of its EndpointSlices".to_owned();
                 return Err(ReconcileError { first, count: 1, label: "already_exists", retry_after: Duration::ZERO });
             }
-            return Ok(Reconciled::Done(Action::requeue(Duration::ZERO)));
+            return Ok(Reconciled::Done(NextReconcile::After(Duration::ZERO)));
         }
         if outcome.stale {
-            return Ok(Reconciled::Done(Action::requeue(self.cache.count_conflict(key))));
+            return Ok(Reconciled::Done(NextReconcile::After(self.cache.count_conflict(key))));
         }
         let failures = self.cache.succeeded(key);
         if failures > 0 {
             info!(service = %key, failures, "EndpointSlice writes succeed again");
         }
         Ok(Reconciled::Done(match service.selector {
-            Some(_) => Action::requeue(jittered(self.settings.full_pass_interval)),
-            None => Action::await_change(),
+            Some(_) => NextReconcile::After(jittered(self.settings.full_pass_interval)),
+            None => NextReconcile::OnChange,
         }))
     }
 

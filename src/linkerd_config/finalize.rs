@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use kube::runtime::controller::Action;
 use tracing::{info, warn};
 
 use super::{LinkerdConfigReconciler, base::Base, events::restore_event, writer::RestoreOutcome};
 use crate::{
     api::linkerd_config::{DeletionPolicy, Mode},
     cluster::kinds::linkerd_config::LinkerdConfig,
+    controller::NextReconcile,
     events::Reason,
     write::WriteError,
 };
@@ -22,9 +22,13 @@ const MAX_RETRIES: Duration = Duration::from_secs(300);
 impl LinkerdConfigReconciler {
     /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it,
     /// or if the resource was suspended, observed or retained the document when it was deleted.
-    pub(super) async fn finalize(&self, config: &LinkerdConfig, is_taken_over: bool) -> Result<Action, WriteError> {
+    pub(super) async fn finalize(
+        &self,
+        config: &LinkerdConfig,
+        is_taken_over: bool,
+    ) -> Result<NextReconcile, WriteError> {
         if !config.finalized {
-            return Ok(Action::await_change());
+            return Ok(NextReconcile::OnChange);
         }
         let restores = config.spec.mode == Mode::Enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
         if restores && !is_taken_over {
@@ -52,9 +56,9 @@ impl LinkerdConfigReconciler {
         self.remove_finalizer(config).await
     }
 
-    async fn remove_finalizer(&self, config: &LinkerdConfig) -> Result<Action, WriteError> {
+    async fn remove_finalizer(&self, config: &LinkerdConfig) -> Result<NextReconcile, WriteError> {
         self.writer.set_finalizer(&config.name, false).await?;
-        Ok(Action::await_change())
+        Ok(NextReconcile::OnChange)
     }
 
     /// Restores the base. Returns the reason and the note of the Event; `None` if the ConfigMap has nothing to restore.

@@ -42,7 +42,6 @@ mod writer;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::runtime::controller::Action;
 use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
@@ -59,7 +58,7 @@ use self::{
 pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver, validation::LinkerdConfigValidator};
 use crate::{
     api::{self, NamespacedName},
-    controller::{self, ControllerDeps, LeaderGate, Reconciler},
+    controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::Events,
     lease::Fence,
     retry::backoff,
@@ -143,10 +142,10 @@ impl Reconciler for LinkerdConfigReconciler {
         self.cache.clear();
     }
 
-    async fn reconcile(&self, key: &NamespacedName) -> Result<Action, WriteError> {
+    async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, WriteError> {
         match self.reconcile_resource(&key.name).await {
             // A replica reconciles every resource when it becomes the leader.
-            Err(WriteError::NotLeading) => Ok(Action::await_change()),
+            Err(WriteError::NotLeading) => Ok(NextReconcile::OnChange),
             result => result,
         }
     }

@@ -11,7 +11,6 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::controller::Action;
 
 use super::{
     LinkerdConfigReconciler,
@@ -40,6 +39,7 @@ use crate::{
         linkerd_config::{LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    controller::NextReconcile,
     retry::backoff,
     write::WriteError,
 };
@@ -53,17 +53,17 @@ const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "
 const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 
 impl LinkerdConfigReconciler {
-    pub(super) async fn reconcile_resource(&self, name: &str) -> Result<Action, WriteError> {
+    pub(super) async fn reconcile_resource(&self, name: &str) -> Result<NextReconcile, WriteError> {
         if !self.gate.may_act() {
-            return Ok(Action::await_change());
+            return Ok(NextReconcile::OnChange);
         }
-        let Some(input) = self.input(name) else { return Ok(Action::await_change()) };
+        let Some(input) = self.input(name) else { return Ok(NextReconcile::OnChange) };
         let ReconcileInput { config, before, active, live, .. } = &input;
         if config.target.namespace != self.namespaces.control_plane {
             // If the operator of that namespace serves the resource, it manages the status and the finalizer.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
             if config.deleting || before.active == Some(true) && served == Some(&*config.target.namespace) {
-                return Ok(Action::await_change());
+                return Ok(NextReconcile::OnChange);
             }
             let status = foreign_namespace_status(config, before, &self.namespaces.control_plane, Timestamp::now());
             return self.report_inactive(config, before, status).await;
@@ -81,12 +81,12 @@ impl LinkerdConfigReconciler {
         if let Some(live) = live
             && let Some(wait) = self.cache.own_write_pending(&live.key.name, &live.version)
         {
-            return Ok(Action::requeue(wait));
+            return Ok(NextReconcile::After(wait));
         }
         self.reconcile_active(&input).await
     }
 
-    async fn reconcile_active(&self, input: &ReconcileInput) -> Result<Action, WriteError> {
+    async fn reconcile_active(&self, input: &ReconcileInput) -> Result<NextReconcile, WriteError> {
         let config = &input.config;
         let revert_backoff = self.cache.revert_backoff(&config.target.name);
         let mut outcome = ReconcileOutcome::default();
@@ -99,7 +99,7 @@ impl LinkerdConfigReconciler {
             Err(error) if is_conflict(&error) => {
                 self.cache.forget_base(&config.target.name);
                 if self.cache.note_failure(&config.name) < MAX_CONFLICTS {
-                    return Ok(Action::requeue(CONFLICT_RETRY));
+                    return Ok(NextReconcile::After(CONFLICT_RETRY));
                 }
                 Some(error)
             }
@@ -132,7 +132,7 @@ impl LinkerdConfigReconciler {
         if (outcome.rolls_back || is_denied) && has_failed_now {
             // The next reconcile rolls the failed document back, and then writes the status.
             self.cache.set_unwritten_status(&config.name, &config.uid, Arc::new(after));
-            return Ok(Action::requeue(Duration::ZERO));
+            return Ok(NextReconcile::After(Duration::ZERO));
         }
         self.update_status(config, &before, after).await?;
         if let Some(error) = failure {
@@ -145,7 +145,7 @@ impl LinkerdConfigReconciler {
         let delay = delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL));
         let contested = self.cache.contested_for(&config.target.name);
         let canary = outcome.canary.as_ref().map(|canary| canary.recheck_after);
-        Ok(Action::requeue([contested, canary].into_iter().flatten().fold(delay, Duration::min)))
+        Ok(NextReconcile::After([contested, canary].into_iter().flatten().fold(delay, Duration::min)))
     }
 
     /// Runs the stages up to the write of the ConfigMap. After an error, `outcome` contains the results of the
@@ -283,7 +283,7 @@ impl LinkerdConfigReconciler {
         config: &LinkerdConfig,
         before: &LinkerdConfigStatus,
         after: LinkerdConfigStatus,
-    ) -> Result<Action, WriteError> {
+    ) -> Result<NextReconcile, WriteError> {
         let event_input =
             EventInput { config, live: None, before, after: &after, plan: None, written: false, reverted: None };
         for event in events_for(&event_input) {
@@ -291,7 +291,7 @@ impl LinkerdConfigReconciler {
         }
         self.update_status(config, before, after).await?;
         self.cache.note_success(&config.name);
-        Ok(Action::await_change())
+        Ok(NextReconcile::OnChange)
     }
 
     fn count_drift(&self, before: &LinkerdConfigStatus, after: &LinkerdConfigStatus, plan: &ConfigPlan) {

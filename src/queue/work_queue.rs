@@ -1,42 +1,39 @@
 //! The objects that a controller has to reconcile.
 //!
-//! In: keys, from cluster observers, changes of leadership and other components. Out: a stream of names for
+//! In: names, from cluster observers, changes of leadership, reconciles and other components. Out: a stream of names for
 //! kube-runtime's Controller. Always holds: an object waits at most once, so there are never more entries than objects;
-//! a key that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only after that.
+//! one that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only after that; the
+//! object that has waited for the longest time is next.
+//!
+//! The Controller picks among the names it has by their hash (kube-runtime 5.0, `Scheduler::pending`). If the stream
+//! gave it more than it can reconcile at once, some objects would wait for as long as others keep changing. So it gets
+//! a name only when it has room for one.
 //!
 //! The metrics have the names and meanings of client-go's work queue.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
 use kube::{Resource, runtime::reflector::ObjectRef};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, exponential_buckets,
     register_histogram_with_registry, register_int_counter_with_registry, register_int_gauge_with_registry,
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
+use super::turns::Turns;
 use crate::api::NamespacedName;
 
 /// A coalescing queue of objects.
 pub struct WorkQueue {
-    queue: Mutex<Queue>,
-    added: Notify,
+    turns: Mutex<Turns>,
+    /// Something was added, or there is more room.
+    changed: Notify,
     metrics: WorkQueueMetrics,
-}
-
-#[derive(Default)]
-struct Queue {
-    /// When each object that waits for its reconcile was added.
-    waiting: HashMap<NamespacedName, Instant>,
-    /// The waiting objects that the stream has not yielded yet, oldest first.
-    unsent: VecDeque<NamespacedName>,
-    /// When each reconcile in progress started.
-    working: HashMap<NamespacedName, Instant>,
 }
 
 struct WorkQueueMetrics {
@@ -50,7 +47,7 @@ struct WorkQueueMetrics {
 /// A reconcile in progress. Dropping it records the end, with any result.
 pub struct Processing {
     queue: Arc<WorkQueue>,
-    key: NamespacedName,
+    object: NamespacedName,
 }
 
 // === impl WorkQueue ===
@@ -59,65 +56,88 @@ impl WorkQueue {
     /// Creates a queue and registers its metrics with the label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = WorkQueueMetrics::register(name, registry)?;
-        let queue = Arc::new(Self { queue: Mutex::default(), added: Notify::new(), metrics });
+        let queue = Arc::new(Self { turns: Mutex::default(), changed: Notify::new(), metrics });
         registry.register(Box::new(Unfinished::new(name, Arc::clone(&queue))?))?;
         Ok(queue)
     }
 
     /// Adds objects to reconcile. An object that waits already is not added again.
     pub fn add(&self, objects: impl IntoIterator<Item = NamespacedName>) {
-        let mut queue = self.queue.lock();
         let now = Instant::now();
-        let mut any = false;
+        let mut turns = self.turns.lock();
         for object in objects {
-            if !queue.waiting.contains_key(&object) {
-                queue.waiting.insert(object.clone(), now);
-                queue.unsent.push_back(object);
+            if turns.add(object, now) {
                 self.metrics.adds.inc();
-                any = true;
             }
         }
-        self.metrics.depth.set(i64::try_from(queue.waiting.len()).unwrap_or(i64::MAX));
-        drop(queue);
-        if any {
-            self.added.notify_one();
-        }
+        self.changed(turns);
     }
 
-    /// Returns the stream of added objects, for one Controller. It never ends.
-    pub fn stream<K>(self: &Arc<Self>) -> impl Stream<Item = ObjectRef<K>> + Send + use<K>
+    /// Adds an object after a delay, unless it is reconciled before that.
+    pub fn add_after(&self, object: &NamespacedName, delay: Duration) {
+        let mut turns = self.turns.lock();
+        turns.add_at(object.clone(), Instant::now() + delay);
+        self.changed(turns);
+    }
+
+    /// Returns the stream of added objects, for one Controller. It never ends. It yields an object while fewer than
+    /// `concurrency` objects are being reconciled or about to be.
+    pub fn stream<K>(self: &Arc<Self>, concurrency: u16) -> impl Stream<Item = ObjectRef<K>> + Send + use<K>
     where
         K: Resource<DynamicType = ()> + 'static,
     {
-        stream::unfold(Arc::clone(self), |queue| async move {
+        stream::unfold(Arc::clone(self), move |queue| async move {
             loop {
-                // `notify_one` keeps its permit, so a key that is added between the check and the wait is not missed.
-                let next = queue.queue.lock().unsent.pop_front();
-                if let Some(key) = next {
-                    return Some((key.reference(), queue));
+                let (next, due) = queue.next(concurrency);
+                if let Some(object) = next {
+                    return Some((object.reference(), queue));
                 }
-                queue.added.notified().await;
+                let due = async move {
+                    match due {
+                        Some(due) => sleep_until(due).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                // `notify_one` keeps its permit, so a change between the look and the wait is not missed.
+                tokio::select! {
+                    () = queue.changed.notified() => {}
+                    () = due => {}
+                }
             }
         })
     }
 
-    /// Starts the reconcile of a key, which was added or requeued by a timer. A key that is added later causes another
-    /// reconcile.
-    pub fn start(self: &Arc<Self>, key: &NamespacedName) -> Processing {
-        let now = Instant::now();
-        if let Some(since) = self.forget(key) {
-            self.metrics.queue_duration.observe((now - since).as_secs_f64());
-        }
-        self.queue.lock().working.insert(key.clone(), now);
-        Processing { queue: Arc::clone(self), key: key.clone() }
+    /// Returns the object whose turn it is, if there is room for it, and when the next delay ends.
+    fn next(&self, concurrency: u16) -> (Option<NamespacedName>, Option<Instant>) {
+        let mut turns = self.turns.lock();
+        self.metrics.adds.inc_by(turns.add_due(Instant::now()));
+        self.metrics.show_depth(&turns);
+        (turns.next(concurrency.into()), turns.next_due())
     }
 
-    /// Removes an object that was deleted or whose reconcile starts. Returns when it was added.
-    pub fn forget(&self, key: &NamespacedName) -> Option<Instant> {
-        let mut queue = self.queue.lock();
-        let since = queue.waiting.remove(key);
-        self.metrics.depth.set(i64::try_from(queue.waiting.len()).unwrap_or(i64::MAX));
-        since
+    /// Starts the reconcile of an object. If it is added later, it is reconciled again.
+    pub fn start(self: &Arc<Self>, object: &NamespacedName) -> Processing {
+        let now = Instant::now();
+        let mut turns = self.turns.lock();
+        if let Some(since) = turns.start(object, now) {
+            self.metrics.queue_duration.observe((now - since).as_secs_f64());
+        }
+        self.changed(turns);
+        Processing { queue: Arc::clone(self), object: object.clone() }
+    }
+
+    /// Removes an object that was deleted.
+    pub fn forget(&self, object: &NamespacedName) {
+        let mut turns = self.turns.lock();
+        turns.remove(object);
+        self.changed(turns);
+    }
+
+    /// Shows the depth, and wakes the stream, which may have something to yield.
+    fn changed(&self, turns: MutexGuard<'_, Turns>) {
+        self.metrics.show_depth(&turns);
+        drop(turns);
+        self.changed.notify_one();
     }
 
     /// Counts a reconcile that failed and is retried after a delay.
@@ -125,35 +145,37 @@ impl WorkQueue {
         self.metrics.retries.inc();
     }
 
-    /// Removes and returns the keys that wait, sorted.
+    /// Removes and returns the objects that wait, sorted.
     #[cfg(test)]
     pub(crate) fn drain(&self) -> Vec<NamespacedName> {
-        let mut queue = self.queue.lock();
-        queue.waiting.clear();
-        let mut keys: Vec<_> = queue.unsent.drain(..).collect();
-        keys.sort();
-        keys
+        std::mem::take(&mut *self.turns.lock()).into_waiting()
     }
 
     /// Returns the total seconds of all reconciles in progress, and the seconds of the longest.
     fn unfinished(&self) -> (f64, f64) {
-        let queue = self.queue.lock();
-        let seconds = queue.working.values().map(|since| since.elapsed().as_secs_f64());
+        let turns = self.turns.lock();
+        let seconds = turns.working.values().map(|since| since.elapsed().as_secs_f64());
         seconds.fold((0.0, 0.0), |(sum, longest): (f64, f64), age| (sum + age, longest.max(age)))
     }
 }
 
 impl Drop for Processing {
     fn drop(&mut self) {
-        if let Some(since) = self.queue.queue.lock().working.remove(&self.key) {
+        let mut turns = self.queue.turns.lock();
+        if let Some(since) = turns.end(&self.object) {
             self.queue.metrics.work_duration.observe(since.elapsed().as_secs_f64());
         }
+        self.queue.changed(turns);
     }
 }
 
 // === impl WorkQueueMetrics ===
 
 impl WorkQueueMetrics {
+    fn show_depth(&self, turns: &Turns) {
+        self.depth.set(i64::try_from(turns.depth()).unwrap_or(i64::MAX));
+    }
+
     fn register(queue: &'static str, registry: &Registry) -> prometheus::Result<Self> {
         let opts = |name, help| opts(queue, name, help);
         // client-go's buckets: 10 ns to 10 s.
@@ -244,10 +266,14 @@ mod tests {
         NamespacedName::new("ns", name)
     }
 
+    fn queue() -> Arc<WorkQueue> {
+        WorkQueue::new("test", &Registry::new()).unwrap()
+    }
+
     #[tokio::test]
-    async fn an_object_added_many_times_waits_once_and_one_added_during_its_reconcile_is_reconciled_again() {
-        let queue = WorkQueue::new("test", &Registry::new()).unwrap();
-        let mut stream = pin!(queue.stream::<ServiceName>());
+    async fn an_object_added_many_times_waits_once() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(8));
         queue.add([key("a"), key("a"), key("b")]);
         queue.add([key("a")]);
         assert_eq!(stream.next().await.unwrap().name, "a");
@@ -256,19 +282,110 @@ mod tests {
         // Yielded but not started: the object still waits, and its reconcile will read all changes up to its start.
         queue.add([key("a")]);
         assert!(stream.next().now_or_never().is_none());
+        assert_eq!(queue.metrics.adds.get(), 2);
+        assert_eq!(queue.metrics.depth.get(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_object_added_during_its_reconcile_is_reconciled_again_after_those_that_waited() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(2));
+        queue.add([key("a"), key("b"), key("c")]);
+        assert_eq!(stream.next().await.unwrap().name, "a");
         let work = queue.start(&key("a"));
         queue.add([key("a")]);
-        assert_eq!(stream.next().await.unwrap().name, "a");
+        assert_eq!(stream.next().await.unwrap().name, "b");
         drop(work);
-        assert_eq!(queue.metrics.adds.get(), 3);
+        assert_eq!(stream.next().await.unwrap().name, "c");
+        drop(queue.start(&key("b")));
+        assert_eq!(stream.next().await.unwrap().name, "a");
+        assert_eq!(queue.metrics.adds.get(), 4);
+        assert_eq!(queue.metrics.work_duration.get_sample_count(), 2);
+    }
+
+    #[tokio::test]
+    async fn objects_are_yielded_only_while_there_is_room_for_their_reconciles() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(2));
+        queue.add([key("a"), key("b"), key("c"), key("d")]);
+        assert_eq!(stream.next().await.unwrap().name, "a");
+        assert_eq!(stream.next().await.unwrap().name, "b");
+        assert!(stream.next().now_or_never().is_none(), "two are about to be reconciled");
+        let work = queue.start(&key("a"));
+        assert!(stream.next().now_or_never().is_none(), "one is reconciled, one is about to be");
+        let (next, ()) = tokio::join!(stream.next(), async { drop(work) });
+        assert_eq!(next.unwrap().name, "c");
+        // Deleted before its reconcile started.
+        queue.forget(&key("b"));
+        assert_eq!(stream.next().await.unwrap().name, "d");
         assert_eq!(queue.metrics.depth.get(), 2);
-        assert_eq!(queue.metrics.work_duration.get_sample_count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delayed_object_is_added_when_its_delay_ends() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(8));
+        let begun = Instant::now();
+        queue.add_after(&key("late"), Duration::from_secs(20));
+        queue.add_after(&key("soon"), Duration::from_secs(30));
+        queue.add_after(&key("soon"), Duration::from_secs(10));
+        queue.add_after(&key("soon"), Duration::from_secs(40));
+        for (name, seconds) in [("soon", 10), ("late", 20)] {
+            assert_eq!(queue.metrics.depth.get(), 0);
+            assert_eq!(stream.next().await.unwrap().name, name);
+            assert_eq!(begun.elapsed().as_secs(), seconds);
+            assert_eq!(queue.metrics.depth.get(), 1);
+            drop(queue.start(&key(name)));
+        }
+        assert!(stream.next().now_or_never().is_none());
+        assert_eq!(queue.metrics.adds.get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delay_ends_with_the_reconcile_of_a_change_or_the_deletion_of_the_object() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(8));
+        queue.add_after(&key("changed"), Duration::from_secs(1));
+        queue.add_after(&key("deleted"), Duration::from_secs(1));
+        queue.add([key("changed")]);
+        assert_eq!(stream.next().await.unwrap().name, "changed");
+        // It waits for its reconcile, so it need not be added.
+        queue.add_after(&key("changed"), Duration::from_secs(1));
+        drop(queue.start(&key("changed")));
+        queue.forget(&key("deleted"));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(stream.next().now_or_never().is_none());
+        assert_eq!(queue.turns.lock().next_due(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delayed_object_waits_for_room_as_others_do() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(1));
+        queue.add([key("a"), key("b")]);
+        assert_eq!(stream.next().await.unwrap().name, "a");
+        let work = queue.start(&key("a"));
+        queue.add_after(&key("a"), Duration::ZERO);
+        assert!(stream.next().now_or_never().is_none());
+        drop(work);
+        assert_eq!(stream.next().await.unwrap().name, "b");
+        drop(queue.start(&key("b")));
+        assert_eq!(stream.next().await.unwrap().name, "a");
+    }
+
+    #[tokio::test]
+    async fn an_object_whose_reconcile_starts_does_not_wait_any_more() {
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(1));
+        queue.add([key("a"), key("b")]);
+        drop(queue.start(&key("a")));
+        assert_eq!(stream.next().await.unwrap().name, "b");
     }
 
     #[tokio::test]
     async fn an_added_key_wakes_a_waiting_stream() {
-        let queue = WorkQueue::new("test", &Registry::new()).unwrap();
-        let mut stream = pin!(queue.stream::<ServiceName>());
+        let queue = queue();
+        let mut stream = pin!(queue.stream::<ServiceName>(1));
         let other = Arc::clone(&queue);
         let (next, ()) = tokio::join!(stream.next(), async move {
             tokio::task::yield_now().await;

@@ -1,0 +1,138 @@
+//! The order in which objects are reconciled.
+//!
+//! In: objects that are added, at once or after a delay; the begin and the end of each reconcile. Out: the next object.
+//! Always holds: an object waits at most once, and does not wait while it is delayed; the object that has waited for the
+//! longest time is next; one that is added during its reconcile is next after those that wait when the reconcile ends;
+//! no more objects are given out than can be reconciled at once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use tokio::time::Instant;
+
+use crate::api::NamespacedName;
+
+/// The objects that wait, are delayed or are being reconciled.
+#[derive(Default)]
+pub(super) struct Turns {
+    /// The objects that wait for their reconcile.
+    waiting: HashMap<NamespacedName, Waiting>,
+    /// The waiting objects that the stream can yield, in the order of their turns.
+    turns: BTreeMap<u64, NamespacedName>,
+    next_turn: u64,
+    /// The objects that the stream has yielded and whose reconcile has not started.
+    yielded: HashSet<NamespacedName>,
+    /// When each reconcile in progress started.
+    pub(super) working: HashMap<NamespacedName, Instant>,
+    /// The objects that are added when their delay ends, soonest first. An object that waits is not among them.
+    delayed: BTreeSet<(Instant, NamespacedName)>,
+    due: HashMap<NamespacedName, Instant>,
+}
+
+struct Waiting {
+    since: Instant,
+    /// `None` while the object is being reconciled: it has to wait until that has ended.
+    turn: Option<u64>,
+}
+
+// === impl Turns ===
+
+impl Turns {
+    /// Returns false if the object waits already.
+    pub(super) fn add(&mut self, object: NamespacedName, since: Instant) -> bool {
+        if self.waiting.contains_key(&object) {
+            return false;
+        }
+        self.forget_delay(&object);
+        let mut turn = None;
+        if !self.working.contains_key(&object) {
+            self.turns.insert(self.next_turn, object.clone());
+            turn = Some(self.next_turn);
+            self.next_turn += 1;
+        }
+        self.waiting.insert(object, Waiting { since, turn });
+        true
+    }
+
+    /// Adds an object at a time. The earliest time counts.
+    pub(super) fn add_at(&mut self, object: NamespacedName, due: Instant) {
+        if self.waiting.contains_key(&object) || self.due.get(&object).is_some_and(|earlier| *earlier <= due) {
+            return;
+        }
+        self.forget_delay(&object);
+        self.due.insert(object.clone(), due);
+        self.delayed.insert((due, object));
+    }
+
+    /// Adds the objects whose delay has ended. Returns their number.
+    pub(super) fn add_due(&mut self, now: Instant) -> u64 {
+        let mut added = 0;
+        while self.delayed.first().is_some_and(|(due, _)| *due <= now)
+            && let Some((due, object)) = self.delayed.pop_first()
+        {
+            added += u64::from(self.add(object, due));
+        }
+        added
+    }
+
+    fn forget_delay(&mut self, object: &NamespacedName) {
+        if let Some((object, due)) = self.due.remove_entry(object) {
+            self.delayed.remove(&(due, object));
+        }
+    }
+
+    /// Returns the object whose turn it is, if there is room for it.
+    pub(super) fn next(&mut self, concurrency: usize) -> Option<NamespacedName> {
+        if self.yielded.len() + self.working.len() >= concurrency {
+            return None;
+        }
+        let (_, object) = self.turns.pop_first()?;
+        self.yielded.insert(object.clone());
+        Some(object)
+    }
+
+    /// Removes an object that waits or is delayed. Returns when it was added.
+    pub(super) fn remove(&mut self, object: &NamespacedName) -> Option<Instant> {
+        self.yielded.remove(object);
+        self.forget_delay(object);
+        let Waiting { since, turn } = self.waiting.remove(object)?;
+        if let Some(turn) = turn {
+            self.turns.remove(&turn);
+        }
+        Some(since)
+    }
+
+    /// Starts a reconcile. Returns when the object was added, if it was waiting.
+    pub(super) fn start(&mut self, object: &NamespacedName, now: Instant) -> Option<Instant> {
+        let since = self.remove(object);
+        self.working.insert(object.clone(), now);
+        since
+    }
+
+    /// Ends a reconcile. Returns when it started.
+    pub(super) fn end(&mut self, object: &NamespacedName) -> Option<Instant> {
+        let started = self.working.remove(object);
+        // Added during the reconcile: its turn is after those of the objects that wait now.
+        if let Some(Waiting { since, .. }) = self.waiting.remove(object) {
+            self.add(object.clone(), since);
+        }
+        started
+    }
+
+    /// Returns the number of objects that wait.
+    pub(super) fn depth(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Returns the objects that wait, sorted.
+    #[cfg(test)]
+    pub(super) fn into_waiting(self) -> Vec<NamespacedName> {
+        let mut waiting: Vec<_> = self.waiting.into_keys().collect();
+        waiting.sort();
+        waiting
+    }
+
+    /// Returns when the next delay ends.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.delayed.first().map(|(due, _)| *due)
+    }
+}
