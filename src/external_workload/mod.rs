@@ -99,7 +99,7 @@ struct Endpoints {
 
 /// The outcome of a reconcile that did not fail.
 enum Reconciled {
-    /// No plan was made: this process does not lead, or the cache does not show our last writes yet.
+    /// No plan was made: this process does not lead, or it has just written.
     Skipped(NextReconcile),
     Done(NextReconcile),
 }
@@ -173,7 +173,7 @@ impl ExternalWorkloadReconciler {
         }
         let (service, workloads, slices) = {
             let state = self.gate.cluster.read();
-            if let Some(wait) = self.cache.own_writes_unseen(key, &state.slices) {
+            if let Some(wait) = self.cache.wait_after_writes(key, &state.slices) {
                 return Ok(Reconciled::Skipped(NextReconcile::After(wait)));
             }
             let Some(service) = state.services.get(key) else {

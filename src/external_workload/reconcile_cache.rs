@@ -22,6 +22,9 @@ use crate::{
 /// The maximum time that the next plan waits for the cache to show our own writes. After that, preconditions and fixed
 /// names make a second write harmless.
 const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
+/// The pause between the writes for one Service, so that workloads which change at the same time, or one that never
+/// stops, cause few writes: each is sent to every node. A first change does not wait.
+const BETWEEN_WRITES: Duration = Duration::from_millis(100);
 /// The number of one Service's slice names that other controllers may occupy before the reconcile fails.
 const TAKEN_LIMIT: usize = 256;
 
@@ -49,14 +52,15 @@ impl ServiceReconcileCache {
         self.0.lock().remove(service);
     }
 
-    /// Returns how long to wait for the cache to show our last writes, or `None` if it shows them or the wait is over.
-    /// The change that shows them usually queues the Service sooner.
-    pub(super) fn own_writes_unseen(&self, service: &NamespacedName, slices: &Store<Slice>) -> Option<Duration> {
+    /// Returns how long the next plan has to wait after our last writes, or `None` if it need not wait. The change that
+    /// shows the writes queues the Service, usually sooner.
+    pub(super) fn wait_after_writes(&self, service: &NamespacedName, slices: &Store<Slice>) -> Option<Duration> {
         let mut cache = self.0.lock();
         let entry = cache.get_mut(service)?;
         entry.unseen.retain(|written| !is_seen(written, service, slices));
-        let left = OWN_WRITES_SEEN.saturating_sub(entry.written?.elapsed());
-        (!entry.unseen.is_empty() && !left.is_zero()).then_some(left)
+        let wait = if entry.unseen.is_empty() { BETWEEN_WRITES } else { OWN_WRITES_SEEN };
+        let left = wait.saturating_sub(entry.written?.elapsed());
+        (!left.is_zero()).then_some(left)
     }
 
     pub(super) fn record_writes(&self, service: &NamespacedName, written: Vec<Written>) {
@@ -180,12 +184,14 @@ mod tests {
         let (cache, mut state) = (ServiceReconcileCache::default(), State::default());
         watched(&mut state, "9", false);
         cache.record_writes(&service(), vec![Written::Version(10)]);
-        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), Some(OWN_WRITES_SEEN));
+        assert_eq!(cache.wait_after_writes(&service(), &state.slices), Some(OWN_WRITES_SEEN));
         tokio::time::advance(OWN_WRITES_SEEN).await;
-        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+        assert_eq!(cache.wait_after_writes(&service(), &state.slices), None);
         cache.record_writes(&service(), vec![Written::Version(10)]);
         watched(&mut state, "10", false);
-        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+        assert_eq!(cache.wait_after_writes(&service(), &state.slices), Some(BETWEEN_WRITES));
+        tokio::time::advance(BETWEEN_WRITES).await;
+        assert_eq!(cache.wait_after_writes(&service(), &state.slices), None);
         assert_eq!(cache.succeeded(&service()), 0);
         assert!(cache.0.lock().is_empty(), "an entry without content is removed");
     }
@@ -196,9 +202,10 @@ mod tests {
         let deleted = || vec![Written::Deleted { name: "s".to_owned(), uid: "u".to_owned() }];
         watched(&mut state, "9", false);
         cache.record_writes(&service(), deleted());
-        assert!(cache.own_writes_unseen(&service(), &state.slices).is_some());
+        tokio::time::advance(BETWEEN_WRITES).await;
+        assert!(cache.wait_after_writes(&service(), &state.slices).is_some());
         watched(&mut state, "10", true);
-        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+        assert_eq!(cache.wait_after_writes(&service(), &state.slices), None);
     }
 
     #[test]
