@@ -6,10 +6,10 @@
 //! ```
 //!
 //! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
-//!   `converge`, `rest`, `flip`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
+//!   `converge`, `rest`, `flip`, `flips`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
 //!   `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
-//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `recovery`, `clusters`,
-//!   `attacks`. Proxy injector: `injector`. Only by name: `largest`.
+//!   `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `recovery`,
+//!   `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`, `long-outage`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
 //!   measured, too.
@@ -31,7 +31,7 @@ use anyhow::{Context, Result, ensure};
 use discovery::Other;
 use report::Report;
 
-const OF_THE_CONTROLLER: [&str; 5] = ["memory", "converge", "rest", "flip", "hand-over"];
+const OF_THE_CONTROLLER: [&str; 6] = ["memory", "converge", "rest", "flip", "flips", "hand-over"];
 
 #[derive(Default)]
 struct Arguments {
@@ -83,10 +83,13 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
 }
 
 async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
-    let wanted = |name: &str| named.is_empty() || named.iter().any(|named| named == name);
+    let wanted = |name: &str| match named.as_slice() {
+        [] => !discovery::ONLY_BY_NAME.contains(&name),
+        named => named.iter().any(|named| named == name),
+    };
     let mut report = Report::new();
     if other.is_none() {
-        if ["memory", "converge", "rest", "flip"].iter().any(|name| wanted(name)) {
+        if ["memory", "converge", "rest", "flip", "flips"].iter().any(|name| wanted(name)) {
             controller::steady(&mut report, wanted).await?;
         }
         if wanted("hand-over") {
@@ -105,7 +108,7 @@ async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
     if discovery::FIGURES.iter().any(|name| wanted(name)) {
         discovery::discovery(&mut report, other, wanted).await?;
     }
-    if other.is_none() && named.iter().any(|name| name == discovery::LARGEST) {
+    if other.is_none() && wanted(discovery::LARGEST) {
         discovery::largest(&mut report).await?;
     }
     report.publish()

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use e2e::{ManagerOptions, load::Counts};
+use e2e::{ManagerOptions, load::Counts, process::pin_to_cores};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::time::sleep;
@@ -14,17 +14,61 @@ use super::{
     moments::Lateness,
     rig::Rig,
 };
-use crate::{report::Report, spent::Spent};
+use crate::{
+    report::Report,
+    spent::{CLIENTS_CORE, SERVERS_CORE, Spent},
+};
 
+const THREADS: [usize; 3] = [1, 2, 4];
 const SERVICE: &str = "web-0";
 /// It limits no row.
 const MEMORY_LIMIT: u64 = 4 << 30;
 /// Time for the remaining work of a change before the next one.
 const SETTLED: Duration = Duration::from_millis(150);
 
-/// Makes one change after another; each is sent to all streams.
+/// One change after another, each of which is sent to all streams.
+struct Changes {
+    streams: usize,
+    connections: usize,
+    changes: u16,
+    wanted: &'static str,
+}
+
+impl Changes {
+    /// With worker threads, the server has as many of them on both cores, of which it shares one with the client.
+    async fn measure(&self, report: &mut Report, rig: &Rig, threads: Option<usize>) -> Result<()> {
+        let &Self { streams, connections, changes, wanted } = self;
+        let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
+        let env = threads.map(|threads| ("TOKIO_WORKER_THREADS".to_owned(), threads.to_string()));
+        let env = env.into_iter().collect();
+        let options = ManagerOptions { memory_limit: Some(MEMORY_LIMIT), env, ..ManagerOptions::default() };
+        let subject = rig.subject_with(options).await?;
+        if let (Some(_), Some(pid)) = (threads, subject.pid) {
+            pin_to_cores(pid, &[CLIENTS_CORE, SERVERS_CORE])?;
+        }
+        let load = rig.open(&subject, connections, stream_requests(streams, 1)).await?;
+        let mut spent = Spent::default();
+        for number in 0..changes {
+            let phase = rig.phase(&subject)?;
+            changing.change_and_wait(number, &load, streams as u64).await?;
+            spent += phase.end()?;
+            sleep(SETTLED).await;
+        }
+        let late = changing.lateness(&load)?;
+        let (all, received) = (streams as u64 * u64::from(changes), late.since_seen.count());
+        ensure!(received == all, "{received} streams received a change instead of {all}");
+        let with = threads.map(|threads| format!(", {threads} worker threads on both cores")).unwrap_or_default();
+        let figure = format!("one change to {streams} streams on {connections} connections, {changes} times{with}");
+        let raw = json!({"changes": changes, "messages": load.counts().messages, "reads": load.counts().reads});
+        report.row(figure, late.text(), wanted, late.json(raw));
+        report.spent(&spent);
+        load.close().await;
+        Ok(())
+    }
+}
+
 pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
-    for (count, connections, changes, wanted) in [
+    for (streams, connections, changes, wanted) in [
         (100, 10, 200, "p99 ≤ 3 ms"),
         (1_000, 10, 200, "p99 ≤ 10 ms"),
         (10_000, 100, 100, "p99 ≤ 50 ms"),
@@ -32,25 +76,18 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
         // As many as the instances of the largest published test of such a system, that of Consul.
         (172_000, 1_720, 20, ""),
     ] {
-        let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
-        let options = ManagerOptions { memory_limit: Some(MEMORY_LIMIT), ..ManagerOptions::default() };
-        let subject = rig.subject_with(options).await?;
-        let load = rig.open(&subject, connections, stream_requests(count, 1)).await?;
-        let mut spent = Spent::default();
-        for number in 0..changes {
-            let phase = rig.phase(&subject)?;
-            changing.change_and_wait(number, &load, count as u64).await?;
-            spent += phase.end()?;
-            sleep(SETTLED).await;
+        Changes { streams, connections, changes, wanted }.measure(report, rig, None).await?;
+    }
+    Ok(())
+}
+
+/// The same with several numbers of worker threads.
+pub(super) async fn threads(report: &mut Report, rig: &Rig) -> Result<()> {
+    for threads in THREADS {
+        for connections in [100, 1_000] {
+            let changes = Changes { streams: 10_000, connections, changes: 50, wanted: "no later with more" };
+            changes.measure(report, rig, Some(threads)).await?;
         }
-        let late = changing.lateness(&load)?;
-        let (all, received) = (count as u64 * u64::from(changes), late.since_seen.count());
-        ensure!(received == all, "{received} streams received a change instead of {all}");
-        let figure = format!("one change to {count} streams on {connections} connections, {changes} times");
-        let raw = json!({"changes": changes, "messages": load.counts().messages, "reads": load.counts().reads});
-        report.row(figure, late.text(), wanted, late.json(raw));
-        report.spent(&spent);
-        load.close().await;
     }
     Ok(())
 }

@@ -31,14 +31,19 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-/// Its objects take a quarter of an hour to create, so it is measured only by name.
+/// Has a cluster of its own.
 pub(crate) const LARGEST: &str = "largest";
+const LONG_OUTAGE: &str = "long-outage";
+/// Measured only by name: the objects of the largest cluster take a quarter of an hour to create, and the long outage
+/// takes an hour.
+pub(crate) const ONLY_BY_NAME: [&str; 2] = [LARGEST, LONG_OUTAGE];
 
-pub(crate) const FIGURES: [&str; 16] = [
+pub(crate) const FIGURES: [&str; 18] = [
     "start",
     "connect",
     "streams",
     "change",
+    "threads",
     "churn",
     "profiles",
     "servers",
@@ -49,6 +54,7 @@ pub(crate) const FIGURES: [&str; 16] = [
     "giant",
     "unread",
     "recovery",
+    LONG_OUTAGE,
     "clusters",
     "attacks",
 ];
@@ -72,6 +78,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "connect" => streams::connect(report, &rig).await,
             "streams" => streams::streams(report, &rig).await,
             "change" => change::changes(report, &rig).await,
+            "threads" => change::threads(report, &rig).await,
             "churn" => change::churn(report, &rig).await,
             "profiles" => profiles::profiles(report, &rig).await,
             "servers" => streams::servers(report, &rig).await,
@@ -82,6 +89,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "giant" => giant::giant(report, &rig).await,
             "unread" => giant::unread(report, &rig).await,
             "recovery" => recovery::recovery(report, &rig).await,
+            LONG_OUTAGE => recovery::long_outage(report, &rig).await,
             "clusters" => clusters::clusters(report, &rig).await,
             _ => attacks::attacks(report, &rig).await,
         };

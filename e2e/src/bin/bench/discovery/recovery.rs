@@ -28,8 +28,9 @@ const STREAMS: usize = 4 * CLIENTS;
 const PATIENCE: Duration = Duration::from_secs(90);
 const MEMORY_LIMIT: u64 = 2 << 30;
 const SETTLED: Duration = Duration::from_secs(3);
-/// Longer than the longest pause between two attempts, after which a longer outage makes no difference.
+/// Longer than the longest pause between two attempts.
 const OUTAGE: Duration = Duration::from_secs(60);
+const LONG_OUTAGE: Duration = Duration::from_secs(3_600);
 const STREAMS_IN_OUTAGE: usize = 10_000;
 /// The ports of the endpoints before and after the outage.
 const PORTS: [u16; 2] = [8_080, 9_090];
@@ -48,11 +49,16 @@ pub(super) async fn recovery(report: &mut Report, rig: &Rig) -> Result<()> {
     for loss in [Loss::Killed, Loss::Unplugged] {
         lose(report, rig, loss).await?;
     }
-    outage(report, rig).await
+    outage(report, rig, OUTAGE).await
+}
+
+/// As the outage of [`recovery`], for an hour: what has a lifetime has ended by then.
+pub(super) async fn long_outage(report: &mut Report, rig: &Rig) -> Result<()> {
+    if rig.is_ours() { outage(report, rig, LONG_OUTAGE).await } else { Ok(()) }
 }
 
 /// The API server cannot be reached while an endpoint of each Service changes, and has no history when it returns.
-async fn outage(report: &mut Report, rig: &Rig) -> Result<()> {
+async fn outage(report: &mut Report, rig: &Rig, duration: Duration) -> Result<()> {
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
     changing::move_all(&rig.client, PORTS[0]).await?;
@@ -61,7 +67,7 @@ async fn outage(report: &mut Report, rig: &Rig) -> Result<()> {
     let away = proxy.inject(Rule::any(), Action::Cut);
     proxy.cut_all();
     changing::move_all(&rig.client, PORTS[1]).await?;
-    sleep(OUTAGE).await;
+    sleep(duration).await;
     load.none_ended()?;
     let of_outage = load.counts().messages;
     let phase = rig.phase(&subject)?;
@@ -87,7 +93,7 @@ async fn outage(report: &mut Report, rig: &Rig) -> Result<()> {
     ensure!(expired.iter().any(|fault| fault.hits() > 0), "no watch was refused with 410");
     let figure = format!(
         "API server out of reach for {} s, {SERVICES} Services change, then 410 for every watch: until each of {STREAMS_IN_OUTAGE} streams knows it",
-        OUTAGE.as_secs()
+        duration.as_secs()
     );
     let text = format!("{}; {of_outage} messages in the outage", arrivals.text());
     report.row(figure, text, "", json!({"known": arrivals.histogram(), "messages_in_outage": of_outage}));

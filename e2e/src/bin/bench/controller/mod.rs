@@ -3,6 +3,8 @@
 //! The manager waits until the bench releases the Lease, after all objects exist; then the clock starts. The manager's
 //! time is compared with a bare loop that creates the same EndpointSlices with the same concurrency.
 
+mod flips;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,23 +15,18 @@ use e2e::{
     wait::eventually,
 };
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::Service,
-    discovery::v1::{Endpoint, EndpointSlice},
-};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Service, discovery::v1::EndpointSlice};
 use kube::{
     Api, Client,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::timeout;
 
 use crate::report::{Report, in_control_group, median};
 
 const SERVICES: usize = 500;
 const WORKLOADS: usize = 10_000;
-const FLIPS: usize = 1_000;
 const ROUNDS: usize = 7;
 const MANAGED: &str = "endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller";
 const BARE: &str = "bench=bare";
@@ -77,7 +74,10 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
         rest(report, &client).await?;
     }
     if wanted("flip") {
-        flips(report, &client).await?;
+        flips::one_by_one(report, &client).await?;
+    }
+    if wanted("flips") {
+        flips::all(report, &client, manager).await?;
     }
     Ok(())
 }
@@ -323,63 +323,4 @@ async fn writes_during(client: &Client, work: impl Future<Output = Result<()>>) 
         worked = work => worked?,
     }
     Ok(writes)
-}
-
-/// Flips one workload after another. Measures from its watch event to the slice's watch event, as this process receives
-/// them.
-async fn flips(report: &mut Report, client: &Client) -> Result<()> {
-    let mesh = Mesh::new(client, NAMESPACE);
-    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
-    let workloads: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &external_workload());
-    let managed = WatchParams::default().labels("endpointslice.kubernetes.io/managed-by");
-    let mut slice_events = watch_from_now(&slices, &managed).await?;
-    let mut workload_events = watch_from_now(&workloads, &WatchParams::default()).await?;
-    let (mut samples, mut writes) = (Vec::with_capacity(FLIPS), 0_usize);
-    for flip in 0..FLIPS {
-        // Each flip concerns another Service. The second pass over the Services sets the other value.
-        let name = workload_name((flip * 37) % SERVICES);
-        let ready = (flip / SERVICES).is_multiple_of(2);
-        let (mut seen, mut written) = (None, None);
-        let flipped = mesh.set_ready(&name, ready);
-        tokio::pin!(flipped);
-        let mut acknowledged = false;
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-        while seen.is_none() || written.is_none() || !acknowledged {
-            tokio::select! {
-                biased;
-                result = &mut flipped, if !acknowledged => { result?; acknowledged = true; }
-                event = workload_events.try_next() => {
-                    if let WatchEvent::Modified(object) = event?.context("the watch of workloads ended")?
-                        && object.metadata.name.as_deref() == Some(name.as_str())
-                    {
-                        seen = Some(Instant::now());
-                    }
-                }
-                event = slice_events.try_next() => {
-                    if let WatchEvent::Modified(slice) = event?.context("the watch of slices ended")? {
-                        writes += 1;
-                        if slice.endpoints.iter().any(|endpoint| is_flipped(endpoint, &name, ready)) {
-                            written = Some(Instant::now());
-                        }
-                    }
-                }
-                () = tokio::time::sleep_until(deadline) => bail!("flip {flip} of {name} did not reach its slice within 30 s"),
-            }
-        }
-        if let (Some(seen), Some(written)) = (seen, written) {
-            samples.push(written.saturating_duration_since(seen));
-        }
-    }
-    report.distribution(
-        format!("{FLIPS} readiness flips, from the workload's watch event to the slice's"),
-        samples,
-        "p50 ≤ 5 ms, p99 ≤ 20 ms",
-    );
-    report.row("slice writes for these flips", writes.to_string(), "1 per flip", Value::from(writes));
-    Ok(())
-}
-
-fn is_flipped(endpoint: &Endpoint, workload: &str, ready: bool) -> bool {
-    let is = endpoint.target_ref.as_ref().is_some_and(|target| target.name.as_deref() == Some(workload));
-    is && endpoint.conditions.as_ref().is_some_and(|conditions| conditions.ready == Some(ready))
 }
