@@ -158,7 +158,7 @@ impl Report {
             mib(least),
             mib(most)
         );
-        let slope = slope(&memory).map_or_else(|| "unknown".to_owned(), |slope| format!("{slope:+.1} KiB per minute"));
+        let slope = slope(&memory).map_or_else(|| "unknown".to_owned(), per_minute);
         self.rows.push(("memory", text));
         self.rows.push(("slope of the memory", slope));
         self.growth();
@@ -178,7 +178,7 @@ impl Report {
             self.rows.push(("growth of the allocated memory", text.to_owned()));
             return;
         };
-        let Growth { early_kib, late_kib, minutes } = growth;
+        let Growth { early_kib, late_kib, minutes, slope } = growth;
         let text = format!(
             "{:+.1} KiB per minute: the floor of the first half is {:.2} MiB, that of the second half {:.2} MiB, \
              {minutes:.1} minutes later",
@@ -187,6 +187,7 @@ impl Report {
             late_kib / 1024.0,
         );
         self.rows.push(("growth of the allocated memory", text.clone()));
+        self.rows.push(("slope of its floor", per_minute(slope)));
         if !growth.is_tolerated() {
             self.failure(format!("the allocated memory grows: {text}"));
         }
@@ -259,4 +260,8 @@ impl Report {
         }
         Ok(self.failures.is_empty())
     }
+}
+
+fn per_minute((slope, error): (f64, f64)) -> String {
+    format!("{slope:+.1} ± {error:.1} KiB per minute")
 }

@@ -100,15 +100,18 @@ pub(crate) fn period(whole: Duration) -> Duration {
     (whole / MOST).max(Duration::from_secs(1))
 }
 
-/// The slope of the regression line (least squares) over pairs of a time and an amount. `None` when all points have the
-/// same time.
-pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
+/// The slope of the regression line (least squares) over pairs of a time and an amount, and its standard error. `None`
+/// for fewer than three points, or when all have the same time.
+pub(crate) fn slope(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
     let (time, amount) = (mean(|point| point.0), mean(|point| point.1));
     let spread: f64 = points.iter().map(|point| (point.0 - time).powi(2)).sum();
     let together: f64 = points.iter().map(|point| (point.0 - time) * (point.1 - amount)).sum();
-    (spread > 0.0).then(|| together / spread)
+    let slope = together / spread;
+    let off_the_line = |point: &(f64, f64)| point.1 - amount - slope * (point.0 - time);
+    let variance = points.iter().map(|point| off_the_line(point).powi(2)).sum::<f64>() / (count - 2.0);
+    (points.len() > 2 && spread > 0.0).then(|| (slope, (variance / spread).sqrt()))
 }
 
 /// Adds a sample to those that were taken when every stream was up to date. Of many, every second one is dropped, so that
@@ -171,12 +174,17 @@ mod tests {
     #[test]
     fn noise_changes_the_slope_of_a_line_only_slightly() {
         let line: Vec<(f64, f64)> = (0..60).map(|at| (f64::from(at) / 60.0, 1000.0 + 2.0 * f64::from(at))).collect();
-        assert!((slope(&line).unwrap() - 120.0).abs() < 1e-9);
+        let (exact, error) = slope(&line).unwrap();
+        assert!((exact - 120.0).abs() < 1e-9 && error < 1e-9, "{exact} ± {error}");
         let noisy: Vec<(f64, f64)> =
             line.iter().enumerate().map(|(at, (x, y))| (*x, y + if at % 2 == 0 { 1.0 } else { -1.0 })).collect();
-        assert!((slope(&noisy).unwrap() - 120.0).abs() < 1.0);
-        assert_eq!(slope(&[(1.0, 5.0)]), None);
-        assert_eq!(slope(&[]), None);
+        let (noisy, error) = slope(&noisy).unwrap();
+        assert!((noisy - 120.0).abs() < error, "{noisy} ± {error}");
+        // The line is 1.5 x - 1/6; the squares of the distances from it are 1/36, 1/9 and 1/36.
+        let (slope_of_three, error) = slope(&[(0.0, 0.0), (1.0, 1.0), (2.0, 3.0)]).unwrap();
+        assert!((slope_of_three - 1.5).abs() < 1e-9 && (error - 0.288_675).abs() < 1e-6, "{slope_of_three} ± {error}");
+        assert_eq!(slope(&[(1.0, 5.0), (2.0, 5.0)]), None);
+        assert_eq!(slope(&[(1.0, 5.0), (1.0, 6.0), (1.0, 7.0)]), None);
     }
 
     #[test]

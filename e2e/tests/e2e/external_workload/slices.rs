@@ -2,8 +2,11 @@
 //!
 //! * In: edits of our slices and of others, and changes of Services. Out: the slices in the API server.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, holds, mesh::SOON};
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     ResourceExt,
@@ -232,4 +235,24 @@ async fn more_than_a_hundred_workloads_are_split_over_slices() -> Result<()> {
     assert_eq!(lengths.iter().sum::<usize>(), 130);
     assert!(lengths.len() == 2 && lengths.iter().all(|length| *length <= 100), "{lengths:?}");
     stays_untouched(&mesh, "web").await
+}
+
+#[tokio::test]
+async fn a_workload_that_never_stops_changing_causes_few_writes() -> Result<()> {
+    let mesh = mesh("restless").await?;
+    mesh.put_web_over_vm().await?;
+    let generation = async || anyhow::Ok(only_slice(&mesh, "web").await?.metadata.generation.unwrap_or_default());
+    let (before, begun) = (generation().await?, Instant::now());
+    stream::iter(0..300)
+        .map(|flip| mesh.set_ready("vm", flip % 2 == 0))
+        .buffer_unordered(4)
+        .try_for_each(|()| std::future::ready(Ok(())))
+        .await?;
+    mesh.set_ready("vm", false).await?;
+    mesh.shows("web", &[("vm", false)]).await?;
+    let (writes, took) = (generation().await? - before, begun.elapsed());
+    // Ten in each second that has begun, the first one, and the last.
+    let most = 10 * i64::try_from(took.as_secs() + 1)? + 2;
+    ensure!(writes <= most, "{writes} writes in {took:?}");
+    Ok(())
 }
