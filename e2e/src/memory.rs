@@ -19,6 +19,8 @@ pub const CONTROL_GROUP: &str = "linkerd-operator-e2e-";
 pub struct Memory {
     /// The resident memory.
     pub resident: u64,
+    /// The part of it that is pages of files, and so of the binary. How many are mapped depends on the kernel's page cache.
+    pub files: u64,
     /// The most resident memory since its start.
     pub peak: u64,
     /// The working set of its control group, as a kubelet reports it: what counts against a container's limit, without
@@ -34,7 +36,12 @@ impl Memory {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let bytes = |name| field(&status, name).with_context(|| format!("{path} has no {name}: the process has ended"));
-        Ok(Self { resident: bytes("VmRSS:")?, peak: bytes("VmHWM:")?, container: working_set(pid) })
+        Ok(Self {
+            resident: bytes("VmRSS:")?,
+            files: bytes("RssFile:")?,
+            peak: bytes("VmHWM:")?,
+            container: working_set(pid),
+        })
     }
 }
 
@@ -90,7 +97,7 @@ mod tests {
     #[test]
     fn this_process_has_memory_and_no_more_than_its_peak() {
         let memory = Memory::of_process(std::process::id()).unwrap();
-        assert!(memory.resident > 0 && memory.resident <= memory.peak, "{memory:?}");
+        assert!(memory.files > 0 && memory.files < memory.resident && memory.resident <= memory.peak, "{memory:?}");
     }
 
     #[test]

@@ -141,6 +141,7 @@ impl Report {
         };
         let parts = [
             text("resident", of(|memory| Some(memory.resident))),
+            text("of that pages of the binary", of(|memory| Some(memory.files))),
             text("peak", of(|memory| Some(memory.peak))),
             text("container", of(|memory| memory.container)),
         ];
@@ -187,8 +188,8 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 pub(crate) fn json_of(memory: &Memory) -> Value {
-    let Memory { resident, peak, container } = memory;
-    json!({"resident_bytes": resident, "peak_bytes": peak, "container_bytes": container})
+    let Memory { resident, files, peak, container } = memory;
+    json!({"resident_bytes": resident, "file_bytes": files, "peak_bytes": peak, "container_bytes": container})
 }
 
 /// A manager whose control group is measured beside its resident memory.

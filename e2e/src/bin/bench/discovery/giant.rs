@@ -98,7 +98,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     subject.has_streams(usize::from(READERS) + 1).await?;
     let spent = phase.end()?;
     sleep(Duration::from_secs(2)).await;
-    let Memory { resident: after, peak, container } = subject.memory()?.context("the server's memory is unknown")?;
+    let Memory { resident: after, peak, container, .. } =
+        subject.memory()?.context("the server's memory is unknown")?;
     subject.has_streams(usize::from(READERS) + 1).await.context("a client was disconnected before the end")?;
     let text = format!(
         "{:.0} MiB more than {:.0} (peak {:.0}), opened in {:.0} s",
