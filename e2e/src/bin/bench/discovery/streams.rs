@@ -38,6 +38,8 @@ pub(super) struct Herd {
     pub(super) memory: Option<&'static str>,
     /// The memory limit of the server, if the usual one is too small for so many streams.
     pub(super) memory_limit: Option<u64>,
+    /// Flags of the server.
+    pub(super) args: Vec<String>,
 }
 
 /// Streams for all Services and for one, on a hundred and on a thousand connections.
@@ -95,7 +97,8 @@ impl Herd {
         let (mut first, mut counts, mut spent) = (Samples::default(), Counts::default(), None);
         let (mut each, mut charges, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let options = ManagerOptions { memory_limit: self.memory_limit, ..ManagerOptions::default() };
+            let (memory_limit, args) = (self.memory_limit, self.args.clone());
+            let options = ManagerOptions { memory_limit, args, ..ManagerOptions::default() };
             let subject = rig.subject_with(options).await?;
             let before = if self.memory.is_some() { subject.memory_at_rest().await? } else { None };
             let phase = rig.phase(&subject)?;
