@@ -10,26 +10,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use futures::{StreamExt, stream::BoxStream};
-use k8s_openapi::api::{
-    core::v1::Service,
-    discovery::v1::{Endpoint, EndpointSlice},
-    events::v1::Event,
-};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice, events::v1::Event};
 use kube::{
     Api, Client, ResourceExt,
-    api::{
-        ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
-    },
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use crate::{
-    objects::{kind, watch_from_now},
-    wait::eventually,
-};
+use crate::{objects::kind, wait::eventually};
 
 /// Long enough for a loaded host, short enough that a failing test ends soon.
 pub const SOON: Duration = Duration::from_secs(45);
@@ -43,9 +32,6 @@ pub struct Mesh {
     pub workloads: Api<DynamicObject>,
     pub events: Api<Event>,
 }
-
-/// The content of all EndpointSlices of a Service: workload → its endpoint and the ports of its slice.
-pub type Published = BTreeMap<String, (Endpoint, BTreeSet<(String, i32)>)>;
 
 /// The kind ExternalWorkload, in Linkerd's storage version.
 pub fn external_workload() -> ApiResource {
@@ -144,38 +130,23 @@ impl Mesh {
         Ok(slices)
     }
 
-    /// Watches every change of our EndpointSlices in this namespace from now on.
-    pub async fn watch_slices(&self) -> Result<SliceWatch> {
-        let labels = format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
-        Ok(SliceWatch(watch_from_now(&self.slices, &WatchParams::default().labels(&labels)).await?))
-    }
-
-    /// The published endpoints; an error when a workload is in two slices of one address family.
-    pub async fn published(&self, service: &str) -> Result<Published> {
-        let mut published = Published::new();
+    /// The published workloads, and whether each is ready; an error when a workload is in two slices of one address
+    /// family.
+    pub async fn readiness(&self, service: &str) -> Result<BTreeMap<String, bool>> {
+        let mut published = BTreeMap::new();
         let mut places = BTreeSet::new();
         for slice in self.our_slices(service).await? {
-            let ports = slice.ports.iter().flatten();
-            let ports: BTreeSet<_> =
-                ports.map(|port| (port.name.clone().unwrap_or_default(), port.port.unwrap_or_default())).collect();
             for endpoint in slice.endpoints {
-                let target = endpoint.target_ref.clone().context("one of our endpoints has no targetRef")?;
+                let target = endpoint.target_ref.context("one of our endpoints has no targetRef")?;
                 let name = target.name.context("one of our targetRefs has no name")?;
                 ensure!(
                     places.insert((slice.address_type.clone(), name.clone())),
                     "{name} is in two EndpointSlices of {service}"
                 );
-                published.insert(name, (endpoint, ports.clone()));
+                published.insert(name, endpoint.conditions.and_then(|conditions| conditions.ready) == Some(true));
             }
         }
         Ok(published)
-    }
-
-    /// The published workloads, and whether each is ready.
-    pub async fn readiness(&self, service: &str) -> Result<BTreeMap<String, bool>> {
-        let published = self.published(service).await?;
-        let ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true);
-        Ok(published.into_iter().map(|(name, (endpoint, _))| (name, ready(&endpoint))).collect())
     }
 
     /// Waits until the published workloads and their readiness are exactly these.
@@ -208,32 +179,6 @@ impl Mesh {
             found.cloned().with_context(|| format!("its Events are {events:?}"))
         })
         .await
-    }
-}
-
-/// A watch of EndpointSlices.
-pub struct SliceWatch(BoxStream<'static, kube::Result<WatchEvent<EndpointSlice>>>);
-
-impl SliceWatch {
-    /// Returns the next change of the slice, as `added`, `modified` or `deleted`, followed by `with N endpoints`.
-    pub async fn next_of(&mut self, name: &str) -> Result<String> {
-        timeout(SOON, async {
-            loop {
-                let event = self.0.next().await.context("the watch ended")??;
-                let (what, slice) = match event {
-                    WatchEvent::Added(slice) => ("added", slice),
-                    WatchEvent::Modified(slice) => ("modified", slice),
-                    WatchEvent::Deleted(slice) => ("deleted", slice),
-                    WatchEvent::Bookmark(_) => continue,
-                    WatchEvent::Error(status) => bail!("the watch failed: {}", status.message),
-                };
-                if slice.name_any() == name {
-                    return Ok(format!("{what} with {} endpoints", slice.endpoints.len()));
-                }
-            }
-        })
-        .await
-        .with_context(|| format!("waiting for a change of slice {name}"))?
     }
 }
 

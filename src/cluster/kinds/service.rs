@@ -234,6 +234,15 @@ mod tests {
     }
 
     #[test]
+    fn a_service_with_a_deletion_time_is_being_deleted() {
+        let of = |time: serde_json::Value| {
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "deletionTimestamp": time}});
+            Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).deleting
+        };
+        assert_eq!([of(json!(null)), of(json!("2026-01-01T00:00:00Z"))], [false, true]);
+    }
+
+    #[test]
     fn a_service_is_found_by_the_addresses_that_it_has_now() {
         let mut state = State::default();
         let at = |state: &State| ["10.0.0.1", "2001:db8::1"].map(|it| state.services.at(it.parse().unwrap()).len());
