@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{
     QUIET, Rig,
     objects::{
-        Object, address, but, container, meshed, meshed_with, node, of_pod, of_workload, opaque_server, pod, proxy,
-        server, service, slice, slice_v6, target, workload,
+        address, but, container, meshed, meshed_with, node, of_pod, of_workload, opaque_server, pod, proxy, server,
+        service, slice, slice_v6, target, workload,
     },
     received::{self, traits},
 };
@@ -176,46 +176,6 @@ async fn hostile_slices_do_not_affect_other_services() -> Result<()> {
         let _ = rig.delete("EndpointSlice", &format!("hostile-{row}")).await;
     }
     stream.shows(&["192.0.2.1:8080"]).await?;
-    neighbour.still_served().await
-}
-
-#[tokio::test]
-async fn only_the_invalid_items_of_an_annotation_are_ignored() -> Result<()> {
-    let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("garbage").await?;
-    let numbers: String = (1..=40_000).map(|port| format!("{port},")).collect();
-    let values = [
-        ("80,abc,-1,70000-1,8080", "opaque 4143 identity http2"),
-        (",,,,", "h2 4143 identity http2"),
-        ("-", "h2 4143 identity http2"),
-        ("--8080", "h2 4143 identity http2"),
-        ("99999999999999999999999,8080-8080", "opaque 4143 identity http2"),
-        ("0-65535,0-65535,0-65535", "opaque 4143 identity http2"),
-        ("\u{feff}8080", "h2 4143 identity http2"),
-        ("８０８０", "h2 4143 identity http2"),
-        ("{\"8080\":true}", "h2 4143 identity http2"),
-        (&numbers, "opaque 4143 identity http2"),
-    ];
-    rig.put_all(["pods", "workloads"].map(service)).await?;
-    let (mut pods, mut workloads) = (Vec::new(), Vec::new());
-    for (row, (value, _)) in values.iter().enumerate() {
-        let (name, ip) = (format!("row-{row}"), format!("192.0.2.{row}"));
-        let annotated = |object: Object| object.annotated("config.linkerd.io/opaque-ports", value);
-        rig.put_all([annotated(meshed(&name)), annotated(workload(&name))]).await?;
-        pods.push(of_pod(&ip, &name));
-        workloads.push(of_workload(&ip, &name));
-    }
-    rig.put_all([slice("pods", "pods", &pods), slice("workloads", "workloads", &workloads)]).await?;
-    for name in ["pods", "workloads"] {
-        let mut stream = rig.get(name).await?;
-        let expected: Vec<(String, String)> = values
-            .iter()
-            .enumerate()
-            .map(|(row, (_, traits))| (format!("192.0.2.{row}:8080"), (*traits).to_owned()))
-            .collect();
-        received::wait_for(&mut stream, traits, expected.iter().map(|(at, traits)| (at.as_str(), traits.clone())))
-            .await?;
-    }
     neighbour.still_served().await
 }
 

@@ -79,15 +79,12 @@ impl Crowd {
     }
 
     pub(super) async fn set_slice(&self, name: &str, endpoints: Range<u32>) -> Result<()> {
-        self.patch_slice(name, json!({ "endpoints": self.endpoints(endpoints) })).await
-    }
-
-    pub(super) async fn patch_slice(&self, name: &str, patch: Value) -> Result<()> {
+        let patch = json!({ "endpoints": self.endpoints(endpoints) });
         self.mesh.slices.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         Ok(())
     }
 
-    pub(super) fn endpoints(&self, numbers: Range<u32>) -> Vec<Value> {
+    fn endpoints(&self, numbers: Range<u32>) -> Vec<Value> {
         let target = json!({"kind": "ExternalWorkload", "name": "vm", "namespace": self.mesh.namespace()});
         numbers.map(|number| json!({"addresses": [address(number).ip()], "targetRef": target})).collect()
     }

@@ -40,10 +40,6 @@ pub(crate) fn identity(endpoint: &WeightedAddr) -> String {
     }
 }
 
-pub(crate) fn authority(endpoint: &WeightedAddr) -> Option<&str> {
-    endpoint.authority_override.as_ref().map(|authority| authority.authority_override.as_str())
-}
-
 /// The endpoint's labels, without the labels of the whole set.
 pub(crate) fn labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
     let own = |(key, _): &(&String, &String)| !matches!(key.as_str(), "service" | "namespace");

@@ -1,4 +1,4 @@
-//! The EndpointSlices that Kubernetes writes for Deployments that scale and restart: the usual case in a mesh.
+//! The EndpointSlices that Kubernetes writes for a Deployment that restarts: the usual case in a mesh.
 
 use std::{
     collections::BTreeSet,
@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{discovery::Endpoints, eventually};
 use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::{QUIET, Rig, objects::service};
@@ -96,34 +96,4 @@ async fn a_stream_follows_a_restart_to_the_new_pods_and_is_never_empty() -> Resu
         .await?;
     ensure!(fewest >= 2, "the stream had only {fewest} endpoints during the restart");
     stream.is_quiet_for(QUIET).await
-}
-
-#[tokio::test]
-async fn all_streams_of_a_service_follow_its_scale_and_those_of_another_do_not_change() -> Result<()> {
-    let rig = Rig::start("scale").await?;
-    deploy(&rig, "a", 1).await?;
-    deploy(&rig, "b", 1).await?;
-    let (of_a, of_b) = (published(&rig, "a", 1).await?, published(&rig, "b", 1).await?);
-    let mut streams = [rig.get("a:80").await?, rig.get("a:80").await?, rig.get("a:80").await?];
-    let mut other = rig.get("b:80").await?;
-    for stream in &mut streams {
-        converges(stream, &of_a).await?;
-    }
-    converges(&mut other, &of_b).await?;
-    // Owners may be created after their Pods.
-    let hashed = |known: &std::collections::BTreeMap<_, linkerd2_proxy_api::destination::WeightedAddr>| {
-        known.values().all(|endpoint| endpoint.metric_labels.contains_key("deployment"))
-    };
-    other.until("the owner", hashed).await?;
-    patch(&rig, "a", json!({"spec": {"replicas": 3}})).await?;
-    let of_a = published(&rig, "a", 3).await?;
-    for stream in &mut streams {
-        converges(stream, &of_a).await?;
-    }
-    other.is_quiet_for(QUIET).await?;
-    rig.namespace.api::<Deployment>().delete("a", &DeleteParams::background()).await?;
-    for stream in &mut streams {
-        stream.shows(&[]).await?;
-    }
-    Ok(())
 }

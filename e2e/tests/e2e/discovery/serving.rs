@@ -10,10 +10,11 @@ use e2e::{
     mesh::SOON,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
+use serde_json::json;
 
 use super::{
     Rig, create,
-    objects::{Object, address, meshed, of_pod, service, slice},
+    objects::{Object, address, meshed, of_pod, service, service_profile, slice},
 };
 
 /// Longer than the maximum backoff between two attempts to reach a CRD or the API server.
@@ -132,7 +133,7 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
     let of_web = [("cluster", "local"), ("namespace", rig.name()), ("service", "web"), ("port", "80")];
     let mesh = [service("web"), meshed("web-1"), meshed("web-2"), service("empty")];
     let endpoints = |service: &str| {
-        let named = super::objects::but(of_pod("192.0.2.2", "web-2"), serde_json::json!({"hostname": "web-2"}));
+        let named = super::objects::but(of_pod("192.0.2.2", "web-2"), json!({"hostname": "web-2"}));
         slice(service, service, &[of_pod("192.0.2.1", "web-1"), named])
     };
     rig.put_all(mesh.into_iter().chain([endpoints("web")])).await?;
@@ -193,11 +194,13 @@ async fn calls_are_counted_by_status_code() -> Result<()> {
 #[tokio::test]
 async fn series_that_always_exist_are_exported() -> Result<()> {
     let rig = Rig::start("always").await?;
-    rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
+    let profile = service_profile(&format!("web.{}.svc.cluster.local", rig.name()), json!({"routes": []}));
+    rig.put_all([service("web"), meshed("web-1"), profile, slice("web", "web", &[of_pod("192.0.2.1", "web-1")])])
+        .await?;
     let _stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     // Only updates are counted in the lag, not creations.
     rig.set_endpoints("web", &[of_pod("192.0.2.2", "web-1")]).await?;
-    for kind in ["endpointslices", "services", "servers", "pods", "externalworkload"] {
+    for kind in ["endpointslices", "services", "servers", "pods", "externalworkload", "serviceprofiles"] {
         for bound in ["0.5", "1", "2.5", "5", "10", "25", "50", "100", "250", "1000", "+Inf"] {
             let name = format!("{kind}_informer_lag_seconds_bucket");
             ensure!(rig.manager.metric(&name, &[("le", bound)]).await.is_some(), "no {name} up to {bound}");
@@ -209,16 +212,25 @@ async fn series_that_always_exist_are_exported() -> Result<()> {
         Ok(())
     })
     .await?;
-    for kind in ["endpointslices", "pod", "service", "server", "externalworkload", "node", "replicaset", "job"] {
+    for kind in ["endpointslices", "pod", "service", "serviceprofile", "node"] {
         let name = format!("{kind}_cache_size");
-        let size = rig.manager.metric(&name, &[("cluster", "local")]).await;
-        ensure!(size.is_some(), "no {name}");
-        let filled = !["pod", "service", "endpointslices", "node"].contains(&kind) || size > Some(0.0);
-        ensure!(filled, "{name} is {size:?}");
+        eventually(SOON, format_args!("{name} to count an object"), async || {
+            let size = rig.manager.metric(&name, &[("cluster", "local")]).await;
+            ensure!(size > Some(0.0), "it is {size:?}");
+            Ok(())
+        })
+        .await?;
     }
-    // The operator has no such queue, so it never overflows, but dashboards expect the series.
+    for kind in ["server", "externalworkload", "replicaset", "job"] {
+        let name = format!("{kind}_cache_size");
+        ensure!(rig.manager.metric(&name, &[("cluster", "local")]).await.is_some(), "no {name}");
+    }
+    // The operator has no such queues, so they never overflow, but dashboards expect the series.
     let samples = rig.manager.metrics().await?;
-    let overflow: Vec<_> = samples.iter().filter(|sample| sample.name == "endpoint_updates_queue_overflow").collect();
-    ensure!(overflow.len() == 1 && overflow.iter().all(|sample| sample.value == 0.0), "{overflow:?}");
+    for queue in ["endpoint_updates", "profile_updates", "endpoint_profile_updates"] {
+        let name = format!("{queue}_queue_overflow");
+        let series: Vec<_> = samples.iter().filter(|sample| sample.name == name).collect();
+        ensure!(series.len() == 1 && series.iter().all(|sample| sample.value == 0.0), "{name}: {series:?}");
+    }
     Ok(())
 }

@@ -233,17 +233,6 @@ async fn a_set_that_exceeds_one_message_is_split_and_its_changes_are_small() -> 
 }
 
 #[tokio::test]
-async fn a_set_that_fits_is_sent_in_one_message() -> Result<()> {
-    let crowd = crowd(&[]).await?;
-    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
-    let mut stream = client.get(&crowd.path("web")).await?;
-    stream.next().await?;
-    assert_eq!((stream.messages.len(), stream.known.len()), (1, MANY as usize));
-    assert!(stream.sizes[0] > 64 * 1024, "{:?} fits into a window", stream.sizes);
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_service_without_endpoints_is_reported_as_empty_except_with_strict_parity() -> Result<()> {
     for (args, first) in [(&[][..], Some(Message::NoEndpoints { exists: true })), (&["--strict-upstream-parity"], None)]
     {

@@ -1,5 +1,4 @@
-//! The messages of open streams during API server outages, after expired watches, and after changes of the client's
-//! node and of the Service.
+//! The messages of open streams during API server outages, after expired watches, and when their Service is rerouted.
 //!
 //! The number of messages matters as much as their content, so each message is compared.
 
@@ -8,16 +7,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::{
     Fault, Manager, Rule,
-    discovery::{Message, WATCHED, expire, token},
+    discovery::{Message, WATCHED, expire},
     eventually,
     fault_proxy::Action,
     mesh::SOON,
 };
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
-};
+use kube::api::DeleteParams;
 use serde_json::json;
 use tonic::Code;
 
@@ -103,46 +98,6 @@ async fn a_relist_sends_only_the_difference() -> Result<()> {
 }
 
 #[tokio::test]
-async fn clients_follow_a_changed_zone_of_their_node() -> Result<()> {
-    let crowd = Crowd::start(&[]).await?;
-    let (moving, staying) =
-        (format!("{}-moving", crowd.mesh.namespace()), format!("{}-staying", crowd.mesh.namespace()));
-    for node in [&moving, &staying] {
-        crowd.control_plane.add_node(node, "zone-x").await?;
-    }
-    crowd.put("web", 0..2).await?;
-    let mut endpoints = crowd.endpoints(0..2);
-    for (endpoint, zone) in endpoints.iter_mut().zip(["zone-x", "zone-y"]) {
-        endpoint["zone"] = zone.into();
-        endpoint["hints"] = json!({"forZones": [{"name": zone}]});
-    }
-    crowd.patch_slice("web-0", json!({ "endpoints": endpoints })).await?;
-    let discovery = crowd.manager.discovery().await?;
-    crowd.known(&discovery, "web").await?;
-    let get = async |node: &str| {
-        eventually(SOON, "the hints to be followed", async || {
-            let mut stream = discovery.get(&crowd.path("web"), &token(crowd.mesh.namespace(), node)).await?;
-            stream.next().await?;
-            ensure!(stream.messages == [add([0])], "{:?}", stream.messages);
-            Ok(stream)
-        })
-        .await
-    };
-    let (mut moved, mut stayed) = (get(&moving).await?, get(&staying).await?);
-    let label = async |zone: &str| {
-        let label = format!("topology.kubernetes.io/zone={zone}");
-        crowd.control_plane.kubectl(&["label", "--overwrite", "node", &moving, &label]).await
-    };
-    label("zone-y").await?;
-    shows(&mut moved, 1..2).await?;
-    label("zone-x").await?;
-    shows(&mut moved, 0..1).await?;
-    assert_eq!(moved.messages, [add([0]), add([1]), remove([0]), add([0]), remove([1])]);
-    assert_eq!(moved.only()?.metric_labels["zone_locality"], "local");
-    stayed.is_quiet_for(QUIET).await
-}
-
-#[tokio::test]
 async fn a_service_that_becomes_an_external_name_ends_its_streams_and_is_refused() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     crowd.put("web", 0..2).await?;
@@ -158,43 +113,4 @@ async fn a_service_that_becomes_an_external_name_ends_its_streams_and_is_refused
     crowd.manager.counts("linkerd_operator_discovery_streams_ended_total", &[("reason", "rerouted")], 2.0).await?;
     crowd.mesh.patch_service("web", json!({"spec": {"type": "ClusterIP", "externalName": null}})).await?;
     crowd.shows("web", 0..2).await.map(drop)
-}
-
-/// Creates a running Pod on each of these nodes, and their Service.
-async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<()> {
-    crowd.mesh.put_service("pods", json!({})).await?;
-    let pods: Api<Pod> = Api::namespaced(crowd.control_plane.client().await?, crowd.mesh.namespace());
-    for node in nodes {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": format!("on-{node}"), "labels": {"app": "pods"}},
-            "spec": {"nodeName": node, "automountServiceAccountToken": false, "containers": [
-                {"name": "app", "image": "app", "ports": [{"name": "http", "containerPort": 80}]}]},
-        }))?;
-        eventually(SOON, "the namespace to have its ServiceAccount", async || {
-            Ok(pods.create(&PostParams::default(), &pod).await?)
-        })
-        .await?;
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn clients_follow_the_internal_traffic_policy() -> Result<()> {
-    let crowd = Crowd::start(&[]).await?;
-    put_pods(&crowd, &["node-a", "node-b"]).await?;
-    let discovery = crowd.manager.discovery().await?;
-    crowd.known(&discovery, "pods").await?;
-    let mut stream = discovery.get(&crowd.path("pods"), &token(crowd.mesh.namespace(), "node-a")).await?;
-    stream.until("both pods", |known| known.len() == 2).await?;
-    let both = stream.addresses();
-    for (policy, count) in [("Local", 1), ("Cluster", 2), ("Local", 1)] {
-        crowd.mesh.patch_service("pods", json!({"spec": {"internalTrafficPolicy": policy}})).await?;
-        stream.until(policy, |known| known.len() == count).await?;
-    }
-    assert_eq!(stream.only()?.metric_labels["pod"], "on-node-a");
-    let other: Vec<_> = both.into_iter().filter(|address| !stream.known.contains_key(address)).collect();
-    let [.., removed, added, removed_again] = &stream.messages[..] else { anyhow::bail!("{:?}", stream.messages) };
-    assert_eq!([removed, removed_again], [&Message::Remove(other.clone()); 2]);
-    assert_eq!(added, &Message::Add(other));
-    Ok(())
 }

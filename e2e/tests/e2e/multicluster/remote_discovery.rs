@@ -2,11 +2,10 @@
 
 use anyhow::Result;
 use linkerd2_proxy_api::destination::WeightedAddr;
-use serde_json::json;
 
 use super::{Rig, remote_discovery};
 use crate::discovery::{
-    objects::{field, opaque_server, server, service},
+    objects::service,
     received::{identity, labels, pairs, traits, wait_for},
 };
 
@@ -46,17 +45,6 @@ async fn a_service_has_the_endpoints_of_the_service_in_the_other_cluster_and_fol
     wait_for(&mut stream, labels, [("10.1.0.1:8080", of("bb-0")), ("10.1.0.2:8080", of("bb-1"))]).await?;
     east.set_addresses("bb", &["10.1.0.3"]).await?;
     stream.shows(&["10.1.0.3:8080"]).await
-}
-
-#[tokio::test]
-async fn servers_of_the_other_cluster_make_its_ports_opaque() -> Result<()> {
-    let (rig, east, mut stream) = Rig::start_with_web("opaque").await?;
-    // A Server of this cluster has no effect.
-    rig.put(server("local", json!({"podSelector": {}, "port": 8080, "proxyProtocol": "opaque"}))).await?;
-    wait_for(&mut stream, traits, [("10.1.0.1:8080", "h2 4143 identity http2".to_owned())]).await?;
-    let every = json!({"podSelector": {"matchLabels": null, "matchExpressions": []}});
-    east.put(opaque_server("s", json!(8080)).with(field("spec", every))).await?;
-    wait_for(&mut stream, traits, [("10.1.0.1:8080", "opaque 4143 identity http2".to_owned())]).await
 }
 
 /// The proxy record shows which parts of the other cluster were requested.

@@ -1,4 +1,4 @@
-//! Changes on open streams: an address, an address with a conflict, and a Service.
+//! Changes on open streams: an address, and an address with a conflict.
 //!
 //! The random clusters have the other changes: `discovery/oracle.rs` on a real API server, and
 //! `src/destination/oracle_tests.rs` for any order of events. The table of cases has the answers to new requests.
@@ -6,13 +6,12 @@
 use anyhow::Result;
 use e2e::discovery::socket_address;
 use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr};
-use serde_json::json;
 use tonic::Code;
 
-use super::{MESHED, at, default_budget, ip, routes, workload_at};
+use super::{MESHED, at, default_budget, ip, workload_at};
 use crate::discovery::{
     Rig,
-    objects::{meshed, pod, service},
+    objects::{meshed, pod},
 };
 
 #[tokio::test]
@@ -53,38 +52,4 @@ async fn a_new_conflict_ends_the_stream_and_a_resolved_one_is_forgotten() -> Res
     open.ends_and_then_is_refused(Code::FailedPrecondition, conflict).await?;
     rig.delete("ExternalWorkload", "e").await?;
     rig.opens_with(&path, &format!("external_workload f {MESHED}")).await.map(drop)
-}
-
-#[tokio::test]
-async fn an_open_stream_follows_the_backup_only_while_it_is_effective() -> Result<()> {
-    let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
-    let (default, primary, backup) =
-        ("service web", "service web with routes primary", "service web with routes backup");
-    rig.put(service("web")).await?;
-    let name = rig.full_name("web");
-    let profile = |routes_of: &str| rig.profile("web", routes(&[routes_of]));
-    let mut open = rig.open_service_from(client.name(), "web").await?;
-    open.becomes(default).await?;
-    rig.put(profile("backup")).await?;
-    open.becomes(backup).await?;
-    rig.patch("ServiceProfile", &name, json!({"spec": routes(&["edited"])})).await?;
-    open.becomes("service web with routes edited").await?;
-    client.put(profile("primary")).await?;
-    open.becomes(primary).await?;
-    // Changes of the overridden profile cause no message.
-    rig.patch("ServiceProfile", &name, json!({"spec": routes(&["behind"])})).await?;
-    rig.delete("ServiceProfile", &name).await?;
-    rig.put(profile("backup")).await?;
-    open.is_quiet().await?;
-    client.patch("ServiceProfile", &name, json!({"spec": routes(&["edited"])})).await?;
-    open.becomes("service web with routes edited").await?;
-    client.delete("ServiceProfile", &name).await?;
-    open.becomes(backup).await?;
-    client.put(profile("primary")).await?;
-    open.becomes(primary).await?;
-    rig.delete("ServiceProfile", &name).await?;
-    open.is_quiet().await?;
-    client.delete("ServiceProfile", &name).await?;
-    open.becomes(default).await?;
-    open.has_received(8).await
 }

@@ -5,7 +5,6 @@
 
 mod changes;
 mod process;
-mod quiet;
 mod routes;
 mod series;
 mod watches;
@@ -18,14 +17,17 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, mesh::SOON, profile::Profiles};
-use kube::api::{Patch, PatchParams};
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
 use linkerd2_proxy_api::destination::{DestinationProfile, RetryBudget};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::discovery::{
     QUIET, Rig,
-    objects::{Object, field, pod, server, service, service_profile, workload},
+    objects::{Object, service, service_profile, workload},
     received,
 };
 
@@ -66,16 +68,6 @@ fn at(ip: &str, port: u16) -> String {
 }
 
 // === Objects ===
-
-/// The status of a running Pod.
-fn running(ips: &[&str]) -> Value {
-    let all: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
-    json!({"phase": "Running", "podIP": ips.first(), "podIPs": all})
-}
-
-fn phase(phase: &str) -> Value {
-    json!({ "phase": phase })
-}
 
 /// An ExternalWorkload with these addresses.
 fn workload_at(name: &str, ips: &[&str]) -> Object {
@@ -197,58 +189,19 @@ impl Rig {
 
     /// Creates a running Pod with these addresses.
     async fn run(&self, pod: Object, ips: &[&str]) -> Result<()> {
-        self.put_with_status(pod, running(ips)).await
-    }
-
-    async fn put_with_status(&self, object: Object, status: Value) -> Result<()> {
-        let name = object.value.pointer("/metadata/name").and_then(Value::as_str);
-        let (kind, name) = (object.kind, name.unwrap_or_default().to_owned());
-        self.put(object).await?;
-        self.set_status(kind, &name, status).await
-    }
-
-    async fn set_status(&self, kind: &str, name: &str, status: Value) -> Result<()> {
+        let all: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+        let status = json!({"phase": "Running", "podIP": ips.first(), "podIPs": all});
+        let name = self.create(pod).await?.name_any();
         let patch = Patch::Merge(json!({ "status": status }));
-        let patched = self.api(kind).patch_status(name, &PatchParams::default(), &patch).await;
-        patched.map(drop).with_context(|| format!("patching the status of {kind} {name}: {patch:?}"))
+        let patched = self.api("Pod").patch_status(&name, &PatchParams::default(), &patch).await;
+        patched.map(drop).with_context(|| format!("patching the status of Pod {name}: {patch:?}"))
     }
 
-    async fn annotate(&self, kind: &str, name: &str, key: &str, value: Option<&str>) -> Result<()> {
-        self.patch(kind, name, json!({"metadata": {"annotations": field(key, json!(value))}})).await
-    }
-
-    async fn label(&self, kind: &str, name: &str, key: &str, value: Option<&str>) -> Result<()> {
-        self.patch(kind, name, json!({"metadata": {"labels": field(key, json!(value))}})).await
-    }
-
-    /// Waits until all earlier writes of this kind have been processed: a further object of the kind takes effect.
-    async fn catches_up(&self, kind: &str) -> Result<()> {
-        let (name, ip) = (format!("seen-{}", number()), ip());
-        let (path, expected) = match kind {
-            "Pod" => {
-                self.run(pod(&name), &[&ip]).await?;
-                (at(&ip, 8080), format!("pod {name}"))
-            }
-            "Service" => {
-                self.put(service(&name)).await?;
-                (self.path(&name), format!("service {name}"))
-            }
-            "ServiceProfile" => {
-                self.put_all([service(&name), self.profile(&name, routes(&["seen"]))]).await?;
-                (self.path(&name), format!("service {name} with routes seen"))
-            }
-            "ExternalWorkload" => {
-                self.put(workload_at(&name, &[&ip])).await?;
-                (at(&ip, 8080), format!("external_workload {name}"))
-            }
-            _ => {
-                let selector = json!({"matchLabels": {"app": name}});
-                let spec = json!({"externalWorkloadSelector": selector, "port": 8080, "proxyProtocol": "opaque"});
-                self.put_all([server(&name, spec), workload_at(&name, &[&ip]).labelled("app", &name)]).await?;
-                (at(&ip, 8080), format!("opaque external_workload {name} "))
-            }
-        };
-        self.open(&path).await?.shows(&expected, |profile| summary(profile).contains(&expected)).await
+    /// Waits until all earlier writes of ServiceProfiles have been processed: a further one takes effect.
+    async fn profiles_catch_up(&self) -> Result<()> {
+        let name = format!("seen-{}", number());
+        self.put_all([service(&name), self.profile(&name, routes(&["seen"]))]).await?;
+        self.open_service(&name).await?.becomes(&format!("service {name} with routes seen")).await
     }
 }
 

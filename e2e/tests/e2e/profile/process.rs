@@ -13,7 +13,7 @@ use hyper::StatusCode;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use super::{at, becomes, ip, routes, running, summary, workload_at};
+use super::{at, becomes, ip, routes, summary, workload_at};
 use crate::discovery::{
     QUIET, Rig, api,
     objects::{
@@ -167,7 +167,7 @@ async fn streams_cause_no_api_requests() -> Result<()> {
         slice("web", "web", &[of_pod("192.0.2.1", "web-1"), of_workload("192.0.2.2", "missing")]),
     ])
     .await?;
-    rig.put_with_status(meshed("web-1").owned_by("apps/v1", "ReplicaSet", "missing"), running(&[&ip])).await?;
+    rig.run(meshed("web-1").owned_by("apps/v1", "ReplicaSet", "missing"), &[&ip]).await?;
     let (control_plane, _) = shared_manager().await?;
     let proxy = FaultProxy::start(control_plane).await?;
     let mut manager = Manager::start(control_plane, discovery_through(&proxy))?;

@@ -49,7 +49,7 @@ async fn a_profile_that_exceeds_the_limits_of_clients_counts_as_absent() -> Resu
     open.becomes("service web with routes r").await?;
     // A proxy decodes at most a hundred nested messages and at most 4 MiB per message.
     client.put(rig.profile("web", nested(60))).await?;
-    client.catches_up("ServiceProfile").await?;
+    client.profiles_catch_up().await?;
     open.is_quiet().await?;
     let name = rig.full_name("web");
     let overrides = vec![json!({}); 400_000];

@@ -1,11 +1,11 @@
-//! Metrics for dashboards: subscribers, updates, queue overflows, the cache, its lag, and the calls.
+//! Metrics for dashboards: subscribers, updates and calls. `discovery/serving.rs` has those of the cache.
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually, mesh::SOON, shared_manager};
 use serde_json::json;
 use tonic::Code;
 
-use super::{MESHED, OpenStream, at, ip, routes, summary, workload_at};
+use super::{MESHED, at, ip, routes, summary, workload_at};
 use crate::discovery::{
     Rig,
     objects::{external_name, meshed, service},
@@ -87,7 +87,7 @@ async fn a_profile_without_subscribers_counts_its_updates() -> Result<()> {
     let name = rig.full_name("lonely");
     let labels = [("namespace", rig.name()), ("profile", name.as_str())];
     rig.put(rig.profile("lonely", routes(&["a"]))).await?;
-    rig.catches_up("ServiceProfile").await?;
+    rig.profiles_catch_up().await?;
     let before = rig.manager.metric("profile_updates", &labels).await.unwrap_or_default();
     for (count, route) in [(1.0, "b"), (2.0, "c")] {
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[route])})).await?;
@@ -133,45 +133,6 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     manager.counts("workload_subscribers", &[], Some(1.0)).await?;
     drop((streams, of_service));
     manager.counts("workload_subscribers", &[], Some(0.0)).await
-}
-
-#[tokio::test]
-async fn queue_overflows_are_zero_and_the_cache_and_its_lag_are_exported() -> Result<()> {
-    let rig = Rig::start("always").await?;
-    let mut open: Vec<OpenStream<'_>> = Vec::new();
-    rig.put_all([service("web"), rig.profile("web", routes(&["a"]))]).await?;
-    open.push(rig.opens_with(&rig.path("web"), "service web with routes a").await?);
-    open.push(rig.opens_with(&at(&ip(), 8080), "address").await?);
-    let samples = rig.manager.metrics().await?;
-    for name in ["profile_updates_queue_overflow", "endpoint_profile_updates_queue_overflow"] {
-        let series: Vec<_> = samples.iter().filter(|sample| sample.name == name).collect();
-        ensure!(series.len() == 1 && series.iter().all(|sample| sample.value == 0.0), "{name}: {series:?}");
-    }
-    for bound in ["0.5", "1", "2.5", "5", "10", "25", "50", "100", "250", "1000", "+Inf"] {
-        let bucket = rig.manager.metric("serviceprofiles_informer_lag_seconds_bucket", &[("le", bound)]).await;
-        ensure!(bucket.is_some(), "no bucket up to {bound}");
-    }
-    // A change is counted in the lag unless it is in the second of the creation: timestamps have a resolution of one
-    // second.
-    let count =
-        async || rig.manager.metric("serviceprofiles_informer_lag_seconds_count", &[]).await.unwrap_or_default();
-    let before = count().await;
-    rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&["b"])})).await?;
-    if let Some(open) = open.first_mut() {
-        open.becomes("service web with routes b").await?;
-    }
-    let mut edits = 0;
-    eventually(SOON, "the lag", async || {
-        edits += 1;
-        rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&[&format!("c{edits}")])})).await?;
-        let now = count().await;
-        ensure!(now > before, "{now}");
-        Ok(())
-    })
-    .await?;
-    let size = rig.manager.metric("serviceprofile_cache_size", &[("cluster", "local")]).await;
-    ensure!(size.is_some_and(|size| size >= 1.0), "{size:?}");
-    Ok(())
 }
 
 #[tokio::test]
