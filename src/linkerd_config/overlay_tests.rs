@@ -40,6 +40,14 @@ fn each_typed_field_sets_its_path_and_no_other() {
         ),
         (json!({"proxy": {"disableExternalProfiles": true}}), json!({"proxy": {"enableExternalProfiles": false}})),
         (
+            json!({"proxy": {"logLevel": "info", "logFormat": "json", "accessLog": "apache"}}),
+            json!({"proxy": {"logLevel": "info", "logFormat": "json", "accessLog": "apache"}}),
+        ),
+        (
+            json!({"proxy": {"shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms", "outboundConnectTimeout": "2s"}}),
+            json!({"proxy": {"shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms", "outboundConnectTimeout": "2s"}}),
+        ),
+        (
             json!({"proxy": {"await": false, "nativeSidecar": true}}),
             json!({"proxy": {"await": false, "nativeSidecar": true}}),
         ),

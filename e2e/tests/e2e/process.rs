@@ -9,8 +9,13 @@ use e2e::{
     executable::operator_binary,
     holds,
     mesh::{Mesh, SOON},
+    objects::kind,
 };
 use hyper::StatusCode;
+use kube::{
+    Api,
+    api::{DynamicObject, PostParams},
+};
 use serde_json::json;
 
 const STOP: Duration = Duration::from_secs(45);
@@ -29,14 +34,19 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     let control_plane = bare().await?;
     let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
     manager.ready(SOON).await?;
-    let waiting = eventually(SOON, "/ready to report the missing CRD and namespace", async || {
+    let crds = ["externalworkloads.workload.linkerd.io", "linkerdconfigs.config.linkerd.io"];
+    let waiting = eventually(SOON, "/ready to report the missing CRDs and namespace", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::OK, "{status}: a missing CRD must only block its own job");
-        ensure!(body.contains("externalworkloads.workload.linkerd.io") && body.contains("namespace linkerd"), "{body}");
+        ensure!(crds.iter().all(|crd| body.contains(crd)) && body.contains("namespace linkerd"), "{body}");
         Ok(body)
     })
     .await?;
     assert!(waiting.contains("make install"), "{waiting}");
+    let not_served = async |crd: &str, count: f64| {
+        manager.counts("linkerd_operator_watch_not_served", &[("resource", crd)], count).await
+    };
+    not_served(crds[1], 1.0).await?;
 
     for folder in ["crd/linkerd", "crd"] {
         control_plane.install_crds(folder).await?;
@@ -45,6 +55,16 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mesh = Mesh::new(&client, "default");
     mesh.put_web_over_vm().await?;
+    let config = DynamicObject::new("mesh", &kind("config.linkerd.io/v1alpha1", "LinkerdConfig"));
+    let configs = Api::<DynamicObject>::all_with(client, &kind("config.linkerd.io/v1alpha1", "LinkerdConfig"));
+    configs.create(&PostParams::default(), &config.data(json!({"spec": {}}))).await?;
+    eventually(SOON, "a status of the LinkerdConfig", async || {
+        let status = configs.get("mesh").await?.data["status"].take();
+        ensure!(status.to_string().contains("TargetNotFound"), "{status}");
+        Ok(())
+    })
+    .await?;
+    not_served(crds[1], 0.0).await?;
     eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");

@@ -1,4 +1,4 @@
-//! ConfigMaps that cannot be adopted as they are: missing, malformed, from 2020, immutable, or owned.
+//! ConfigMaps that cannot be adopted as they are: missing, malformed, too large, from 2020, immutable, or owned.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{Manager, eventually, holds, mesh::SOON};
@@ -75,6 +75,11 @@ async fn a_config_map_that_cannot_be_adopted_is_reported_with_the_reason_and_not
             &["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"][..],
             "line",
         ),
+        (
+            json!({"data": {"values": format!("{HELM}other: {}\n", "x".repeat(600 << 10))}}),
+            &["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"],
+            "512 KiB",
+        ),
         (json!({"data": of_2020}), &["Accepted=False/UnsupportedLayout", "Ready=False/UnsupportedLayout"], "values"),
         (
             json!({"data": {"values": too_old}}),
@@ -91,10 +96,10 @@ async fn a_config_map_that_cannot_be_adopted_is_reported_with_the_reason_and_not
         let status = installation.reaches("mesh", expected).await?;
         let (condition, _) = expected[0].split_once('=').context("a condition")?;
         let why = message(&status, condition)?;
-        assert!(why.contains(named), "{map}: {named} should be in {why}");
+        assert!(why.contains(named), "{expected:?}: {named} should be in {why}");
         is_left_alone(&installation, &mut manager).await?;
-        assert_eq!(installation.writes("/configmaps/"), [""; 0], "{map}");
-        assert_eq!(installation.bases().await?, [""; 0], "{map}");
+        assert_eq!(installation.writes("/configmaps/"), [""; 0], "{expected:?}");
+        assert_eq!(installation.bases().await?, [""; 0], "{expected:?}");
         if map["immutable"] == true {
             // Without a change to write, the resource is ready.
             installation.change("mesh", json!({"proxy": {"accessLog": null}})).await?;

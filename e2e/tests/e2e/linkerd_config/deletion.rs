@@ -138,24 +138,6 @@ async fn a_deleted_resource_with_another_finalizer_is_not_reconciled_again() -> 
     installation.is_helm_with(json!({"proxy": {"logFormat": "json"}})).await
 }
 
-/// The upgrade arrives while no manager runs, so no base is saved for it.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_while_no_manager_runs_is_not_overwritten_by_the_older_base() -> Result<()> {
-    let (installation, mut manager) = restoring().await?;
-    manager.kill().await?;
-    let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
-    ensure!(upgraded != HELM, "the document has another form");
-    installation.rewrite("helm", &upgraded).await?;
-    installation.delete("mesh").await?;
-    let _manager = installation.manager().await?;
-    installation.is_deleted("mesh").await?;
-    assert_eq!(installation.text().await?, upgraded);
-    has_no_annotation_of_ours(&installation).await?;
-    let note = installation.expect_event("mesh", "BaseNotRestored").await?;
-    assert!(note.contains("helm") && note.contains("linkerd-config-base-1"), "{note}");
-    Ok(())
-}
-
 /// Of another writer's text only the lines of the injection hash are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edit_before_the_deletion_is_kept_without_the_injection_hash() -> Result<()> {
@@ -172,7 +154,8 @@ async fn an_edit_before_the_deletion_is_kept_without_the_injection_hash() -> Res
     ensure!(matches!(removed[..], ["additionalEnv:", "- name: LINKERD_CONFIG_HASH", _]), "{removed:?}");
     assert_eq!(text.lines().count() + 3, edited.lines().count());
     has_no_annotation_of_ours(&installation).await?;
-    installation.expect_event("mesh", "BaseNotRestored").await?;
+    let note = installation.expect_event("mesh", "BaseNotRestored").await?;
+    assert!(note.contains("kubectl-edit") && note.contains("linkerd-config-base-1"), "{note}");
     Ok(())
 }
 
@@ -193,32 +176,26 @@ async fn a_suspended_resource_leaves_the_document_when_it_is_deleted() -> Result
 /// A webhook that sends no code rejects with 400, as Kyverno's does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_does_not_wait_for_a_restore_that_the_api_server_rejects() -> Result<()> {
-    for code in [400, 403, 413, 422] {
-        let (installation, manager) = restoring().await?;
-        let before = installation.map().await?;
-        let rejected = Action::Status { code, retry_after: None };
-        let fault = installation.proxy.inject(Rule::path("/configmaps/").method("PATCH"), rejected);
-        installation.delete("mesh").await?;
-        installation.is_deleted("mesh").await?;
-        ensure!(fault.hits() == 1, "{code}: {} attempts", fault.hits());
-        assert_eq!(installation.map().await?, before, "{code}");
-        let note = installation.expect_event("mesh", "BaseNotRestored").await?;
-        assert!(note.contains("linkerd-config-base-1"), "{note}");
-        drop(manager);
-    }
+    let (installation, _manager) = restoring().await?;
+    let before = installation.map().await?;
+    let rejected = Action::Status { code: 400, retry_after: None };
+    let fault = installation.proxy.inject(Rule::path("/configmaps/").method("PATCH"), rejected);
+    installation.delete("mesh").await?;
+    installation.is_deleted("mesh").await?;
+    ensure!(fault.hits() == 1, "{} attempts", fault.hits());
+    assert_eq!(installation.map().await?, before);
+    let note = installation.expect_event("mesh", "BaseNotRestored").await?;
+    assert!(note.contains("linkerd-config-base-1"), "{note}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_that_fails_for_now_is_retried() -> Result<()> {
-    for code in [409, 429, 500] {
-        let (installation, manager) = restoring().await?;
-        let failed = Action::Status { code, retry_after: None };
-        installation.proxy.inject(Rule::path("/configmaps/").method("PATCH").times(2), failed);
-        installation.delete("mesh").await?;
-        installation.is_deleted("mesh").await?;
-        assert_eq!(installation.text().await?, HELM, "{code}");
-        drop(manager);
-    }
+    let (installation, _manager) = restoring().await?;
+    let failed = Action::Status { code: 500, retry_after: None };
+    installation.proxy.inject(Rule::path("/configmaps/").method("PATCH").times(2), failed);
+    installation.delete("mesh").await?;
+    installation.is_deleted("mesh").await?;
+    assert_eq!(installation.text().await?, HELM);
     Ok(())
 }

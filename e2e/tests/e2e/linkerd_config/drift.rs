@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually};
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{HELM, Installation, WELL};
@@ -92,32 +89,6 @@ async fn reported_drift_is_kept_until_it_is_undone_or_the_action_is_revert() -> 
     installation.reaches("mesh", &WELL).await?;
     installation.document_is(&declared).await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    Ok(())
-}
-
-/// A forced apply of the document is drift. The other fields of the ConfigMap are kept.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_side_apply_by_another_manager_is_reverted() -> Result<()> {
-    let (installation, _manager, declared) = with_access_log(json!({})).await?;
-    let apply = |values: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"labels": {"theirs": "kept"}}, "data": {"values": values, "theirs": "kept"},
-        })
-    };
-    let theirs = installation.helm_with(json!({"imagePullPolicy": "Always"})).await?.to_string();
-    let params = PatchParams::apply("stranger");
-    let refused = installation.maps.patch(super::CONFIG_MAP, &params, &Patch::Apply(apply(&theirs))).await;
-    let Err(kube::Error::Api(refused)) = refused else { panic!("the apply was accepted") };
-    assert_eq!(refused.code, 409, "{refused:?}");
-    assert!(refused.message.contains(super::OPERATOR) && refused.message.contains(".data.values"), "{refused:?}");
-
-    installation.maps.patch(super::CONFIG_MAP, &params.force(), &Patch::Apply(apply(&theirs))).await?;
-    installation.document_is(&declared).await?;
-    let note = installation.expect_event("mesh", "DriftReverted").await?;
-    assert!(note.contains("stranger") && note.contains("imagePullPolicy"), "{note}");
-    let map = installation.map().await?;
-    assert_eq!(map.labels().get("theirs").map(String::as_str), Some("kept"));
-    assert_eq!(map.data.unwrap_or_default().get("theirs").map(String::as_str), Some("kept"));
     Ok(())
 }
 

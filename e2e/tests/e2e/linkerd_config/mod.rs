@@ -20,7 +20,6 @@ mod drift;
 mod fights;
 mod helm;
 mod injectors;
-mod installers;
 mod lent;
 mod modes;
 mod overlay;

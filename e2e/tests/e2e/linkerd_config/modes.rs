@@ -1,13 +1,12 @@
-//! The modes Observe and Suspend, in which the ConfigMap is not written.
+//! The mode Observe, in which the ConfigMap is not written. `break_glass.rs` has the mode Suspend.
 
 use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{HELM, Installation, WELL, message};
+use super::{Installation, WELL, message};
 
 const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/Observing", "Ready=True/Observing"];
-const SUSPENDED: [&str; 2] = ["Accepted=False/Suspended", "Ready=True/Suspended"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Result<()> {
@@ -47,25 +46,5 @@ async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Resu
     assert_eq!(installation.bases().await?, [base]);
     assert_eq!(installation.map().await?.uid(), before.uid());
     assert_eq!(installation.finalizers("mesh").await?, ["config.linkerd.io/restore-base"]);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_suspended_resource_ignores_an_edit_and_reverts_it_when_resumed() -> Result<()> {
-    let (installation, _manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
-    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.document_is(&declared).await?;
-    installation.change("mesh", json!({"mode": "Suspend", "proxy": {"logFormat": "json"}})).await?;
-    installation.reaches("mesh", &SUSPENDED).await?;
-    let writes = installation.writes("/configmaps/");
-    let edited = installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
-    installation.stays(&edited).await?;
-    assert_eq!(installation.writes("/configmaps/"), writes);
-    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
-    installation.change("mesh", json!({"mode": "Enforce"})).await?;
-    installation.reaches("mesh", &WELL).await?;
-    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
-    installation.document_is(&declared).await?;
-    assert_eq!(installation.bases().await?, [HELM]);
     Ok(())
 }

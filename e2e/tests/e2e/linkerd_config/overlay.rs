@@ -8,55 +8,6 @@ use serde_json::{Value, json};
 use super::{HELM, Installation, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn typed_fields_set_their_paths() -> Result<()> {
-    let spec = json!({
-        "global": {
-            "configMap": "linkerd-config", "version": "edge-26.9.1", "cniEnabled": true,
-            "identityContext": {"issuanceLifeTime": "48h", "clockSkewAllowance": "10s", "scheme": "kubernetes.io/tls"},
-        },
-        "proxy": {
-            "proxyImage": {"name": "registry.example:5000/proxy", "pullPolicy": "Always"}, "proxyVersion": "edge-26.9.2",
-            "logLevel": "info", "logFormat": "json", "adminPort": 14191, "controlPort": 14190, "inboundPort": 14143,
-            "outboundPort": 14140, "proxyUID": 2200, "proxyGID": 2201, "ignoreInboundPorts": ["4567", "8000-8010"],
-            "ignoreOutboundPorts": [], "skipSubnets": ["169.254.169.254/32"],
-            "disableExternalProfiles": false, "accessLog": "apache",
-            "nativeSidecar": false, "await": false, "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms",
-            "outboundConnectTimeout": "2s",
-            "resource": {"requests": {"cpu": "100m", "memory": "20Mi"}, "limits": {"memory": "250Mi", "ephemeral-storage": "1Gi"}},
-            "additionalEnv": [{"name": "A", "value": "off"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
-        },
-    });
-    let patch = json!({
-        "linkerdVersion": "edge-26.9.1", "cniEnabled": true,
-        "proxy": {
-            "image": {"name": "registry.example:5000/proxy", "pullPolicy": "Always", "version": "edge-26.9.2"},
-            "logLevel": "info", "logFormat": "json",
-            "ports": {"admin": 14191, "control": 14190, "inbound": 14143, "outbound": 14140},
-            "uid": 2200, "gid": 2201, "enableExternalProfiles": true, "accessLog": "apache",
-            "nativeSidecar": false, "await": false,
-            "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms", "outboundConnectTimeout": "2s",
-            "resources": {
-                "cpu": {"request": "100m"}, "memory": {"request": "20Mi", "limit": "250Mi"}, "ephemeral-storage": {"limit": "1Gi"},
-            },
-            "additionalEnv": [{"name": "A", "value": "off"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
-        },
-        "proxyInit": {"ignoreInboundPorts": "4567,8000-8010", "ignoreOutboundPorts": "", "skipSubnets": "169.254.169.254/32"},
-    });
-    let (installation, _manager) = Installation::adopted(spec).await?;
-    installation.is_helm_with(patch).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
-    assert_eq!(status["proxyVersion"], "edge-26.9.2", "proxyVersion must take precedence over version");
-    let deprecated = [
-        "configMap",
-        "identityContext.clockSkewAllowance",
-        "identityContext.issuanceLifeTime",
-        "identityContext.scheme",
-    ];
-    assert_eq!(status["deprecatedFields"], json!(deprecated.map(|field| format!("spec.global.{field}"))));
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn values_that_the_control_plane_does_not_use_are_reported_until_helm_sets_them() -> Result<()> {
     let installation = Installation::new().await?;
     let _manager = installation.manager().await?;
@@ -91,20 +42,24 @@ async fn fields_with_values_and_each_change_of_the_spec_are_written_once() -> Re
     let uid = installation.map().await?.uid();
     let _manager = installation.manager().await?;
     let spec = json!({
-        "global": {"version": "edge-26.9.1"}, "proxy": {"logFormat": "json"},
+        "global": {"version": "edge-26.9.1", "configMap": "linkerd-config"},
+        "proxy": {"logFormat": "json", "proxyVersion": "edge-26.9.2"},
         "values": {"proxy": {"metrics": {"hostnameLabels": true}}},
     });
     installation.declare("mesh", spec).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     let patch = json!({
-        "linkerdVersion": "edge-26.9.1", "proxy": {"logFormat": "json", "metrics": {"hostnameLabels": true}},
+        "linkerdVersion": "edge-26.9.1",
+        "proxy": {"image": {"version": "edge-26.9.2"}, "logFormat": "json", "metrics": {"hostnameLabels": true}},
     });
     installation.is_helm_with(patch).await?;
-    assert_eq!(status["proxyVersion"], "edge-26.9.1");
+    assert_eq!(status["proxyVersion"], "edge-26.9.2", "proxyVersion must take precedence over version");
+    assert_eq!(status["deprecatedFields"], json!(["spec.global.configMap"]));
     let first = status["configHash"].clone();
 
     // A value that is no longer declared is inherited from the base again.
-    installation.change("mesh", json!({"proxy": {"logFormat": null, "accessLog": "json"}, "values": null})).await?;
+    let proxy = json!({"logFormat": null, "proxyVersion": null, "accessLog": "json"});
+    installation.change("mesh", json!({"proxy": proxy, "values": null})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     let patch = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
     installation.is_helm_with(patch).await?;

@@ -1,15 +1,11 @@
-//! The controller in the manager: its prerequisites, `/ready`, and metrics.
+//! The controller in the manager: a prerequisite, and metrics. `../process.rs` has the other prerequisites.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds, mesh::SOON};
+use e2e::{eventually, holds, mesh::SOON};
 use hyper::StatusCode;
-use kube::{
-    Api,
-    api::{DynamicObject, PostParams},
-};
 use serde_json::json;
 
-use super::{HELM, Installation, QUIET, WELL, kind};
+use super::{HELM, Installation, QUIET, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -> Result<()> {
@@ -31,62 +27,6 @@ async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -
     .await?;
     installation.control_plane.kubectl(&["create", "namespace", &nowhere]).await?;
     installation.reaches("mesh", &WELL).await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_controller_waits_for_the_crd_and_starts_once_it_is_installed() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let client = control_plane.client().await?;
-    let namespace = TestNamespace::create(&client, "linkerd-config").await?.name().to_owned();
-    let off = ["--enable-external-workload=false", "--enable-destination=false"].map(str::to_owned);
-    let own = [format!("--controller-namespace={namespace}"), format!("--operator-namespace={namespace}")];
-    let options = ManagerOptions { args: [off, own].concat(), ..ManagerOptions::default() };
-    let mut manager = Manager::start(&control_plane, options)?;
-    manager.ready(SOON).await?;
-    eventually(SOON, "/ready to name the missing object", async || {
-        let (status, body) = manager.get("/ready").await?;
-        ensure!(status == StatusCode::OK, "{status} {body}");
-        ensure!(body.contains("linkerdconfigs.config.linkerd.io") && body.contains("make install"), "{body}");
-        Ok(())
-    })
-    .await?;
-    let (not_served, own) = ("linkerd_operator_watch_not_served", [("resource", "linkerdconfigs.config.linkerd.io")]);
-    manager.counts(not_served, &own, 1.0).await?;
-    control_plane.install_crds("crd").await?;
-    let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind());
-    let spec = json!({"spec": {"global": {"linkerdNamespace": namespace}}});
-    configs.create(&PostParams::default(), &DynamicObject::new("mesh", &kind()).data(spec)).await?;
-    eventually(SOON, "a status", async || {
-        let status = configs.get("mesh").await?.data["status"].take();
-        ensure!(status.to_string().contains("TargetNotFound"), "{status}");
-        Ok(())
-    })
-    .await?;
-    eventually(SOON, "/ready to name no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
-    manager.counts(not_served, &own, 0.0).await?;
-    assert_eq!(manager.log().matches("the API server does not serve this kind").count(), 1, "{}", manager.log());
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_disabled_controller_sends_no_request() -> Result<()> {
-    let installation = Installation::new().await?;
-    let manager = installation.manager_with(&["--enable-linkerd-config=false"]).await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    holds(QUIET, "that no request is sent", async || {
-        let requests = installation.proxy.log();
-        ensure!(requests.is_empty(), "{requests:?}");
-        Ok(())
-    })
-    .await?;
-    assert_eq!(manager.get("/ready").await?.1, "ready\n");
-    assert_eq!(installation.text().await?, HELM);
     Ok(())
 }
 
