@@ -21,7 +21,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    super::{Installation, Lent, message, permissions},
+    super::{Installation, Lent, permissions},
     DEADLINE, Mesh, QUIET, hash_of, put_over,
 };
 
@@ -210,60 +210,6 @@ async fn a_canary_that_fails_is_taken_back_and_no_other_namespace_had_it() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_policy_to_continue_a_canary_waits_for_a_failed_workload_and_is_not_taken_back() -> Result<()> {
-    let rollout = json!({"onFailure": "Continue", "progressDeadline": "3s"});
-    let mut canary = Canary::adopted(json!({ "rollout": rollout })).await?;
-    // New Pods of the workload are scheduled only to the node of another Pod.
-    let pods: Api<Pod> = Api::namespaced(canary.mesh.installation.client.clone(), &canary.mesh.app);
-    let required: Pod = serde_json::from_value(json!({
-        "metadata": {"name": "required", "labels": {"required": "yes"}},
-        "spec": {"serviceAccountName": "default", "containers": [{"name": "required", "image": "required"}]},
-    }))?;
-    pods.create(&PostParams::default(), &required).await?;
-    let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"required": "yes"}}});
-    let affinity = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
-    let mut over = opted_in();
-    put_over(
-        &mut over,
-        &json!({"spec": {"template": {"spec": {"serviceAccountName": "default", "affinity": affinity}}}}),
-    );
-    let fails = canary.mesh.put(&canary.mesh.app, Kind::Deployment, "fails", 1, over).await?;
-    canary.mesh.forget().await?;
-    let now = kube::api::DeleteParams { grace_period_seconds: Some(0), ..kube::api::DeleteParams::default() };
-    pods.delete("required", &now).await?;
-
-    canary.mesh.configure(1).await?;
-    eventually(DEADLINE, "the failure to be recorded", async || {
-        let state = fails.annotation("rollout-state").await?;
-        ensure!(state.as_deref() == Some("failed"), "{state:?}");
-        Ok(())
-    })
-    .await?;
-    let hash = canary.is("Progressing").await?["hash"].take();
-    let hash = text(&hash)?;
-    canary.first.gets(1, hash).await?;
-    holds(QUIET, "the canary", async || {
-        let now = canary.mesh.status().await?.0["canary"].take();
-        ensure!(now["phase"] == "Progressing" && now["hash"] == hash, "{now}");
-        Ok(())
-    })
-    .await?;
-    let waits = canary.is("Progressing").await?;
-    assert!(text(&waits["message"])?.starts_with("1 of 2 selected workloads"), "{waits}");
-    canary.only_the_canary_has(hash).await?;
-    let conditions = ["ConfigMapSynced=False/Canary", "Ready=True/Canary"];
-    canary.mesh.installation.reaches("mesh", &conditions).await?;
-
-    pods.create(&PostParams::default(), &required).await?;
-    canary.is("Promoted").await?;
-    assert_eq!(canary.mesh.is_complete().await?, hash);
-    fails.gets(1, hash).await?;
-    canary.rest.gets(1, hash).await?;
-    assert_eq!(canary.mesh.installation.event_count("mesh", "CanaryFailed").await?, 0);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_config_map_of_a_canary_is_protected_and_deleted_with_the_resource() -> Result<()> {
     let canary = Canary::adopted(json!({"canary": {"promotion": "Manual"}})).await?;
     // A ConfigMap of another writer stays, and is not used.
@@ -312,26 +258,4 @@ async fn the_config_map_of_a_canary_is_protected_and_deleted_with_the_resource()
         Ok(())
     })
     .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn with_linkerds_injector_the_condition_says_that_a_canary_needs_the_operators() -> Result<()> {
-    let canary = Canary::of(Mesh::new().await?, json!({})).await?;
-    let document = canary.mesh.installation.map().await?;
-    canary.mesh.configure(1).await?;
-    canary.is("Unsupported").await?;
-    let conditions = ["ConfigMapSynced=False/Canary", "Ready=False/Canary", "Stalled=True/CanaryUnsupported"];
-    let status = canary.mesh.installation.reaches("mesh", &conditions).await?;
-    let why = message(&status, "Ready")?;
-    assert!(why.contains("a canary needs the operator's own proxy injector"), "{why}");
-    assert!(why.contains("enable the operator's injector, or remove spec.canary"), "{why}");
-    canary.mesh.installation.stays(&document).await?;
-    assert!(canary.maps.get_opt(CANARY_MAP).await?.is_none());
-    assert_eq!(canary.mesh.counts([&canary.first, &canary.rest])?, [0, 0]);
-
-    canary.mesh.change(json!({"canary": null})).await?;
-    let marker = canary.mesh.is_complete().await?;
-    assert_ne!(marker, canary.before);
-    canary.first.gets(1, &marker).await?;
-    canary.rest.gets(1, &marker).await
 }

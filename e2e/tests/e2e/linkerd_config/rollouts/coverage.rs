@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{Action, Rule, eventually, executable::operator_binary, injector::Behaviour, mesh::SOON, workload::Workload};
+use e2e::{eventually, executable::operator_binary, mesh::SOON, workload::Workload};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -76,26 +76,6 @@ async fn a_workload_whose_pods_were_created_without_an_injector_is_named_and_res
     assert_eq!(mesh.counts([&web, &late])?, [0, 1]);
     mesh.shows(json!({"pods": {"uninjected": 0, "meshed": 2, "current": 2}, "summary": "2/2"})).await?;
     mesh.no_more_than(1).await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_restart_that_leaves_a_pod_without_a_proxy_again_is_not_repeated_before_a_retry() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let web = mesh.deployment("web", 1).await?;
-    mesh.adopt(json!({"rollout": {"triggers": WITH_UNINJECTED}})).await?;
-    let late = late(&mesh).await?;
-    // The injector passes the probe, and fails afterwards.
-    let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
-    mesh.injector.set_ready(0, true).await?;
-    mesh.halts_without_proxies(&restart).await?;
-    mesh.injector.set_behaviour(0, Behaviour::Right).await?;
-    mesh.no_more_than(1).await?;
-
-    mesh.annotate("retry", "now").await?;
-    let marker = mesh.is_complete().await?;
-    late.has(1, &marker).await?;
-    assert_eq!(mesh.counts([&web, &late])?, [0, 2]);
     Ok(())
 }
 

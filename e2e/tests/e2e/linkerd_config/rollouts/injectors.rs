@@ -48,7 +48,16 @@ async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retr
     // The injectors pass the probe, and fail afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
     mesh.configure(1).await?;
-    mesh.halts_without_proxies(&restart).await?;
+    eventually(SOON, "the restart to be under way", async || {
+        ensure!(restart.hits() == 1, "it is not");
+        Ok(())
+    })
+    .await?;
+    mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
+    restart.release();
+    mesh.rollout_is("False/Halted").await?;
+    let rollout = mesh.shows(json!({"phase": "Halted", "workloads": {"failed": 1}})).await?;
+    assert_eq!(rollout["failures"][0]["reason"], "Uninjected", "{rollout}");
     let restarted = mesh.restarted()?;
     assert_eq!(restarted.len(), 1, "{restarted:?}");
     mesh.expect_event("RolloutHalted").await?;

@@ -1,8 +1,9 @@
 //! The number of concurrent restarts, and the pauses between them.
 
-use anyhow::{Context, Result, ensure};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
 use e2e::workload::{Kind, Workload, opted_in};
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{Mesh, put_over};
@@ -24,37 +25,6 @@ async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
         five.push(mesh.put(&mesh.other, Kind::Deployment, name, 1, object).await?);
     }
     Ok(five)
-}
-
-/// The times of the last restart, as the operator and the Deployment controller recorded them. Both are in whole seconds,
-/// rounded down, so a difference of whole seconds is exact.
-#[derive(Debug)]
-struct Times {
-    started: Timestamp,
-    completed: Timestamp,
-}
-
-impl Times {
-    async fn of(workload: &Workload) -> Result<Self> {
-        let started = workload.annotation("rollout-started-at").await?.context("no time of the restart")?;
-        let object = workload.object().await?;
-        let conditions =
-            object.data.pointer("/status/conditions").and_then(Value::as_array).context("no conditions")?;
-        let progressing = conditions.iter().find(|it| it["reason"] == "NewReplicaSetAvailable");
-        let completed =
-            progressing.and_then(|it| it["lastUpdateTime"].as_str()).context("the Deployment is not complete")?;
-        Ok(Self { started: started.parse()?, completed: completed.parse()? })
-    }
-}
-
-/// The times of the restarts, in the order in which they began.
-async fn in_order(workloads: &[Workload]) -> Result<Vec<Times>> {
-    let mut all = Vec::new();
-    for workload in workloads {
-        all.push(Times::of(workload).await?);
-    }
-    all.sort_by_key(|times| times.started);
-    Ok(all)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,28 +56,22 @@ async fn restarts_use_and_never_exceed_the_declared_concurrency() -> Result<()> 
     Ok(())
 }
 
+/// The times are lower bounds: a busy machine takes longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_interval_separates_restarts_and_the_soak_follows_each() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    let mut three = Vec::new();
-    for name in ["a", "b", "c"] {
-        three.push(mesh.deployment(name, 1).await?);
-    }
+    mesh.three(1, 0).await?;
     mesh.adopt(json!({})).await?;
-    mesh.configure_with(1, json!({"interval": "3s"})).await?;
-    mesh.is_complete().await?;
-    for pair in in_order(&three).await?.windows(2) {
-        let gap = pair[1].started.duration_since(pair[0].started);
-        ensure!(gap >= SignedDuration::from_secs(3), "{gap:?} between {pair:?}");
-    }
-
-    mesh.forget().await?;
-    mesh.configure_with(2, json!({"interval": "0s", "soak": "2s"})).await?;
-    mesh.is_complete().await?;
-    assert_eq!(mesh.restarts.all()?.len(), 3);
-    for pair in in_order(&three).await?.windows(2) {
-        let gap = pair[1].started.duration_since(pair[0].completed);
-        ensure!(gap >= SignedDuration::from_secs(2), "{gap:?} of soak between {pair:?}");
+    for (number, pause, least) in [
+        (1, json!({"interval": "5s"}), Duration::from_secs(10)),
+        (2, json!({"interval": "0s", "soak": "4s"}), Duration::from_secs(8)),
+    ] {
+        mesh.forget().await?;
+        let begun = Instant::now();
+        mesh.configure_with(number, pause).await?;
+        mesh.is_complete().await?;
+        assert_eq!(mesh.restarts.all()?.len(), 3);
+        ensure!(begun.elapsed() >= least, "{:?} for three restarts", begun.elapsed());
     }
     Ok(())
 }

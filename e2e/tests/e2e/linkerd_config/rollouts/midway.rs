@@ -32,44 +32,6 @@ async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resume
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_change_during_the_first_restart_restarts_the_other_workloads_once() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let three = mesh.three(1, 3).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure(1).await?;
-    let first = mesh.first_of(&three.each_ref()).await?;
-    mesh.configure(2).await?;
-    let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(1, &marker).await?;
-        let expected = if workload.name() == first.name() { 2 } else { 1 };
-        let restarts = mesh.restarts.of(workload)?;
-        ensure!(restarts.len() == expected, "{restarts:?}");
-    }
-    assert_eq!(mesh.restarts.most_at_once("")?, 1);
-    Ok(())
-}
-
-/// As by an autoscaler: the added Pods are up to date, and the others are not.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_workload_that_is_scaled_during_a_rollout_is_restarted_once() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
-    let three = mesh.three(1, 1).await?;
-    mesh.adopt(json!({})).await?;
-    mesh.configure(1).await?;
-    let first = mesh.first_of(&three.each_ref()).await?;
-    for workload in &three {
-        workload.scale(2).await?;
-    }
-    let marker = mesh.is_complete().await?;
-    for workload in &three {
-        workload.has(2, &marker).await?;
-    }
-    assert_eq!(mesh.counts(three.each_ref())?, [1, 1, 1], "{first} was the first");
-    Ok(())
-}
-
 /// One of two injectors is outdated, and is not probed until it is ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_injected_by_a_lagging_injector_is_found_and_replaced() -> Result<()> {

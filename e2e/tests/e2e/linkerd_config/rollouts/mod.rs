@@ -25,7 +25,6 @@ mod operator_upgrade;
 mod opt_in;
 mod permissions;
 mod progress;
-mod scope;
 mod several;
 mod trust_roots;
 mod upgrades;
@@ -36,8 +35,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Fault, Injector, Manager, Restarts, TestNamespace, eventually, holds,
-    injector::Behaviour,
+    Injector, Manager, Restarts, TestNamespace, eventually, holds,
     workload::{self, Kind, Workload, opted_in},
 };
 use k8s_openapi::api::{
@@ -305,21 +303,6 @@ impl Mesh {
     /// Forgets the restarts so far.
     async fn forget(&mut self) -> Result<()> {
         self.restarts = Restarts::follow(&self.installation.client).await?;
-        Ok(())
-    }
-
-    /// Lets the injector fail while the write of a restart is held, and waits until the rollout halts for it.
-    async fn halts_without_proxies(&mut self, restart: &Fault) -> Result<()> {
-        eventually(DEADLINE, "the restart to be under way", async || {
-            ensure!(restart.hits() == 1, "it is not");
-            Ok(())
-        })
-        .await?;
-        self.injector.set_behaviour(0, Behaviour::Unpatched).await?;
-        restart.release();
-        self.rollout_is("False/Halted").await?;
-        let rollout = self.shows(json!({"phase": "Halted", "workloads": {"failed": 1}})).await?;
-        assert_eq!(rollout["failures"][0]["reason"], "Uninjected", "{rollout}");
         Ok(())
     }
 

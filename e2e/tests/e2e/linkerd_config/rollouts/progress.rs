@@ -111,6 +111,10 @@ async fn opted_in_workloads_are_restarted_one_after_the_other_and_reported() -> 
         assert_eq!(mesh.installation.event_count("mesh", reason).await?, count, "{reason}, and {note}");
     }
     is_counted(&mesh).await?;
+    // Every workload is selected from now on.
+    mesh.change(json!({"rollout": {"optIn": "All"}})).await?;
+    stays.gets(1, &marker).await?;
+    mesh.shows(json!({"phase": "Complete", "summary": "4/4"})).await?;
 
     // A reconcile without a relevant change writes nothing.
     mesh.is_quiet().await?;
