@@ -45,11 +45,6 @@ impl Review {
     pub(super) fn patched(self, operations: &[Value]) -> Value {
         // Base64 in JSON.
         let patch = json!(ByteString(json!(operations).to_string().into_bytes()));
-        self.with_patch(&patch)
-    }
-
-    /// Allows the object, with any value as the patch.
-    pub(super) fn with_patch(self, patch: &Value) -> Value {
         let response = json!({"uid": self.uid(), "allowed": true, "patchType": "JSONPatch", "patch": patch});
         self.answered(response)
     }

@@ -56,7 +56,7 @@ use tokio::task::JoinSet;
 pub use caller::Caller;
 pub use operator_webhook::OperatorWebhook;
 pub use registration::{FailurePolicy, WEBHOOK, machine_address, unregister};
-pub use server::{Behaviour, CertificateKind, NOT_A_PATCH, NOT_BASE64};
+pub use server::{Behaviour, CertificateKind};
 
 use crate::{control_plane::ControlPlane, port};
 use kubelet::{Kubelet, Published};

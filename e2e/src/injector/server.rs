@@ -23,7 +23,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::ServerName;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -59,8 +59,6 @@ pub enum Behaviour {
     Breaks,
     /// Answers 200 with a body that is not an AdmissionReview.
     Garbage,
-    /// Allows, with this patch: [`NOT_BASE64`], [`NOT_A_PATCH`], or another text.
-    BadPatch(String),
     /// Allows without a patch.
     Unpatched,
     /// Uses a certificate for its name, signed by an untrusted CA.
@@ -68,10 +66,6 @@ pub enum Behaviour {
     /// Does not listen.
     Unreachable,
 }
-
-pub const NOT_BASE64: &str = "this is no base64!";
-/// `{}`
-pub const NOT_A_PATCH: &str = "e30=";
 
 /// How the certificate of the replicas is signed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -252,7 +246,6 @@ impl Shared {
         };
         let answer = match behaviour {
             Behaviour::Denies(message) => review.denied(&message),
-            Behaviour::BadPatch(patch) => review.with_patch(&json!(patch)),
             Behaviour::Unpatched => review.allowed(),
             _ => answer(review, self.kubelet.read(), &self.namespace).context("a nil pointer")?,
         };

@@ -26,7 +26,6 @@ mod harness;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod helm_charts;
-mod injector;
 mod leadership;
 #[allow(
     clippy::indexing_slicing,

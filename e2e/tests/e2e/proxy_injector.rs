@@ -5,21 +5,80 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
+    Injector, TestNamespace,
+    control_plane::PERMIT_DEADLINE,
     eventually,
     injector::FailurePolicy,
     mesh::SOON,
     workload::{self, Kind},
 };
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Service};
 use kube::{
-    Api, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::timeout,
+};
 
-use crate::injector::{HELM, Setup};
-
+/// The values that Helm installs.
+pub(crate) const HELM: &str = include_str!("../../../src/values/testdata/installed.yaml");
+/// Serializes the tests, because a cluster has one injector.
+static TURN: Mutex<()> = Mutex::const_new(());
 const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
+
+struct Setup {
+    injector: Injector,
+    namespace: TestNamespace,
+    maps: Api<ConfigMap>,
+    client: Client,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Setup {
+    /// Starts replicas of the operator in place of Linkerd's container, with the document [`HELM`]. They are called for
+    /// a namespace of the test and for the namespaces `others`.
+    async fn with_operator(replicas: usize, others: &[&str]) -> Result<Self> {
+        Self::start(replicas, false, others).await
+    }
+
+    /// The same with a manager that watches the ConfigMaps.
+    async fn with_manager() -> Result<Self> {
+        Self::start(1, true, &[]).await
+    }
+
+    async fn start(replicas: usize, watches: bool, others: &[&str]) -> Result<Self> {
+        let turn =
+            timeout(PERMIT_DEADLINE, TURN.lock()).await.context("other tests held the injectors for too long")?;
+        let control_plane = e2e::shared().await?;
+        let client = control_plane.client().await?;
+        let namespace = TestNamespace::create(&client, "injector").await?;
+        let maps = namespace.api::<ConfigMap>();
+        for (name, key, text) in
+            [("linkerd-config", "values", HELM), ("linkerd-identity-trust-roots", "ca-bundle.crt", "one\n")]
+        {
+            let map = serde_json::from_value(json!({"metadata": {"name": name}, "data": {key: text}}))?;
+            maps.create(&PostParams::default(), &map).await?;
+        }
+        let injector = Injector::start_operator(watches, control_plane, namespace.name(), others, replicas).await?;
+        Ok(Self { injector, namespace, maps, client, _turn: turn })
+    }
+
+    async fn write(&self, values: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({"data": {"values": values}}));
+        self.maps.patch("linkerd-config", &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Creates a Pod through the API server, as a dry run, and returns the result.
+    async fn create(&self, pod: &Value) -> kube::Result<Pod> {
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let pod = serde_json::from_value(pod.clone()).map_err(kube::Error::SerdeError)?;
+        self.namespace.api::<Pod>().create(&params, &pod).await
+    }
+}
 
 /// The Pod of an author who asks for a proxy.
 fn meshed(annotations: &Value) -> Value {

@@ -66,7 +66,7 @@ impl Cluster {
             service["spec"].as_object_mut().context("no spec")?.remove("selector");
         }
         for (name, key, text) in [
-            ("linkerd-config", "values", crate::injector::HELM),
+            ("linkerd-config", "values", crate::proxy_injector::HELM),
             ("linkerd-identity-trust-roots", "ca-bundle.crt", "one\n"),
         ] {
             let metadata = json!({"name": name, "namespace": "linkerd"});

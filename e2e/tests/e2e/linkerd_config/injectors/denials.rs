@@ -90,17 +90,11 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let good = mesh.installation.document().await?;
-    for (number, (behaviour, says)) in [
-        (Behaviour::Breaks, "broke"),
-        (Behaviour::Garbage, "not an AdmissionReview"),
-        (Behaviour::BadPatch(e2e::injector::NOT_BASE64.to_owned()), "not an AdmissionReview"),
-        (Behaviour::BadPatch(e2e::injector::NOT_A_PATCH.to_owned()), "patch"),
-    ]
-    .into_iter()
-    .enumerate()
+    for (port, behaviour, says) in
+        [(5001, Behaviour::Breaks, "broke"), (5002, Behaviour::Garbage, "not an AdmissionReview")]
     {
         mesh.injector.set_behaviour(1, behaviour.clone()).await?;
-        mesh.installation.change("mesh", json!({"proxy": {"inboundPort": 5000 + number}})).await?;
+        mesh.installation.change("mesh", json!({"proxy": {"inboundPort": port}})).await?;
         let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
         let text = message(&status, "InjectorSynced")?;
         assert!(text.contains(says), "{behaviour:?}: {text}");
