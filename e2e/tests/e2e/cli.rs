@@ -151,27 +151,6 @@ async fn endpoints_are_printed_as_linkerds_command_prints_them() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_external_workload_is_printed_in_place_of_a_pod() -> Result<()> {
-    let (control_plane, manager) = e2e::shared_manager().await?;
-    let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
-    Mesh::new(namespace.client(), namespace.name()).put_web_over_vm().await?;
-    let authority = format!("web.{}.svc.cluster.local", namespace.name());
-    let address = manager.destination_address().to_string();
-    let shown = eventually(SOON, "the endpoint of the workload", async || {
-        let ended = run(&["endpoints", &authority, "--addr", &address, "-o", "json"]).await?;
-        let shown: Vec<Value> = serde_json::from_str(&ended.stdout).with_context(|| ended.stderr.clone())?;
-        shown.into_iter().next().context("no endpoint")
-    })
-    .await?;
-    assert_eq!((&shown["pod"], &shown["ip"], &shown["port"]), (&json!("vm"), &json!("192.0.2.4"), &json!(80)));
-    assert_eq!(shown["labels"]["external_workload"], "vm");
-    assert_eq!(shown["tls_identity"], "spiffe://root.linkerd.cluster.local/vm");
-    assert_eq!(shown["server_name"], "vm.example");
-    assert_eq!(shown["http2"]["keep_alive"]["interval"], json!({"seconds": 10}));
-    Ok(())
-}
-
-#[tokio::test]
 async fn an_invalid_authority_is_an_error_and_the_other_endpoints_are_printed() -> Result<()> {
     let web = Web::shared(&["192.0.2.11"]).await?;
     let refused = web.endpoints(&["foo"]).await?;
@@ -216,26 +195,6 @@ async fn a_watch_prints_every_change_until_it_is_interrupted() -> Result<()> {
     assert_eq!(log.lines().count(), 5, "{log}");
     watch.signal(Signal::INT)?;
     assert_eq!(watch.wait(SOON).await?.code(), Some(0));
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_watch_in_json_prints_one_document_for_each_change() -> Result<()> {
-    let web = Web::shared(&["192.0.2.11"]).await?;
-    let directory = tempfile::tempdir()?;
-    let watch = web.watch(&directory, &["-o", "json"])?;
-    prints(&watch, &["192.0.2.11"]).await?;
-    web.set_addresses(&["192.0.2.11", "192.0.2.12"]).await?;
-    prints(&watch, &["192.0.2.12"]).await?;
-    let documents: Vec<Value> =
-        watch.log().lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(|| watch.log())?;
-    assert_eq!(documents.len(), 2, "{documents:?}");
-    for (document, ip) in documents.iter().zip(["192.0.2.11", "192.0.2.12"]) {
-        assert_eq!(document["authority"], *web.authority);
-        assert_eq!(document["added"].as_array().map(Vec::len), Some(1), "{document}");
-        assert_eq!(document["added"][0]["ip"], ip);
-        assert!(document["time"].is_string() && document.get("removed").is_none(), "{document}");
-    }
     Ok(())
 }
 

@@ -235,6 +235,10 @@ patches:
     patch: |-
       - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: LINKERD_OPERATOR_CONTROLLER_NAMESPACE, value: mesh}}
 "#;
+    let page = tokio::fs::read_to_string(e2e::shipped::in_repository("docs/src/install/manifests.md")).await?;
+    let (replacements, patches) = lines.split_once("patches:").context("no patches")?;
+    let (of_policies, _) = patches.split_once("  - target: {kind: Deployment}").context("no patch of Deployments")?;
+    ensure!(page.contains(replacements.trim()) && page.contains(of_policies.trim()), "the page has other lines");
     let linkerds = "
 namespace: mesh
 patches:

@@ -22,40 +22,6 @@ fn ids(objects: &[Value]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn each_component_leaves_out_the_roles_of_its_job_and_nothing_else() -> Result<()> {
-    let control_plane = e2e::shared().await?;
-    for (component, folder, roles) in [
-        ("without-rollouts", "config/default", &["ClusterRole/linkerd-operator-rollout"][..]),
-        ("without-nudge", "config/control-plane", &["Role/linkerd-operator-nudge"]),
-        ("without-external-workloads", "config/default", &["ClusterRole/linkerd-operator-external-workload"]),
-        ("without-external-workloads", "config/control-plane", &["Role/linkerd-operator-external-workload"]),
-        (
-            "without-linkerd-config",
-            "config/default",
-            &[
-                "ClusterRole/linkerd-operator-linkerd-config",
-                "ClusterRole/linkerd-operator-rollout",
-                "Role/linkerd-operator-leader-election",
-            ],
-        ),
-        (
-            "without-linkerd-config",
-            "config/control-plane",
-            &["Role/linkerd-operator-linkerd-config", "Role/linkerd-operator-nudge"],
-        ),
-    ] {
-        let whole = ids(&control_plane.shipped(folder).await?);
-        let rest = ids(&control_plane.shipped_with(folder, &components(&[component])).await?);
-        let bindings = roles.iter().map(|role| role.replacen("Role/", "RoleBinding/", 1));
-        let expected: BTreeSet<_> = roles.iter().map(|role| (*role).to_owned()).chain(bindings).collect();
-        let left_out: BTreeSet<_> = whole.difference(&rest).cloned().collect();
-        assert_eq!(left_out, expected, "{component} of {folder}");
-        ensure!(rest.is_subset(&whole), "{component} of {folder} adds objects");
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_change_nothing_else() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let folder = "config/default";
@@ -255,35 +221,5 @@ async fn without_a_job_the_manager_lacks_no_permission() -> Result<()> {
         lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await.with_context(|| component.to_owned())?;
         ensure!(!cluster.may(ACCOUNT, verb, resource).await, "{component}: it may {verb} {resource}");
     }
-    Ok(())
-}
-
-/// The policies name the operator's accounts by their namespace.
-#[tokio::test]
-async fn an_overlay_in_another_namespace_has_policies_for_its_own_accounts() -> Result<()> {
-    let control_plane = e2e::shared().await?;
-    // The lines that docs/src/install/manifests.md gives.
-    let lines = r#"
-namespace: mesh-operator
-replacements:
-  - source: {kind: ServiceAccount, name: linkerd-operator, fieldPath: metadata.namespace}
-    targets:
-      - select: {kind: ValidatingAdmissionPolicy}
-        fieldPaths: ["spec.matchConditions.[name=account].expression"]
-        options: {delimiter: ":", index: 2}
-"#;
-    let objects = control_plane.shipped_with("config/default", lines).await?;
-    let policies = of_kind(&objects, "ValidatingAdmissionPolicy");
-    ensure!(policies.len() >= 9, "{}", policies.len());
-    for policy in policies {
-        let expression = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap_or_default();
-        let account = r#"request.userInfo.username.startsWith("system:serviceaccount:mesh-operator:linkerd-operator")"#;
-        ensure!(expression.trim_start_matches('!') == account, "{expression}");
-    }
-    for binding in of_kind(&objects, "ClusterRoleBinding") {
-        assert_eq!(binding["subjects"][0]["namespace"], "mesh-operator", "{}", id(binding));
-    }
-    let page = tokio::fs::read_to_string(format!("{}/../docs/src/install/manifests.md", env!("CARGO_MANIFEST_DIR")));
-    ensure!(page.await?.contains(lines.trim()), "the page has other lines");
     Ok(())
 }
