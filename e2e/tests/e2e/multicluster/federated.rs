@@ -1,6 +1,7 @@
 //! Services with the endpoints of their members in several clusters.
 
 use anyhow::Result;
+use e2e::discovery::Message;
 use serde_json::json;
 
 use super::{Rig, federated};
@@ -29,4 +30,21 @@ async fn members_in_three_clusters_come_and_go() -> Result<()> {
     stream.shows(&[of_east, "10.1.0.9:8080", of_north]).await?;
     rig.unlink(&east).await?;
     stream.shows(&[of_north]).await
+}
+
+/// Once all clusters are known, a new stream begins with the endpoints of all members at once.
+#[tokio::test]
+async fn the_first_message_is_the_union_of_the_members() -> Result<()> {
+    let rig = Rig::start("union").await?;
+    let east = rig.linked("east").await?;
+    rig.put(service("bb")).await?;
+    rig.put(slice("bb", "bb", &[address("10.0.0.1")])).await?;
+    east.put_backends("bb", &["10.1.0.1"]).await?;
+    rig.put(federated("web", &[format!("bb@{}", east.name)], "bb")).await?;
+    let both = ["10.0.0.1:8080", "10.1.0.1:8080"];
+    let _known = rig.shows("web", &both).await?;
+    let mut stream = rig.get("web").await?;
+    let first = stream.next().await?;
+    assert_eq!(first, Some(Message::Add(both.map(|address| address.parse().unwrap()).to_vec())));
+    Ok(())
 }
