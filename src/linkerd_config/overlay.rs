@@ -58,16 +58,20 @@ impl Overlay {
         if problems.is_empty() {
             return Ok(overlay);
         }
-        if let Some(document) = document {
-            let effective = overlay.apply_to(document);
-            for problem in effective.problems() {
-                let known = problems.iter().any(|known| known.path == problem.path);
-                if !known && overlay.source(&problem.path, &effective) != ValueSource::Base {
-                    problems.push(problem);
-                }
+        for problem in document.map(|document| overlay.problems_over(document)).unwrap_or_default() {
+            if problems.iter().all(|known| known.path != problem.path) {
+                problems.push(problem);
             }
         }
         Err(problems)
+    }
+
+    /// Returns the problems of the values that the resource declares, over a document.
+    pub fn problems_over(&self, document: &Document) -> Vec<Problem> {
+        let effective = self.apply_to(document);
+        let mut problems = effective.problems();
+        problems.retain(|problem| self.source(&problem.path, &effective) != ValueSource::Base);
+        problems
     }
 
     fn parse(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> (Self, Vec<Problem>) {

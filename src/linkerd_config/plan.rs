@@ -220,7 +220,10 @@ fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     let of_rollout = [rollout::problems(spec), of_canary].concat();
     match Overlay::new(spec, bundle, known) {
         Ok(overlay) if of_rollout.is_empty() => Ok(overlay),
-        Ok(_) => Err(of_rollout),
+        Ok(overlay) => {
+            let of_values = known.map(|document| overlay.problems_over(document)).unwrap_or_default();
+            Err([of_values, of_rollout].concat())
+        }
         Err(problems) => Err([problems, of_rollout].concat()),
     }
 }

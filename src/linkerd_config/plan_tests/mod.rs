@@ -4,7 +4,7 @@ mod canary;
 mod drift;
 mod injector;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -251,16 +251,20 @@ fn a_removed_document_is_restored_if_a_base_is_saved() {
 #[test]
 fn all_problems_of_a_resource_are_reported_and_it_is_not_accepted() {
     let window = json!({"timeZone": "Mars/Olympus_Mons"});
-    let values = json!({"proxy": {"uid": "many", "livenessProbe": null, "await": 1}});
-    let wrong = json!({"values": values, "rollout": {"window": window}});
-    let PlanVerdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else {
-        panic!("the resource was accepted")
-    };
-    let paths: std::collections::BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
-    assert_eq!(
-        paths.into_iter().collect::<Vec<_>>(),
-        ["proxy.await", "proxy.livenessProbe", "proxy.uid", "spec.rollout.window"]
-    );
+    for (proxy, expected) in [
+        (
+            json!({"uid": "many", "livenessProbe": null, "await": 1}),
+            &["proxy.await", "proxy.livenessProbe", "proxy.uid", "spec.rollout.window"][..],
+        ),
+        (json!({"uid": "many"}), &["proxy.uid", "spec.rollout.window"]),
+    ] {
+        let wrong = json!({"values": {"proxy": proxy}, "rollout": {"window": window}});
+        let PlanVerdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else {
+            panic!("the resource was accepted")
+        };
+        let paths: BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
+        assert_eq!(paths.into_iter().collect::<Vec<_>>(), expected);
+    }
     let PlanVerdict::Invalid(problems) = Cluster::new(&json!({"rollout": {"window": window}})).plan().verdict else {
         panic!("the resource was accepted")
     };

@@ -15,7 +15,7 @@ use super::{
     canary,
     conditions::{list_problems, mismatch_warning},
     control_plane::skew,
-    overlay::{self, Overlay, ValueSource},
+    overlay::{self, Overlay},
     rollout,
 };
 use crate::{
@@ -113,14 +113,7 @@ fn differences(spec: &LinkerdConfigSpec, installed: InstalledLinkerd<'_>) -> Vec
 
 /// Returns the problems of a resource over a document, without those of values that it does not declare.
 fn declared_problems(spec: &LinkerdConfigSpec, bundle: Option<&str>, document: &Document) -> Vec<Problem> {
-    match Overlay::new(spec, bundle, Some(document)) {
-        Err(problems) => problems,
-        Ok(overlay) => {
-            let effective = overlay.apply_to(document);
-            let problems = effective.problems().into_iter();
-            problems.filter(|problem| overlay.source(&problem.path, &effective) != ValueSource::Base).collect()
-        }
-    }
+    Overlay::new(spec, bundle, Some(document)).map_or_else(|problems| problems, |it| it.problems_over(document))
 }
 
 /// Returns the problems of the installer's document, which do not prevent a write if the injectors are probed.
