@@ -142,8 +142,8 @@ impl Reconciler for ExternalWorkloadReconciler {
     async fn reconcile(&self, service: &NamespacedName) -> Result<NextReconcile, ReconcileError> {
         let begun = Instant::now();
         let (label, result) = match self.reconcile_service(service).await {
-            Ok(Reconciled::Skipped(action)) => return Ok(action),
-            Ok(Reconciled::Done(action)) => ("ok", Ok(action)),
+            Ok(Reconciled::Skipped(next)) => return Ok(next),
+            Ok(Reconciled::Done(next)) => ("ok", Ok(next)),
             Err(error) => ("error", Err(error)),
         };
         self.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());

@@ -70,14 +70,14 @@ impl WorkQueue {
                 self.metrics.adds.inc();
             }
         }
-        self.changed(turns);
+        self.notify(turns);
     }
 
     /// Adds an object after a delay, unless it is reconciled before that.
     pub fn add_after(&self, object: &NamespacedName, delay: Duration) {
         let mut turns = self.turns.lock();
         turns.add_at(object.clone(), Instant::now() + delay);
-        self.changed(turns);
+        self.notify(turns);
     }
 
     /// Returns the stream of added objects, for one Controller. It never ends. It yields an object while fewer than
@@ -122,7 +122,7 @@ impl WorkQueue {
         if let Some(since) = turns.start(object, now) {
             self.metrics.queue_duration.observe((now - since).as_secs_f64());
         }
-        self.changed(turns);
+        self.notify(turns);
         Processing { queue: Arc::clone(self), object: object.clone() }
     }
 
@@ -130,11 +130,11 @@ impl WorkQueue {
     pub fn forget(&self, object: &NamespacedName) {
         let mut turns = self.turns.lock();
         turns.remove(object);
-        self.changed(turns);
+        self.notify(turns);
     }
 
     /// Shows the depth, and wakes the stream, which may have something to yield.
-    fn changed(&self, turns: MutexGuard<'_, Turns>) {
+    fn notify(&self, turns: MutexGuard<'_, Turns>) {
         self.metrics.show_depth(&turns);
         drop(turns);
         self.changed.notify_one();
@@ -165,7 +165,7 @@ impl Drop for Processing {
         if let Some(since) = turns.end(&self.object) {
             self.queue.metrics.work_duration.observe(since.elapsed().as_secs_f64());
         }
-        self.queue.changed(turns);
+        self.queue.notify(turns);
     }
 }
 

@@ -17,6 +17,7 @@ const WARM: f64 = 0.25;
 /// With fewer samples, and so in the shortest runs, growth is not judged.
 const LEAST: usize = 120;
 
+/// Enough for a standard error, and few enough that each has several samples.
 const PARTS: usize = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
