@@ -5,7 +5,7 @@
 //! longest time is next; one that is added during its reconcile is next after those that wait when the reconcile ends;
 //! no more objects are given out than can be reconciled at once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
@@ -14,11 +14,10 @@ use crate::api::NamespacedName;
 /// The objects that wait, are delayed or are being reconciled.
 #[derive(Default)]
 pub(super) struct Turns {
-    /// The objects that wait for their reconcile.
-    waiting: HashMap<NamespacedName, Waiting>,
-    /// The waiting objects that the stream can yield, in the order of their turns.
-    turns: BTreeMap<u64, NamespacedName>,
-    next_turn: u64,
+    /// When each object that waits for its reconcile was added.
+    waiting: HashMap<NamespacedName, Instant>,
+    /// The waiting objects that the stream can yield, next first: neither yielded nor being reconciled.
+    turns: VecDeque<NamespacedName>,
     /// The objects that the stream has yielded and whose reconcile has not started.
     yielded: HashSet<NamespacedName>,
     /// When each reconcile in progress started.
@@ -26,12 +25,6 @@ pub(super) struct Turns {
     /// The objects that are added when their delay ends, soonest first. An object that waits is not among them.
     delayed: BTreeSet<(Instant, NamespacedName)>,
     due: HashMap<NamespacedName, Instant>,
-}
-
-struct Waiting {
-    since: Instant,
-    /// `None` while the object is being reconciled: it has to wait until that has ended.
-    turn: Option<u64>,
 }
 
 // === impl Turns ===
@@ -43,13 +36,10 @@ impl Turns {
             return false;
         }
         self.forget_delay(&object);
-        let mut turn = None;
         if !self.working.contains_key(&object) {
-            self.turns.insert(self.next_turn, object.clone());
-            turn = Some(self.next_turn);
-            self.next_turn += 1;
+            self.turns.push_back(object.clone());
         }
-        self.waiting.insert(object, Waiting { since, turn });
+        self.waiting.insert(object, since);
         true
     }
 
@@ -85,18 +75,18 @@ impl Turns {
         if self.yielded.len() + self.working.len() >= concurrency {
             return None;
         }
-        let (_, object) = self.turns.pop_first()?;
+        let object = self.turns.pop_front()?;
         self.yielded.insert(object.clone());
         Some(object)
     }
 
     /// Removes an object that waits or is delayed. Returns when it was added.
     pub(super) fn remove(&mut self, object: &NamespacedName) -> Option<Instant> {
-        self.yielded.remove(object);
         self.forget_delay(object);
-        let Waiting { since, turn } = self.waiting.remove(object)?;
-        if let Some(turn) = turn {
-            self.turns.remove(&turn);
+        let since = self.waiting.remove(object)?;
+        if !self.yielded.remove(object) && !self.working.contains_key(object) {
+            // Not on the usual way: an object is reconciled, or found to be deleted, only after it was yielded.
+            self.turns.retain(|waiting| waiting != object);
         }
         Some(since)
     }
@@ -112,8 +102,8 @@ impl Turns {
     pub(super) fn end(&mut self, object: &NamespacedName) -> Option<Instant> {
         let started = self.working.remove(object);
         // Added during the reconcile: its turn is after those of the objects that wait now.
-        if let Some(Waiting { since, .. }) = self.waiting.remove(object) {
-            self.add(object.clone(), since);
+        if self.waiting.contains_key(object) {
+            self.turns.push_back(object.clone());
         }
         started
     }

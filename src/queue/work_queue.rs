@@ -122,7 +122,7 @@ impl WorkQueue {
         if let Some(since) = turns.start(object, now) {
             self.metrics.queue_duration.observe((now - since).as_secs_f64());
         }
-        self.notify(turns);
+        self.metrics.show_depth(&turns);
         Processing { queue: Arc::clone(self), object: object.clone() }
     }
 
