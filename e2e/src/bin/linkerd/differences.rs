@@ -20,6 +20,9 @@ use crate::rows;
 /// The beginning of the client's error about a message with two endpoints for one address.
 const REPEATED_ADDRESS: &str = "an Add contains an address twice";
 
+/// The client's error about a message in which Linkerd's server left out every endpoint.
+const NO_ENDPOINTS: &str = "an Add without endpoints";
+
 /// What differs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Difference {
@@ -31,7 +34,9 @@ pub(crate) struct Difference {
 /// Returns each difference with a description of this case. Equal answers have none.
 pub(crate) fn of(state: &ApiState, request: &Request, ours: &Received, theirs: &Received) -> Vec<(Difference, String)> {
     match (ours, theirs) {
-        (Received::Endpoints(ours), Received::Endpoints(theirs)) => of_endpoints(state, ours.as_ref(), theirs.as_ref()),
+        (Received::Endpoints(ours), Received::Endpoints(theirs)) => {
+            of_endpoints(state, request, ours.as_ref(), theirs.as_ref())
+        }
         (Received::Profile(ours), Received::Profile(theirs)) => {
             of_profiles(state, request, ours.as_ref(), theirs.as_ref())
         }
@@ -39,16 +44,25 @@ pub(crate) fn of(state: &ApiState, request: &Request, ours: &Received, theirs: &
     }
 }
 
-fn of_endpoints(state: &ApiState, ours: Option<&Answer>, theirs: Option<&Answer>) -> Vec<(Difference, String)> {
+fn of_endpoints(
+    state: &ApiState,
+    request: &Request,
+    ours: Option<&Answer>,
+    theirs: Option<&Answer>,
+) -> Vec<(Difference, String)> {
     match (ours, theirs) {
         (ours, theirs) if ours == theirs => Vec::new(),
         (Some(Answer::Endpoints(ours)), None) if ours.is_empty() => {
             vec![difference(Some(1), "Get: NoEndpoints, they send nothing", "")]
         }
+        (Some(Answer::Endpoints(ours)), None) => of_sets(state, ours, &BTreeMap::new()),
         (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => of_sets(state, ours, theirs),
+        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS => {
+            of_sets(state, ours, &BTreeMap::new())
+        }
         (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text.starts_with(REPEATED_ADDRESS) => {
             vec![difference(
-                rows::of_repeated_address(state, ours),
+                rows::of_repeated_address(state, request, ours),
                 "Get: their message contains an address twice",
                 text,
             )]

@@ -4,7 +4,7 @@
 //!   new stream once the changes had settled, and how many streams the server ended.
 //! * Always: a client repeats its request when it is refused or its stream ends, as a proxy does. An open stream that
 //!   has received that there are no endpoints equals a new one that receives nothing. A stream of a deleted Service
-//!   may stay open, while a new one is refused.
+//!   may stay open, while a new one is refused, or receives the profile of an address that no object has.
 
 use std::{
     collections::BTreeMap,
@@ -176,6 +176,13 @@ fn are_equal(open: &Received, new: &Received) -> bool {
             Received::Profile(Some(ProfileAnswer::Profile(_))),
             Received::Profile(Some(ProfileAnswer::Refused(Code::Unknown, text))),
         ) => text.starts_with("service "),
+        (
+            Received::Profile(Some(ProfileAnswer::Profile(open))),
+            Received::Profile(Some(ProfileAnswer::Profile(new))),
+        ) => {
+            let is_unused = new.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty());
+            open.endpoint.is_none() && is_unused
+        }
         _ => false,
     };
     open == new || is_empty(open) && is_empty(new) || is_deleted

@@ -23,6 +23,7 @@ use linkerd2_proxy_api::{
 };
 use tonic::Code;
 
+const LOCAL_DISCOVERY: &str = "multicluster.linkerd.io/local-discovery";
 const CLUSTER_NAME: &str = "mirror.linkerd.io/cluster-name";
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 const INBOUND_LISTEN_ADDR: &str = "LINKERD2_PROXY_INBOUND_LISTEN_ADDR";
@@ -31,10 +32,22 @@ const REFUSED_INBOUND_PORT: u32 = 65_535;
 
 /// Returns the row for an endpoint that only one of the servers sends.
 pub(crate) fn of_endpoint(state: &ApiState, endpoint: &WeightedAddr) -> Option<u32> {
-    match has_unreadable_proxy(state, endpoint) {
-        true => Some(9),
-        false => (entries(state, endpoint) > 1).then_some(39),
+    if has_unreadable_proxy(state, endpoint) {
+        return Some(9);
     }
+    if is_of_missing_service(state, endpoint) {
+        return Some(99);
+    }
+    if is_of_another_namespace(state, endpoint) {
+        return Some(43);
+    }
+    if with_address_of(state, endpoint).any(|(_, it)| it.target_ref.as_ref().is_some_and(|to| to.namespace.is_none())) {
+        return Some(48);
+    }
+    if is_local_and_without_node(state, endpoint) {
+        return Some(101);
+    }
+    (entries(state, endpoint) > 1).then_some(39)
 }
 
 /// Returns the row for a field of an endpoint that both servers send.
@@ -44,20 +57,25 @@ pub(crate) fn of_endpoint_field(
     ours: &WeightedAddr,
     theirs: &WeightedAddr,
 ) -> Option<u32> {
-    match field {
+    let row = match field {
         "the label target_cluster" | "the label target_service" | "the label target_service_namespace" => {
             is_partly_mirrored(state, ours).then_some(37)
         }
         "the label zone" | "the label zone_locality" | "weight" => (entries(state, ours) > 1).then_some(39),
         "protocol_hint" => has_refused_port(ours, theirs).then_some(40),
         _ => None,
-    }
+    };
+    row.or_else(|| has_several_claims(state, ours).then_some(8))
 }
 
 /// Returns the row for a profile that only our server sends.
 pub(crate) fn of_missing_profile(state: &ApiState, ours: &DestinationProfile) -> Option<u32> {
     if let Some(endpoint) = &ours.endpoint {
-        return has_unreadable_proxy(state, endpoint).then_some(9);
+        if has_unreadable_proxy(state, endpoint) {
+            return Some(9);
+        }
+        let status = pod(state, endpoint)?.status.as_ref()?;
+        return status.pod_ip.is_none().then_some(100);
     }
     let service = resource(ours.parent_ref.as_ref())?;
     let name = format!("{}.{}.svc.cluster.local", service.name, service.namespace);
@@ -118,15 +136,15 @@ fn of_endpoint_of_profile(state: &ApiState, ours: &WeightedAddr, theirs: &Weight
 }
 
 /// Returns the row for a message of Linkerd's that contains an address twice.
-pub(crate) fn of_repeated_address(state: &ApiState, ours: &BTreeMap<SocketAddr, WeightedAddr>) -> Option<u32> {
-    let is_claimed_twice = |(address, endpoint): (&SocketAddr, &WeightedAddr)| {
-        let label = |name: &str| endpoint.metric_labels.get(name).map_or("", String::as_str);
-        let endpoints = endpoints(state, label("namespace"), label("service"));
-        let targets = endpoints.filter(|(_, it)| it.addresses.iter().any(|it| it.parse() == Ok(address.ip())));
-        let names: BTreeSet<_> = targets.filter_map(|(_, it)| it.target_ref.as_ref()?.name.clone()).collect();
-        names.len() > 1
-    };
-    ours.iter().any(is_claimed_twice).then_some(8)
+pub(crate) fn of_repeated_address(
+    state: &ApiState,
+    request: &Request,
+    ours: &BTreeMap<SocketAddr, WeightedAddr>,
+) -> Option<u32> {
+    if ours.values().any(|endpoint| has_several_claims(state, endpoint)) {
+        return Some(8);
+    }
+    has_missing_member(state, request).then_some(99)
 }
 
 /// Returns the row for another text of the same refusal.
@@ -159,7 +177,7 @@ pub(crate) fn of_hostname(
                 let target = endpoint.target_ref.as_ref().and_then(|target| target.namespace.as_deref());
                 slice.address_type == "FQDN" || target.is_some_and(|target| target != namespace)
             };
-            (!named.is_empty() && named.iter().all(is_left_out)).then_some(43)
+            named.iter().any(is_left_out).then_some(43)
         }
         _ => None,
     }
@@ -179,6 +197,49 @@ fn entries(state: &ApiState, endpoint: &WeightedAddr) -> usize {
         target.is_some_and(|target| target.kind.as_deref() == Some(kind) && target.name.as_deref() == Some(name))
     });
     of_workload.map(|(_, endpoint)| endpoint.addresses.len()).sum()
+}
+
+/// Returns whether the endpoint's address is in its Service several times: with several workloads, or also without one,
+/// or without one in several slices.
+fn has_several_claims(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let claim = |(slice, it): (&EndpointSlice, &Endpoint)| match &it.target_ref {
+        Some(target) => (target.kind.clone(), target.name.clone()),
+        None => (None, slice.metadata.name.clone()),
+    };
+    with_address_of(state, endpoint).map(claim).collect::<BTreeSet<_>>().len() > 1
+}
+
+/// Returns whether the endpoint is of a Service that does not exist, as a member of a federated one can be.
+fn is_of_missing_service(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let label = |name: &str| endpoint.metric_labels.get(name).cloned().unwrap_or_default();
+    !state.services.contains_key(&(label("namespace"), label("service")))
+}
+
+/// Returns whether the endpoint's address is that of a Pod in another namespace than its Service.
+fn is_of_another_namespace(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let namespace = endpoint.metric_labels.get("namespace");
+    let mut targets = with_address_of(state, endpoint).filter_map(|(_, it)| it.target_ref.as_ref());
+    targets.any(|target| target.namespace.is_some() && target.namespace.as_ref() != namespace)
+}
+
+/// Returns whether only clients on the endpoint's node receive it, and it is a Pod that no node runs.
+fn is_local_and_without_node(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let label = |name: &str| endpoint.metric_labels.get(name).cloned().unwrap_or_default();
+    let service = state.services.get(&(label("namespace"), label("service"))).and_then(|service| service.spec.as_ref());
+    let is_local = service.and_then(|spec| spec.internal_traffic_policy.as_deref()) == Some("Local");
+    let node = pod(state, endpoint).and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.as_deref());
+    is_local && node.is_none_or(str::is_empty)
+}
+
+/// Returns whether the requested Service is federated, and its member in this cluster does not exist.
+fn has_missing_member(state: &ApiState, request: &Request) -> bool {
+    let path = format!(".{}", request.path);
+    state.services.iter().any(|((namespace, name), service)| {
+        let annotations = service.metadata.annotations.as_ref();
+        let member = annotations.and_then(|annotations| annotations.get(LOCAL_DISCOVERY));
+        let is_missing = |member: &String| !state.services.contains_key(&(namespace.clone(), member.clone()));
+        path.contains(&format!(".{name}.{namespace}.svc")) && member.is_some_and(is_missing)
+    })
 }
 
 /// Returns whether some slices of the endpoint's Service are those of a mirrored Service, and others are not.
@@ -219,20 +280,22 @@ fn has_refused_port(ours: &WeightedAddr, theirs: &WeightedAddr) -> bool {
 fn is_at_host_port(state: &ApiState, endpoint: &WeightedAddr) -> bool {
     let Some(pod) = pod(state, endpoint) else { return false };
     let is_in_host_network = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or_default();
-    let address = endpoint.addr.as_ref().and_then(|address| socket_address(address).ok()).map(|it| it.ip().to_string());
-    let status = pod.status.as_ref();
-    let own = status.and_then(|status| status.pod_ip.as_ref());
-    let of_node = status.and_then(|status| status.host_ip.as_ref());
-    !is_in_host_network && of_node == address.as_ref() && own != address.as_ref()
+    let (Some(address), Some(status)) = (ip(endpoint), &pod.status) else { return false };
+    let address = address.to_string();
+    let is_own = status.pod_ips.iter().flatten().any(|own| own.ip == address);
+    let is_of_node = status.host_ips.iter().flatten().any(|of_node| of_node.ip == address);
+    !is_in_host_network && is_of_node && !is_own
 }
 
-/// Returns whether the endpoint is an ExternalWorkload with an address that is not in canonical form.
+/// Returns whether the endpoint is an ExternalWorkload with an address that is not in canonical form, or is that of an
+/// IPv4 address in IPv6.
 fn has_unusual_address(state: &ApiState, endpoint: &WeightedAddr) -> bool {
     let label = |name: &str| endpoint.metric_labels.get(name).cloned().unwrap_or_default();
     let workload = state.workloads.get(&(label("namespace"), label("external_workload")));
     let listed = workload.and_then(|workload| workload.data.pointer("/spec/workloadIPs")?.as_array());
     let addresses = listed.into_iter().flatten().filter_map(|it| it.pointer("/ip")?.as_str());
-    let is_unusual = |text: &str| text.parse::<IpAddr>().is_ok_and(|address| address.to_string() != text);
+    let is_unusual =
+        |text: &str| text.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().to_string() != text);
     addresses.into_iter().any(is_unusual)
 }
 
@@ -244,6 +307,21 @@ fn pod<'a>(state: &'a ApiState, endpoint: &WeightedAddr) -> Option<&'a Pod> {
 fn with_lower_case_labels(endpoint: &WeightedAddr) -> WeightedAddr {
     let labels = endpoint.metric_labels.iter().map(|(name, value)| (name.to_lowercase(), value.clone()));
     WeightedAddr { metric_labels: labels.collect(), ..endpoint.clone() }
+}
+
+/// Returns the entries in the slices of the endpoint's Service that have its address.
+fn with_address_of<'a>(
+    state: &'a ApiState,
+    endpoint: &WeightedAddr,
+) -> impl Iterator<Item = (&'a EndpointSlice, &'a Endpoint)> {
+    let label = |name: &str| endpoint.metric_labels.get(name).map_or("", String::as_str);
+    let address = ip(endpoint);
+    let has_it = move |it: &Endpoint| address.is_some() && it.addresses.iter().any(|it| it.parse().ok() == address);
+    endpoints(state, label("namespace"), label("service")).filter(move |(_, it)| has_it(it))
+}
+
+fn ip(endpoint: &WeightedAddr) -> Option<IpAddr> {
+    Some(socket_address(endpoint.addr.as_ref()?).ok()?.ip())
 }
 
 fn endpoints<'a>(
