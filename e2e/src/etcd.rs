@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::plain_http;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+/// A compaction removes a thousand old revisions at a time. The hundred thousands of the largest cluster take a while.
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Compacts all history up to now. Returns the compacted revision.
 pub(crate) async fn compact(address: SocketAddr) -> Result<i64> {

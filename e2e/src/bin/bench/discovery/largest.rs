@@ -44,7 +44,11 @@ pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
     let mut empty = Memory::default();
     if !rig.control_plane.processes().is_empty() {
         empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?.unwrap_or_default();
-        grow(report, rig, &empty).await?;
+        let mut growth = Growth::default();
+        let grown = grow(report, rig, &mut growth, &empty).await;
+        growth.report(report);
+        // Without the objects nothing else can be measured.
+        grown?;
     } else if !cluster::is_populated(&rig.client, SIZE).await? {
         // An existing cluster has one size, so nothing can be compared.
         cluster::populate(&rig.client, SIZE).await?;
@@ -78,14 +82,12 @@ pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
 }
 
 /// Creates the objects in steps, and measures the costs after each.
-async fn grow(report: &mut Report, rig: &mut Rig, empty: &Memory) -> Result<()> {
-    let mut growth = Growth::default();
+async fn grow(report: &mut Report, rig: &mut Rig, growth: &mut Growth, empty: &Memory) -> Result<()> {
     let mut from = 0;
     for services in GROWTH {
         let size = ClusterSize { services, ..SIZE };
         // The creation takes half as long on both cores.
         rig.pin(false)?;
-        // Without these objects nothing can be measured, so an error ends the run.
         cluster::grow(&rig.client, from, size).await?;
         cluster::run_pods(&rig.client, size).await?;
         // The memory of the API server after the creation would be that of most of the host.
@@ -96,7 +98,6 @@ async fn grow(report: &mut Report, rig: &mut Rig, empty: &Memory) -> Result<()> 
         keep(report, "growth", result);
         from = services;
     }
-    growth.report(report);
     Ok(())
 }
 
