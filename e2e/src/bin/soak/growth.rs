@@ -6,19 +6,13 @@
 //!   second half of the time must not exceed the floor of the first half by more than [`TOLERATED_KIB`]. The longer the
 //!   run, the smaller the leak that this finds: 400 KiB a minute in 7 minutes, 90 in half an hour, 2 in a day.
 //! * A floor is the tenth part of the samples with the least memory: memory that clients take for a moment is above it.
-//! * The slope is that of the floors of [`PARTS`] parts of the time after the warm-up, with its standard error.
-
-use crate::samples::slope;
 
 /// The fluctuation of the floor in a long run without a leak: the random worlds have more or fewer objects.
 const TOLERATED_KIB: f64 = 1024.0;
 /// Caches and the heap's bins fill up at the beginning.
-const WARM: f64 = 0.25;
+pub(crate) const WARM: f64 = 0.25;
 /// With fewer samples, and so in the shortest runs, growth is not judged.
 const LEAST: usize = 120;
-
-/// Enough for a standard error, and few enough that each has several samples.
-const PARTS: usize = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Growth {
@@ -26,8 +20,6 @@ pub(crate) struct Growth {
     pub(crate) late_kib: f64,
     /// Between the middles of the two parts.
     pub(crate) minutes: f64,
-    /// KiB per minute, and its standard error.
-    pub(crate) slope: (f64, f64),
 }
 
 // === impl Growth ===
@@ -44,14 +36,7 @@ impl Growth {
             return None;
         }
         let minutes = (end - begin) * (1.0 - WARM) / 2.0 / 60.0;
-        let warm = at(WARM);
-        let parts = (0..PARTS).filter_map(|part| {
-            let bound = |part: usize| warm + (end - warm) * part as f64 / PARTS as f64;
-            let middle = (bound(part) + bound(part + 1)) / 2.0 / 60.0;
-            Some((middle, floor(of(bound(part), bound(part + 1)))?))
-        });
-        let slope = slope(&parts.collect::<Vec<_>>())?;
-        Some(Self { early_kib: floor(early)?, late_kib: floor(late)?, minutes, slope })
+        Some(Self { early_kib: floor(early)?, late_kib: floor(late)?, minutes })
     }
 
     pub(crate) fn is_tolerated(self) -> bool {

@@ -13,9 +13,9 @@ use crate::{
     churn::Churn,
     compare::{Mismatch, Round},
     faults::Faults,
-    growth::Growth,
+    growth::{self, Growth},
     readers::{self, Readers},
-    samples::{Sample, alike, keep, slope},
+    samples::{Sample, alike, keep, slope, slope_beside},
     slow::{self, SlowReaders},
     tally::Tally,
 };
@@ -178,7 +178,7 @@ impl Report {
             self.rows.push(("growth of the allocated memory", text.to_owned()));
             return;
         };
-        let Growth { early_kib, late_kib, minutes, slope } = growth;
+        let Growth { early_kib, late_kib, minutes } = growth;
         let text = format!(
             "{:+.1} KiB per minute: the floor of the first half is {:.2} MiB, that of the second half {:.2} MiB, \
              {minutes:.1} minutes later",
@@ -187,7 +187,14 @@ impl Report {
             late_kib / 1024.0,
         );
         self.rows.push(("growth of the allocated memory", text.clone()));
-        self.rows.push(("slope of its floor", per_minute(slope)));
+        // Buffers of streams whose clients do not read are most of what varies.
+        let warm = self.samples.last().map_or(0.0, |last| last.seconds * growth::WARM);
+        let points = self.samples.iter().filter(|sample| sample.seconds >= warm).filter_map(|sample| {
+            let blocked = sample.streams.get("blocked").copied().unwrap_or_default();
+            Some((sample.seconds / 60.0, blocked, sample.allocated_kib?))
+        });
+        let slope = slope_beside(&points.collect::<Vec<_>>()).map_or_else(|| "unknown".to_owned(), per_minute);
+        self.rows.push(("its slope for as many blocked streams", slope));
         if !growth.is_tolerated() {
             self.failure(format!("the allocated memory grows: {text}"));
         }

@@ -114,6 +114,18 @@ pub(crate) fn slope(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     (points.len() > 2 && spread > 0.0).then(|| (slope, (variance / spread).sqrt()))
 }
 
+/// The slope of an amount over the time while another quantity stays the same, and its standard error, from triples of a
+/// time, the other quantity and the amount. What follows from the other quantity is removed from both, each by a
+/// regression line of its own: the rest has the slope of a regression with two variables (Frisch, Waugh and Lovell).
+pub(crate) fn slope_beside(points: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
+    let rest = |of: fn(&(f64, f64, f64)) -> f64| {
+        let pairs: Vec<(f64, f64)> = points.iter().map(|point| (point.1, of(point))).collect();
+        let effect = slope(&pairs).map_or(0.0, |(effect, _)| effect);
+        pairs.into_iter().map(move |(other, value)| value - effect * other)
+    };
+    slope(&rest(|point| point.0).zip(rest(|point| point.2)).collect::<Vec<_>>())
+}
+
 /// Adds a sample to those that were taken when every stream was up to date. Of many, every second one is dropped, so that
 /// memory does not grow with the duration.
 pub(crate) fn keep(settled: &mut Vec<Sample>, sample: Sample) {
@@ -185,6 +197,18 @@ mod tests {
         assert!((slope_of_three - 1.5).abs() < 1e-9 && (error - 0.288_675).abs() < 1e-6, "{slope_of_three} ± {error}");
         assert_eq!(slope(&[(1.0, 5.0), (2.0, 5.0)]), None);
         assert_eq!(slope(&[(1.0, 5.0), (1.0, 6.0), (1.0, 7.0)]), None);
+    }
+
+    #[test]
+    fn the_slope_beside_another_quantity_is_that_of_the_time_alone() {
+        // The other quantity rises, too, and each unit of it adds 26.
+        let others = [0.0, 3.0, 1.0, 6.0, 4.0, 9.0, 7.0];
+        let points: Vec<_> =
+            (0u32..).zip(others).map(|(at, it)| (f64::from(at), it, 2.0 * f64::from(at) + 26.0 * it)).collect();
+        let (exact, error) = slope_beside(&points).unwrap();
+        assert!((exact - 2.0).abs() < 1e-9 && error < 1e-9, "{exact} ± {error}");
+        let constant: Vec<_> = (0u32..5).map(|at| (f64::from(at), 8.0, 3.0 * f64::from(at))).collect();
+        assert!((slope_beside(&constant).unwrap().0 - 3.0).abs() < 1e-9);
     }
 
     #[test]
