@@ -80,7 +80,7 @@ fn of_sets(
     for (address, endpoint) in ours {
         match theirs.get(address) {
             None => {
-                let row = rows::of_endpoint(state, endpoint);
+                let row = rows::of_endpoint_from_us(state, endpoint);
                 found.push(difference(row, "Get: an endpoint only from us", &format!("{address}: {endpoint:?}")));
             }
             Some(other) => {
@@ -92,7 +92,7 @@ fn of_sets(
         }
     }
     for (address, endpoint) in theirs.iter().filter(|(address, _)| !ours.contains_key(address)) {
-        let row = rows::of_endpoint(state, endpoint);
+        let row = rows::of_endpoint_from_them(state, endpoint);
         found.push(difference(row, "Get: an endpoint only from them", &format!("{address}: {endpoint:?}")));
     }
     found

@@ -30,24 +30,29 @@ const INBOUND_LISTEN_ADDR: &str = "LINKERD2_PROXY_INBOUND_LISTEN_ADDR";
 /// The largest `inbound_port` that a proxy accepts is one less.
 const REFUSED_INBOUND_PORT: u32 = 65_535;
 
-/// Returns the row for an endpoint that only one of the servers sends.
-pub(crate) fn of_endpoint(state: &ApiState, endpoint: &WeightedAddr) -> Option<u32> {
+/// Returns the row for an endpoint that only our server sends.
+pub(crate) fn of_endpoint_from_us(state: &ApiState, endpoint: &WeightedAddr) -> Option<u32> {
+    let mut targets = with_address_of(state, endpoint).filter_map(|(_, it)| it.target_ref.as_ref());
     if has_unreadable_proxy(state, endpoint) {
-        return Some(9);
+        Some(9)
+    } else if targets.any(|target| target.namespace.is_none()) {
+        Some(48)
+    } else {
+        (entries(state, endpoint) > 1).then_some(39)
     }
+}
+
+/// Returns the row for an endpoint that only Linkerd's server sends.
+pub(crate) fn of_endpoint_from_them(state: &ApiState, endpoint: &WeightedAddr) -> Option<u32> {
     if is_of_missing_service(state, endpoint) {
-        return Some(99);
+        Some(99)
+    } else if is_of_another_namespace(state, endpoint) {
+        Some(43)
+    } else if is_local_and_without_node(state, endpoint) {
+        Some(101)
+    } else {
+        (entries(state, endpoint) > 1).then_some(39)
     }
-    if is_of_another_namespace(state, endpoint) {
-        return Some(43);
-    }
-    if with_address_of(state, endpoint).any(|(_, it)| it.target_ref.as_ref().is_some_and(|to| to.namespace.is_none())) {
-        return Some(48);
-    }
-    if is_local_and_without_node(state, endpoint) {
-        return Some(101);
-    }
-    (entries(state, endpoint) > 1).then_some(39)
 }
 
 /// Returns the row for a field of an endpoint that both servers send.
