@@ -85,7 +85,7 @@ impl Turns {
         self.forget_delay(object);
         let since = self.waiting.remove(object)?;
         if !self.yielded.remove(object) && !self.working.contains_key(object) {
-            // Not on the usual way: an object is reconciled, or found to be deleted, only after it was yielded.
+            // This is rare: an object is reconciled, or found to be deleted, only after it was yielded.
             self.turns.retain(|waiting| waiting != object);
         }
         Some(since)

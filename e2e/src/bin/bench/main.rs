@@ -7,9 +7,9 @@
 //!
 //! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
 //!   `converge`, `rest`, `flip`, `flips`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts:
-//!   `rollout-plan`, `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
-//!   `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`, `recovery`,
-//!   `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`, `long-outage`.
+//!   `rollout-plan`, `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`,
+//!   `profiles`, `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`,
+//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`, `long-outage`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
 //!   measured, too.

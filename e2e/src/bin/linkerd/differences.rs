@@ -57,7 +57,7 @@ fn of_endpoints(
         }
         (Some(Answer::Endpoints(ours)), None) => of_sets(state, ours, &BTreeMap::new()),
         (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => of_sets(state, ours, theirs),
-        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS => {
+        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS && !ours.is_empty() => {
             of_sets(state, ours, &BTreeMap::new())
         }
         (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text.starts_with(REPEATED_ADDRESS) => {
