@@ -24,7 +24,7 @@ use crate::{
 const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
 /// The pause between the writes for one Service, so that workloads which change at the same time, or one that never
 /// stops, cause few writes: each is sent to every node. A first change does not wait.
-const BETWEEN_WRITES: Duration = Duration::from_millis(100);
+const BETWEEN_WRITES: Duration = Duration::from_millis(200);
 /// The number of one Service's slice names that other controllers may occupy before the reconcile fails.
 const TAKEN_LIMIT: usize = 256;
 
