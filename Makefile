@@ -32,6 +32,8 @@ IMAGE ?= linkerd-operator:dev
 IMAGE_TAR := dist/linkerd-operator-image.tar
 NAMESPACE := linkerd-operator-system
 LINKERD := linkerd
+# The label selector of what config contains, and not of what Helm installed.
+OURS := app.kubernetes.io/part-of=linkerd-operator,app.kubernetes.io/managed-by=kustomize
 OVERLAY := dist/overlay
 # The path from the overlay to this directory.
 OVERLAY_BASE := ../..
@@ -285,13 +287,18 @@ deploy: overlay ## Deploy the operator with the image IMAGE, and wait up to WAIT
 		exit 1; }
 
 .PHONY: undeploy
-undeploy: ## Delete all LinkerdConfigs, then the objects that `make deploy` created
+undeploy: ## Delete all LinkerdConfigs, then the operator with its optional components
 	@$(NO_CONFIGS)
+# First of all what makes the API server call the operator.
+	@$(KUBECTL) delete mutatingwebhookconfigurations,validatingwebhookconfigurations -l $(OURS)
 # The permissions are deleted last, so that the operator can release its Leases.
 	@$(KUBECTL) -n $(NAMESPACE) delete deployment linkerd-operator --ignore-not-found --cascade=foreground --timeout=$(WAIT)
 	@$(KUBECTL) -n $(LINKERD) delete lease linkerd-operator --ignore-not-found
 	@$(KUBECTL) delete -k config/control-plane --ignore-not-found --timeout=$(WAIT)
 	@$(KUBECTL) delete -k config/default --ignore-not-found --timeout=$(WAIT)
+# What the components of an overlay added.
+	@$(KUBECTL) -n $(LINKERD) delete roles,rolebindings -l $(OURS)
+	@$(KUBECTL) delete clusterroles,clusterrolebindings -l $(OURS)
 
 .PHONY: build-installer
 build-installer: overlay ## Write all objects that `make deploy` applies to one file: dist/install.yaml

@@ -12,7 +12,7 @@ const ACCOUNT: &str = "linkerd-operator";
 const DESTINATION: &str = "linkerd-operator-destination";
 const EXTERNAL_WORKLOAD: &str = "linkerd-operator-external-workload";
 
-fn components(names: &[&str]) -> String {
+pub(super) fn components(names: &[&str]) -> String {
     let paths: Vec<_> = names.iter().map(|name| format!("../../config/components/{name}")).collect();
     format!("components: [{}]", paths.join(", "))
 }

@@ -11,6 +11,8 @@ use e2e::{
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
+use super::components::components;
+
 const DEADLINE: Duration = Duration::from_secs(180);
 /// The name of a LinkerdConfig with a finalizer that the operator would have to remove.
 const RESTORING: &str = "restoring";
@@ -81,11 +83,24 @@ impl Cluster {
         self.control_plane.apply(&[config]).await
     }
 
+    /// Applies overlays with the optional components, as a user does.
+    async fn add_components(&self) -> Result<()> {
+        let overlays = [
+            ("config/default", vec!["webhook-server", "webhooks", "proxy-injector"]),
+            ("config/control-plane", vec!["proxy-injector/control-plane", "multicluster/control-plane"]),
+        ];
+        for (folder, names) in overlays {
+            self.control_plane.apply(&self.control_plane.shipped_with(folder, &components(&names)).await?).await?;
+        }
+        Ok(())
+    }
+
     /// Checks that no object of the operator is left in the cluster.
     async fn has_no_operator(&self) -> Result<()> {
         let label = "app.kubernetes.io/part-of=linkerd-operator";
         let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services,\
-            validatingadmissionpolicies,validatingadmissionpolicybindings";
+            validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingwebhookconfigurations,\
+            validatingwebhookconfigurations";
         let left = self.names(&[kinds, "--all-namespaces", "-l", label]).await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
@@ -170,6 +185,7 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     assert_eq!(cluster.names(&["deployments", "-n", "linkerd-operator-system"]).await?.len(), 1);
     let no_finalizers = r#"{"metadata":{"finalizers":null}}"#;
     control_plane.kubectl(&["patch", "linkerdconfig", RESTORING, "--type=merge", "-p", no_finalizers]).await?;
+    cluster.add_components().await?;
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
     cluster.has_no_operator().await?;
     assert_eq!(cluster.in_linkerd().await?, linkerd);
