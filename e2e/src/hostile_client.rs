@@ -54,6 +54,8 @@ pub struct HostileClient {
     takes_no_more: bool,
     /// If set, the client never reads from its socket.
     pub never_reads: bool,
+    /// If set, the client does not acknowledge PINGs.
+    pub ignores_pings: bool,
     pub received: Received,
 }
 
@@ -104,6 +106,7 @@ impl HostileClient {
             unclaimed: 0,
             takes_no_more: false,
             never_reads: false,
+            ignores_pings: false,
             received: Received::initial(),
         };
         client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, window)]));
@@ -132,8 +135,13 @@ impl HostileClient {
 
     /// Begins a request, without its message.
     pub fn begin(&mut self) -> u32 {
+        self.begin_with(self.request.0.clone())
+    }
+
+    /// Begins a request with this header block.
+    pub fn begin_with(&mut self, headers: Bytes) -> u32 {
         let stream = self.new_stream();
-        self.put(&Frame::new(HEADERS, END_HEADERS, stream, self.request.0.clone()));
+        self.put(&Frame::new(HEADERS, END_HEADERS, stream, headers));
         stream
     }
 
@@ -250,6 +258,7 @@ impl HostileClient {
         match frame.kind {
             SETTINGS if !frame.has(ACK) => self.reply(&Frame::new(SETTINGS, ACK, 0, Bytes::new())),
             PING if frame.has(ACK) => self.received.pongs += 1,
+            PING if self.ignores_pings => {}
             PING => self.reply(&Frame::new(PING, ACK, 0, frame.payload.clone())),
             HEADERS if frame.has(END_STREAM) => self.received.ended_streams += 1,
             HEADERS => self.received.answered.push_back(frame.stream),

@@ -2,8 +2,10 @@
 //! than the server it measures, and ones that violate the protocol.
 //!
 //! * In: the frame to send, or bytes from a socket. Out: the bytes of a frame, or the frames in the bytes.
-//! * Always: header blocks are not compressed, so that one block can be sent on any stream; this module keeps no
-//!   connection state.
+//! * Always: header blocks are not compressed, so that one block can be sent on any stream, except for an attack; this
+//!   module keeps no connection state.
+
+use std::ops::RangeInclusive;
 
 use anyhow::{Result, ensure};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -137,6 +139,22 @@ pub fn grpc_request(path: &str) -> Bytes {
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ])
+}
+
+/// The header blocks of gRPC requests with a hundred fields and few bytes: of the first one, which adds fields to the
+/// server's table (RFC 7541, section 2.3.2), and of all others.
+pub fn requests_with_many_fields(path: &str) -> (Bytes, Bytes) {
+    /// Indexed fields that h2 accepts without a value: all but content-length and transfer-encoding.
+    const STATIC: [RangeInclusive<u8>; 3] = [15..=27, 29..=56, 58..=61];
+    /// The places of added fields, the last one first, whose index is one byte.
+    const ADDED: RangeInclusive<u8> = 62..=121;
+    let (mut first, mut others) = (BytesMut::from(&*grpc_request(path)), BytesMut::from(&*grpc_request(path)));
+    for number in ADDED {
+        first.extend_from_slice(&[0x40, 2, b'a' + number / 26, b'a' + number % 26, 0]);
+        others.put_u8(0x80 | number);
+    }
+    others.extend(STATIC.into_iter().flatten().map(|index| 0x80 | index));
+    (first.freeze(), others.freeze())
 }
 
 /// A gRPC message with its prefix: the flag for no compression, and the length.

@@ -15,6 +15,7 @@ use super::{Target, tenants};
 use crate::{
     discovery::token,
     hostile_client::HostileClient,
+    http2::{self, GET},
     load::{self, Method, StreamRequest},
 };
 
@@ -22,6 +23,10 @@ use crate::{
 /// connection with the shipped memory limit.
 pub(super) const FLOODERS: usize = 4;
 const UNFINISHED: u32 = 17_000;
+/// The number of requests with many fields, which is below that maximum.
+const WITH_MANY_FIELDS: u32 = 14_000;
+/// The number of small answers after which the server waits for an acknowledgement.
+const UNACKNOWLEDGED: u32 = 60;
 /// The number of streams of the other attacks, and of their connections.
 const STREAMS: u32 = 3_000;
 const CONNECTIONS: usize = 3;
@@ -46,6 +51,32 @@ pub(super) async fn begin_requests(target: Target) -> Result<()> {
             client.begin();
         }
         // The server ends requests that take too long. Without an error, it has closed the connection.
+        let held = timeout(2 * HOLD, client.flood(|_| {}, |_, _| {})).await;
+        if let Ok(ended) = held {
+            ended.context("flooding")?;
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Opens a connection, acknowledges none of its answers, and sends as many requests with a hundred fields as the server
+/// reads, until it is closed; without end.
+pub(super) async fn request_with_many_fields(target: Target) -> Result<()> {
+    let path = format!("unknown.{}:80", tenants::large_service(&target.namespace));
+    let (first, others) = http2::requests_with_many_fields(GET);
+    loop {
+        let Ok(Ok(mut client)) = timeout(PATIENCE, HostileClient::connect(target.server, &path, WINDOW)).await else {
+            continue;
+        };
+        client.ignores_pings = true;
+        for _ in 0..UNACKNOWLEDGED {
+            client.get();
+        }
+        client.begin_with(first.clone());
+        for _ in 0..WITH_MANY_FIELDS {
+            client.begin_with(others.clone());
+        }
+        // Without an error, the server has closed the connection.
         let held = timeout(2 * HOLD, client.flood(|_| {}, |_, _| {})).await;
         if let Ok(ended) = held {
             ended.context("flooding")?;

@@ -21,6 +21,8 @@ use crate::load;
 pub enum Attack {
     /// Requests whose messages are never complete.
     UnfinishedRequests,
+    /// Requests with a hundred fields each, from a client that acknowledges no answer.
+    ManyFields,
     /// Connections on which nothing is sent.
     SilentConnections,
     /// Streams for ports that the Service does not declare.
@@ -55,8 +57,9 @@ pub struct Running {
 // === impl Attack ===
 
 impl Attack {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::UnfinishedRequests,
+        Self::ManyFields,
         Self::SilentConnections,
         Self::UndeclaredPorts,
         Self::UnknownHostnames,
@@ -70,9 +73,11 @@ impl Attack {
     /// Creates the objects that the attack requires. Some attacks share objects, so existing ones are kept.
     pub async fn prepare(self, client: &Client, namespace: &str) -> Result<()> {
         match self {
-            Self::UnfinishedRequests | Self::UndeclaredPorts | Self::UnknownHostnames | Self::UnknownNodes => {
-                tenants::create_large_services(client, namespace).await
-            }
+            Self::UnfinishedRequests
+            | Self::ManyFields
+            | Self::UndeclaredPorts
+            | Self::UnknownHostnames
+            | Self::UnknownNodes => tenants::create_large_services(client, namespace).await,
             Self::SilentConnections => Ok(()),
             Self::LargeProfile => tenants::create_large_profile(client, namespace).await,
             Self::WideServices => tenants::create_wide_services(client, namespace).await,
@@ -95,6 +100,11 @@ impl Attack {
             Self::UnfinishedRequests => {
                 for _ in 0..clients::FLOODERS {
                     tasks.spawn(clients::begin_requests(target.clone()));
+                }
+            }
+            Self::ManyFields => {
+                for _ in 0..clients::FLOODERS {
+                    tasks.spawn(clients::request_with_many_fields(target.clone()));
                 }
             }
             Self::SilentConnections => _ = tasks.spawn(clients::connect_silently(target)),

@@ -36,6 +36,7 @@ pub(super) struct Budget {
     read: AtomicUsize,
     sent: AtomicUsize,
     socket_full: AtomicBool,
+    paused: AtomicBool,
     read_while_full: AtomicUsize,
     /// By how much the frames that no answered PING covers are smaller than [`SMALL_FRAME`], in bytes.
     missing: AtomicUsize,
@@ -60,10 +61,16 @@ impl Budget {
         READ_PER_TURN.saturating_sub(self.read.load(Relaxed))
     }
 
-    /// Returns whether reading has to wait until the client reads. The connection wakes up when the socket becomes
-    /// writable.
-    pub(super) fn must_write_first(&self) -> bool {
-        self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
+    /// Begins or ends a pause, in which nothing is read. The caller ends it: no byte of the client does.
+    pub(super) fn pause(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
+    }
+
+    /// Returns whether reading has to wait: for the end of a pause, or until the client reads. In the second case, the
+    /// connection wakes up when the socket becomes writable.
+    pub(super) fn must_not_read(&self) -> bool {
+        let must_write_first = self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL;
+        must_write_first || self.paused.load(Relaxed)
     }
 
     pub(super) fn record_read(&self, bytes: usize) {
@@ -186,16 +193,20 @@ mod tests {
     }
 
     #[test]
-    fn reading_continues_for_a_while_when_the_socket_is_full() {
+    fn reading_continues_for_a_while_when_the_socket_is_full_and_stops_in_a_pause() {
         let budget = Budget::default();
         budget.record_read(READ_WHILE_FULL);
         budget.record_write(true);
         budget.record_write(false);
         budget.record_read(READ_WHILE_FULL - 1);
-        assert!(!budget.must_write_first());
+        assert!(!budget.must_not_read());
         budget.record_read(1);
-        assert!(budget.must_write_first());
+        assert!(budget.must_not_read());
         budget.record_write(true);
-        assert!(!budget.must_write_first());
+        assert!(!budget.must_not_read());
+        budget.pause(true);
+        assert!(budget.must_not_read());
+        budget.pause(false);
+        assert!(!budget.must_not_read());
     }
 }

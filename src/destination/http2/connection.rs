@@ -33,7 +33,7 @@ use http::{HeaderMap, Request, Response};
 use strum::{IntoStaticStr, VariantArray};
 use tokio::{
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -63,8 +63,11 @@ const UNACCEPTED_RESETS: usize = 1_000;
 /// exceeds this budget. A request is such a frame, and one turn reads some hundred requests. h2's default of 32 KiB is
 /// too small for a client that opens many streams together.
 const DATA_FRAME_BUDGET: usize = 512 * 1024;
-/// The memory that the frames of one full read may become: h2 keeps some hundred bytes for a request of thirty.
-const MEMORY_OF_A_READ: usize = 2 * 1024 * 1024;
+/// The memory that the frames of one full read may become: h2 keeps some hundred bytes for a request of thirty, and some
+/// kilobytes for one of two hundred bytes with a hundred fields.
+const MEMORY_OF_A_READ: usize = 6 * 1024 * 1024;
+/// How long a connection whose requests cannot be answered reads nothing after each read while memory is short.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The time for a client to receive GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -151,10 +154,24 @@ where
     let mut queued_since: Option<Instant> = None;
     // Whether h2 holds requests that were not accepted yet.
     let mut backlog = false;
+    let mut pause = pin!(sleep(PAUSE));
     let mut turn = |cx: &mut Context<'_>| -> Poll<ConnectionEnd> {
         // If h2 holds requests that can be answered, they are accepted before more data is read from the socket.
         let may_read = !backlog || !budget.is_open();
-        budget.begin_turn(may_read, limits.memory.has_room_for(MEMORY_OF_A_READ));
+        let has_memory = limits.memory.has_room_for(MEMORY_OF_A_READ);
+        budget.begin_turn(may_read, has_memory);
+        // What arrives now stays in h2, which limits the number of requests and not their bytes. The acknowledgement that
+        // would open the connection may be behind them, so it is read on slowly. When memory is exhausted nothing is read,
+        // and if that lasts, the connection is closed.
+        let is_paused = !budget.is_open() && !has_memory && {
+            let is_over = pause.as_mut().poll(cx).is_ready();
+            if is_over {
+                pause.as_mut().reset(Instant::now() + PAUSE);
+                _ = pause.as_mut().poll(cx);
+            }
+            !is_over || limits.memory.is_exhausted()
+        };
+        budget.pause(is_paused);
         if !stopping && stop.as_mut().poll(cx).is_ready() {
             connection.graceful_shutdown();
             stopping = true;

@@ -168,7 +168,8 @@ impl StallDetector {
     ///   stream. In this case, time counts only while another stream waits or no stream is open.
     /// * The connection is idle when it had no stream for five timeouts, or for a second while others wait for a
     ///   connection.
-    /// * When the server needs memory, the connection ends if its socket accepted nothing between two requests.
+    /// * When the server needs memory, the connection ends if no stream could send between two requests: the socket is
+    ///   full, or the client acknowledges no small frames.
     pub(super) async fn close_reason(
         &self,
         timeout: Duration,
@@ -180,9 +181,9 @@ impl StallDetector {
         let mut idle = 0;
         let mut next_check = Instant::now() + timeout / CHECKS;
         let mut known = *shortage.borrow_and_update();
-        // The state at the last request: what clients had accepted if the socket was full, and since when the
-        // connection had no stream.
-        let mut full_with: Option<u64> = None;
+        // The state at the last request: what clients had accepted if no stream could send, and since when the connection
+        // had no stream.
+        let mut closed_with: Option<u64> = None;
         let mut without_stream: Option<Instant> = None;
         loop {
             tokio::select! {
@@ -193,10 +194,10 @@ impl StallDetector {
                     if latest.of_memory != known.of_memory {
                         self.streams.lock().iter().filter_map(Weak::upgrade).for_each(|stream| stream.give_up_memory());
                         let taken = self.taken.load(Ordering::Relaxed);
-                        if budget.is_socket_full() && full_with == Some(taken) {
+                        if !budget.is_open() && closed_with == Some(taken) {
                             return CloseReason::Memory;
                         }
-                        full_with = budget.is_socket_full().then_some(taken);
+                        closed_with = (!budget.is_open()).then_some(taken);
                     }
                     if latest.of_connections != known.of_connections {
                         let has_stream = self.streams.lock().iter().any(|stream| stream.strong_count() > 0);
@@ -395,15 +396,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn when_memory_is_short_a_connection_ends_whose_socket_accepts_no_data() {
-        for accepts in [true, false] {
+    async fn when_memory_is_short_a_connection_ends_whose_socket_accepts_no_data_or_whose_client_acknowledges_none() {
+        let full_socket = |budget: &Budget| budget.record_write(false);
+        let unacknowledged = |budget: &Budget| (0..100).for_each(|_| budget.record_data(1));
+        let closed: [fn(&Budget); 2] = [full_socket, unacknowledged];
+        for (accepts, close) in [(true, closed[0]), (true, closed[1]), (false, closed[0]), (false, closed[1])] {
             let connection = Arc::<StallDetector>::default();
             let (watch, shortage) = (Arc::clone(&connection), watch::Sender::<Shortage>::default());
             let receiver = shortage.subscribe();
             let (stream, _) = stream(&connection, false);
             let reason = tokio::spawn(async move {
                 let budget = Budget::default();
-                budget.record_write(false);
+                close(&budget);
                 watch.close_reason(TIMEOUT, receiver, &budget).await
             });
             for _ in 0..3 {

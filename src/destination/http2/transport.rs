@@ -54,7 +54,7 @@ impl Transport {
 
 impl Transport {
     fn poll_socket(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.budget.must_write_first() {
+        if self.budget.must_not_read() {
             return Poll::Pending;
         }
         let most = self.budget.remaining_read().min(buffer.remaining());

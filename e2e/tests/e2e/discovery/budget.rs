@@ -27,6 +27,8 @@ use super::{
 /// The memory limit of the shipped Deployment.
 const LIMIT: u64 = 250 * 1024 * 1024;
 const MIB: u64 = 1024 * 1024;
+/// The pages of the shipped binary. A debug build has more, which do not count.
+const PAGES_OF_THE_BINARY: u64 = 20 * MIB;
 const CHANGE_EVERY: Duration = Duration::from_millis(200);
 /// How long the attacks last by default.
 const SECONDS: u64 = 20;
@@ -72,7 +74,8 @@ async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves
     }
     let refused = world.manager.metric("linkerd_operator_discovery_streams_refused_total", &[]).await;
     let allocated = world.manager.metric("linkerd_operator_memory_allocated_bytes", &[]).await;
-    let peak = world.manager.memory()?.peak;
+    let memory = world.manager.memory()?;
+    let peak = memory.peak.saturating_sub(memory.files) + memory.files.min(PAGES_OF_THE_BINARY);
     println!(
         "{attacks:?}: {} MiB at the peak, {:.0} MiB allocated now, {refused:?} streams refused, a change after {slowest:?} at most",
         peak / MIB,
