@@ -27,7 +27,7 @@ use prometheus::{
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service, util::MapRequestLayer};
 
-use crate::list_limit::ListLimitLayer;
+use crate::response_limit::ResponseLimitLayer;
 
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(9);
@@ -161,7 +161,7 @@ pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
         ClientBuilder::try_from(config).context("cannot create a client of the API server from its configuration")?;
     let deadlines = DeadlineLayer(RequestMetrics::register(registry)?);
     let most_recent = MapRequestLayer::new(most_recent_list);
-    Ok(builder.with_layer(&deadlines).with_layer(&most_recent).with_layer(&ListLimitLayer::new()).build())
+    Ok(builder.with_layer(&deadlines).with_layer(&most_recent).with_layer(&ResponseLimitLayer::new()).build())
 }
 
 /// Makes the request for a list in a stream one for the most recent version. kube (5.0) requests any version that the

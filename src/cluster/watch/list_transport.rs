@@ -10,7 +10,7 @@
 
 use kube::runtime::watcher::{self, Config};
 
-use crate::list_limit::PageTooLarge;
+use crate::response_limit::PageTooLarge;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListTransport {

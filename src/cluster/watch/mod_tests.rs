@@ -11,7 +11,7 @@ use tower::Layer;
 use super::{status::ABSENCE_CONFIRMED, *};
 use crate::{
     cluster::kinds::{endpoint_slice::Slice, pod::PodObject, server::Server},
-    list_limit::ListLimitLayer,
+    response_limit::ResponseLimitLayer,
 };
 
 /// Reads Pods. The field is whether it blocks readiness.
@@ -90,7 +90,7 @@ impl Scripted {
             }
         });
         let (context, mut tasks) = (WatchContext { memory, ..context() }, Tasks::default());
-        let clients = Clients::always(&Client::new(ListLimitLayer::new().layer(service), "default"));
+        let clients = Clients::always(&Client::new(ResponseLimitLayer::new().layer(service), "default"));
         let status = Spawn { context, clients, scope: WatchScope::default(), tasks: &mut tasks }.visit::<T>();
         Self { responses, queries, status, _tasks: tasks }
     }

@@ -5,17 +5,20 @@
 
 use std::{fmt, time::Duration};
 
-use kube::runtime::watcher;
+use kube::{core::Status, runtime::watcher};
 use strum::{IntoStaticStr, VariantNames};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::cluster::Kind;
+use crate::{cluster::Kind, text::truncate};
 
 /// The time for which an optional kind must not be served before it counts as absent. An API server that is starting,
 /// or a proxy in front of it, may respond 404 for a kind that exists. On a cluster without the kind, discovery is ready
 /// only after this time.
 pub(super) const ABSENCE_CONFIRMED: Duration = Duration::from_secs(1);
+
+/// The maximum length of an API server's message.
+const MESSAGE_BYTES: usize = 1024;
 
 /// A problem of a watch, for `/ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,17 +164,22 @@ impl WatchFailure {
             watcher::Error::InitialListFailed(cause)
             | watcher::Error::WatchStartFailed(cause)
             | watcher::Error::WatchFailed(cause) => cause,
-            watcher::Error::WatchError(status) => return Self::Unreachable(status.message.clone()),
+            watcher::Error::WatchError(status) => return Self::Unreachable(message(status)),
             watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
         };
         match cause {
             // Matched by code: the response for an API group that does not exist is plain text without a reason.
             kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
-            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
-            kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
+            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(message(status)),
+            kube::Error::Api(status) => Self::Unreachable(message(status)),
             other => Self::Unreachable(crate::client::describe(other)),
         }
     }
+}
+
+/// The message of an API server, which need not be trustworthy.
+fn message(status: &Status) -> String {
+    truncate(&status.message, MESSAGE_BYTES).to_owned()
 }
 
 impl fmt::Display for WatchFailure {

@@ -8,15 +8,15 @@ use http_body_util::Full;
 use super::*;
 
 /// A client of an API server that answers each request with this number of bytes.
-fn client(bytes: usize) -> impl AsyncFn(&str) -> Result<Response<LimitedBody>, BoxError> {
+fn client(bytes: usize) -> impl AsyncFn(&str) -> Result<Response<ApiBody>, BoxError> {
     let answer = tower::service_fn(move |_: Request<Body>| async move {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![0; bytes]))))
     });
-    let client = ListLimitLayer::new().layer(answer);
+    let client = ResponseLimitLayer::new().layer(answer);
     async move |path| client.clone().call(Request::get(path).body(Body::empty()).unwrap()).await
 }
 
-async fn read(response: Response<LimitedBody>) -> Result<usize, BoxError> {
+async fn read(response: Response<ApiBody>) -> Result<usize, BoxError> {
     Ok(response.into_body().collect().await?.to_bytes().len())
 }
 
@@ -27,8 +27,38 @@ async fn a_page_that_is_too_large_fails_with_an_error_that_is_recognized() {
     let error: kube::Error = kube::Error::Service(error);
     assert!(PageTooLarge::caused(&error), "{error}");
     assert!(!PageTooLarge::caused(&kube::Error::Service("other".into())));
-    let read_whole = read(client("/pods?watch=true").await.unwrap()).await.unwrap();
-    assert_eq!(read_whole, PAGE_BYTES + 1, "a watch has no end");
+    assert_eq!(read(client("/pods").await.unwrap()).await.unwrap(), PAGE_BYTES + 1, "it is no page");
+}
+
+#[tokio::test]
+async fn a_watch_has_no_end_and_each_of_its_events_has_a_limit() {
+    let watched = async |event: usize| {
+        let answer = tower::service_fn(move |_: Request<Body>| async move {
+            let line = Bytes::from([vec![b'x'; event - 1], vec![b'\n']].concat());
+            let frames = futures::stream::iter((0..4).map(move |_| Ok::<_, Infallible>(Frame::data(line.clone()))));
+            Ok::<_, Infallible>(Response::new(http_body_util::StreamBody::new(frames)))
+        });
+        let request = Request::get("/pods?watch=true&limit=500").body(Body::empty()).unwrap();
+        read(ResponseLimitLayer::new().layer(answer).call(request).await.unwrap()).await
+    };
+    assert_eq!(watched(OBJECT_BYTES / 2).await.unwrap(), 2 * OBJECT_BYTES);
+    let endless = client(OBJECT_BYTES + 1);
+    let error = read(endless("/pods?watch=true").await.unwrap()).await.unwrap_err();
+    assert_eq!(error.to_string(), "an event of the watch has more than 33554432 bytes");
+}
+
+#[tokio::test]
+async fn an_error_has_a_limit_whatever_was_requested() {
+    let answer = tower::service_fn(|_: Request<Body>| async {
+        let body = Full::new(Bytes::from(vec![0; ERROR_BYTES + 1]));
+        Ok::<_, Infallible>(Response::builder().status(403).body(body).unwrap())
+    });
+    let mut client = ResponseLimitLayer::new().layer(answer);
+    for path in ["/pods/web", "/pods?limit=1", "/pods?watch=true"] {
+        let response = client.call(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
+        let error = read(response).await.unwrap_err();
+        assert_eq!(error.to_string(), "the error has more than 1048576 bytes", "{path}");
+    }
 }
 
 #[tokio::test]
@@ -57,7 +87,7 @@ async fn a_page_that_never_ends_fails_and_frees_its_room() {
         let frames = futures::stream::pending::<Result<Frame<Bytes>, Box<dyn Error + Send + Sync>>>();
         Ok::<_, Infallible>(Response::new(http_body_util::StreamBody::new(frames)))
     });
-    let mut client = ListLimitLayer::new().layer(endless);
+    let mut client = ResponseLimitLayer::new().layer(endless);
     for _ in 0..3 {
         let request = Request::get("/pods?limit=250").body(Body::empty()).unwrap();
         let error = read(client.call(request).await.unwrap()).await.unwrap_err();

@@ -1,0 +1,249 @@
+//! Bounds the memory of responses: the bytes of one page of a list, the pages that are received at the same time, one
+//! event of a watch, and the text of an error.
+//!
+//! In: requests to the API server. Out: their responses; the body of a page fails with [`PageTooLarge`] when it is too
+//! large. Always holds: the pages that are being received have at most [`RECEIVED_BYTES`] together, except for a single
+//! object that is larger; a page and an error have a deadline. kube keeps a page up to three times while it decodes it,
+//! and tenants decide how large objects are, so a page with a fixed number of objects has no bound. A list in a stream is
+//! a watch. kube has no limit for the length of an event and of an error, and the API server of a linked cluster need not
+//! be trustworthy.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body::{Body as HttpBody, Frame};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Sleep, sleep},
+};
+use tower::{BoxError, Layer, Service};
+
+/// The maximum size of a page with several objects.
+const PAGE_BYTES: usize = 8 * 1024 * 1024;
+/// The maximum size of a page with one object, and of an event. etcd permits 1.5 MiB, but JSON may escape each byte as six.
+const OBJECT_BYTES: usize = 32 * 1024 * 1024;
+/// The maximum size of all pages that are being received.
+const RECEIVED_BYTES: usize = 2 * PAGE_BYTES;
+/// The unit of [`ResponseLimitLayer::room`].
+const UNIT: usize = 1024 * 1024;
+/// The maximum size of an error.
+const ERROR_BYTES: usize = 1024 * 1024;
+/// The deadline of a page and of an error, from its headers to its end.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A page has more bytes than the maximum. The list should be repeated with fewer objects in a page.
+#[derive(Debug, thiserror::Error)]
+#[error("a page of the list has more than {0} bytes")]
+pub(crate) struct PageTooLarge(usize);
+
+/// Limits the responses that a client receives.
+#[derive(Clone)]
+pub(crate) struct ResponseLimitLayer {
+    room: Arc<Semaphore>,
+}
+
+#[derive(Clone)]
+pub(crate) struct ResponseLimitService<S> {
+    inner: S,
+    room: Arc<Semaphore>,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy)]
+enum Content {
+    /// A page of a list with at most so many objects.
+    Page(u32),
+    /// The events of a watch, one in each line.
+    Events,
+    Other,
+}
+
+/// A body that fails when it is too large.
+struct LimitedBody {
+    body: Pin<Box<dyn HttpBody<Data = Bytes, Error = BoxError> + Send>>,
+    limit: Limit,
+    remaining: usize,
+    /// `None` for a watch.
+    deadline: Option<Pin<Box<Sleep>>>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// What may have at most so many bytes.
+#[derive(Clone, Copy)]
+enum Limit {
+    Page(usize),
+    Event(usize),
+    Error(usize),
+}
+
+/// The responses of an API server, with or without a limit.
+type ApiBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+
+// === impl PageTooLarge ===
+
+impl PageTooLarge {
+    /// Returns whether this is the cause of an error.
+    pub(crate) fn caused(error: &(dyn std::error::Error + 'static)) -> bool {
+        std::iter::successors(Some(error), |error| error.source()).any(<dyn std::error::Error>::is::<Self>)
+    }
+}
+
+// === impl ResponseLimitLayer ===
+
+impl ResponseLimitLayer {
+    pub(crate) fn new() -> Self {
+        Self { room: Arc::new(Semaphore::new(RECEIVED_BYTES / UNIT)) }
+    }
+}
+
+impl<S> Layer<S> for ResponseLimitLayer {
+    type Service = ResponseLimitService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        ResponseLimitService { inner, room: Arc::clone(&self.room) }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for ResponseLimitService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<ApiBody>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let content = Content::of(&request);
+        let response = self.inner.call(request);
+        let room = Arc::clone(&self.room);
+        Box::pin(async move {
+            let response = response.await.map_err(Into::into)?;
+            let is_error = response.status().is_client_error() || response.status().is_server_error();
+            let (limit, room) = match content {
+                _ if is_error => (Limit::Error(ERROR_BYTES), None),
+                Content::Page(objects) => {
+                    let max = if objects > 1 { PAGE_BYTES } else { OBJECT_BYTES };
+                    let units = u32::try_from(max.min(RECEIVED_BYTES) / UNIT)?;
+                    // Only for the body: an API server that does not respond must not delay the lists of other kinds.
+                    (Limit::Page(max), Some(room.acquire_many_owned(units).await?))
+                }
+                Content::Events => (Limit::Event(OBJECT_BYTES), None),
+                Content::Other => return Ok(response.map(|body| body.map_err(Into::into).boxed_unsync())),
+            };
+            Ok(response.map(|body| LimitedBody::new(body, limit, room).boxed_unsync()))
+        })
+    }
+}
+
+// === impl Content ===
+
+impl Content {
+    fn of(request: &Request<Body>) -> Self {
+        let query = request.uri().query().filter(|_| request.method() == Method::GET).unwrap_or_default();
+        let parameter = |wanted: &str| {
+            let mut parameters = query.split('&').filter_map(|parameter| parameter.split_once('='));
+            parameters.find_map(|(name, value)| (name == wanted).then_some(value))
+        };
+        if parameter("watch") == Some("true") {
+            return Self::Events;
+        }
+        parameter("limit").and_then(|objects| objects.parse().ok()).map_or(Self::Other, Self::Page)
+    }
+}
+
+// === impl LimitedBody ===
+
+impl LimitedBody {
+    fn new<B>(body: B, limit: Limit, room: Option<OwnedSemaphorePermit>) -> Self
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let deadline = match limit {
+            Limit::Event(_) => None,
+            Limit::Page(_) | Limit::Error(_) => Some(Box::pin(sleep(PAGE_TIMEOUT))),
+        };
+        Self { body: Box::pin(body.map_err(Into::into)), limit, remaining: limit.bytes(), deadline, _room: room }
+    }
+
+    /// Counts the bytes of a frame. Returns false if there are too many.
+    fn count(&mut self, data: &[u8]) -> bool {
+        let counted = match self.limit {
+            // What precedes the last line is decoded and released when the frame has been read.
+            Limit::Event(max) => memchr::memrchr(b'\n', data).map(|end| (max, data.len() - end - 1)),
+            Limit::Page(_) | Limit::Error(_) => None,
+        };
+        let (remaining, length) = counted.unwrap_or((self.remaining, data.len()));
+        let left = remaining.checked_sub(length);
+        self.remaining = left.unwrap_or_default();
+        left.is_some()
+    }
+}
+
+impl HttpBody for LimitedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Some(Err(self.limit.late())));
+        }
+        let frame = std::task::ready!(self.body.as_mut().poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+            && !self.count(data)
+        {
+            return Poll::Ready(Some(Err(self.limit.exceeded())));
+        }
+        Poll::Ready(frame)
+    }
+}
+
+// === impl Limit ===
+
+impl Limit {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Page(bytes) | Self::Event(bytes) | Self::Error(bytes) => bytes,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Page(_) => "the page",
+            Self::Event(_) => "an event of the watch",
+            Self::Error(_) => "the error",
+        }
+    }
+
+    fn late(self) -> BoxError {
+        format!("{} was not complete within {} s", self.name(), PAGE_TIMEOUT.as_secs()).into()
+    }
+
+    fn exceeded(self) -> BoxError {
+        match self {
+            Self::Page(bytes) => PageTooLarge(bytes).into(),
+            Self::Event(bytes) | Self::Error(bytes) => format!("{} has more than {bytes} bytes", self.name()).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "response_limit_tests.rs"]
+mod tests;
