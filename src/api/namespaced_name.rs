@@ -15,6 +15,16 @@ pub const LONGEST_LABEL: usize = 63;
 /// The maximum length of a label's key: a DNS subdomain, a slash and a name.
 pub const LONGEST_KEY: usize = LONGEST_NAME + 1 + LONGEST_LABEL;
 
+/// Returns whether the text is a DNS label (RFC 1123), as the name of a namespace and the `hostname` of an endpoint must
+/// be.
+pub fn is_dns_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=LONGEST_LABEL).contains(&text.len())
+        && text.bytes().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
 /// The key of an object, cheap to clone. The namespace of a cluster-scoped object is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName {
@@ -51,5 +61,20 @@ impl NamespacedName {
 impl fmt::Display for NamespacedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dns_label_has_1_to_63_lowercase_letters_digits_and_inner_hyphens() {
+        for name in ["a", "vm-1", "0", &"a".repeat(63)] {
+            assert!(is_dns_label(name), "{name}");
+        }
+        for name in ["", "vm.example", "-a", "a-", "VM", &"a".repeat(64)] {
+            assert!(!is_dns_label(name), "{name}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::api::{LONGEST_LABEL, LONGEST_NAME};
+use crate::api::{LONGEST_NAME, is_dns_label};
 
 /// The maximum size of a token in bytes. The tokens of proxies are shorter.
 const LONGEST: usize = 4096;
@@ -41,9 +41,7 @@ impl ContextToken {
             },
         };
         // The namespace is part of view keys, so an invalid namespace name is dropped.
-        let is_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        let is_name = token.namespace.len() <= LONGEST_LABEL && token.namespace.bytes().all(is_label);
-        if is_name { token } else { Self { namespace: String::new(), ..token } }
+        if is_dns_label(&token.namespace) { token } else { Self { namespace: String::new(), ..token } }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     api::{
         EXTERNAL_WORKLOAD_KIND,
         endpoint_slice::{Endpoint, EndpointConditions, Family, TargetRef},
+        is_dns_label,
     },
     cluster::kinds::{
         external_workload::{Address, ExternalWorkload},
@@ -125,13 +126,6 @@ pub(super) fn describe_invalid(addresses: &[Address]) -> Option<String> {
     Some(and_more(shown, invalid.clone().count(), "; ")).filter(|text| !text.is_empty())
 }
 
-/// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and
-/// contain dots.
-pub(super) fn is_dns_label(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
-}
-
 impl Address {
     /// Returns the text if it is an address of the family.
     fn of(&self, wanted: Family) -> Option<String> {
@@ -180,16 +174,6 @@ mod tests {
             json!(null),
         ] {
             assert_eq!(found(other.clone()), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn only_dns_labels_are_valid_hostnames() {
-        for name in ["a", "vm-1", "0", &"a".repeat(63)] {
-            assert!(is_dns_label(name), "{name}");
-        }
-        for name in ["", "vm.example", "-a", "a-", "VM", &"a".repeat(64)] {
-            assert!(!is_dns_label(name), "{name}");
         }
     }
 }

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::value::RawValue;
 
-use super::endpoint::{INVALID_HOSTNAME, describe_invalid, is_dns_label};
+use super::endpoint::{INVALID_HOSTNAME, describe_invalid};
 use crate::{
-    api::{self, EXTERNAL_WORKLOAD_KIND},
+    api::{self, EXTERNAL_WORKLOAD_KIND, is_dns_label},
     cluster::{Problems, Projected, kinds::external_workload::ExternalWorkload},
     text::{and_more, truncate},
     webhook::{ValidationRequest, ValidationVerdict, Validator},

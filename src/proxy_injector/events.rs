@@ -10,10 +10,10 @@ use super::{
     decision::{InjectionDecision, NotInjected},
     inject::AdmissionOutcome,
 };
-use crate::events::{Notice, Reason};
-
-/// The maximum number of warnings in an Event.
-const MAX_WARNINGS: usize = 10;
+use crate::{
+    events::{Notice, Reason},
+    webhook::review::MAX_WARNINGS,
+};
 
 /// Returns the Events of a Pod that is admitted.
 pub(super) fn of_admitted(workload: &ObjectReference, outcome: &AdmissionOutcome) -> Vec<Notice> {

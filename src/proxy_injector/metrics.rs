@@ -1,8 +1,9 @@
 //! The metrics of the injector: those of Linkerd's injector, without its labels for the text of each annotation, which
 //! tenants control.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prometheus::{
     Histogram, IntCounterVec, IntGauge, Opts, Registry,
     core::{Collector, Desc},
@@ -12,8 +13,13 @@ use prometheus::{
 
 use super::{decision::InjectionDecision, source::CurrentConfiguration};
 
+/// The maximum number of namespaces that have series: what a cluster supports at most. The series of a namespace stay
+/// when it is deleted.
+const MAX_NAMESPACES: usize = 10_000;
+
 #[derive(Clone)]
 pub(super) struct InjectorMetrics {
+    namespaces: Arc<Mutex<HashSet<Box<str>>>>,
     requests: IntCounterVec,
     responses: IntCounterVec,
     denied: IntCounterVec,
@@ -28,6 +34,7 @@ pub(super) struct ConfigurationCollector {
 }
 
 /// The labels of a request.
+#[derive(Clone, Copy)]
 pub(super) struct RequestLabels<'a> {
     pub(super) owner_kind: &'a str,
     pub(super) namespace: &'a str,
@@ -59,6 +66,7 @@ impl InjectorMetrics {
             registry
         )?;
         Ok(Self {
+            namespaces: Arc::default(),
             seconds,
             requests: register_int_counter_vec_with_registry!(requests, &labels, registry)?,
             responses: register_int_counter_vec_with_registry!(responses, &skipped, registry)?,
@@ -67,6 +75,7 @@ impl InjectorMetrics {
     }
 
     pub(super) fn allowed(&self, labels: &RequestLabels<'_>, decision: &InjectionDecision, is_patched: bool) {
+        let labels = &self.limited(labels);
         self.request(labels);
         let reasons: Vec<_> = decision.skipped.iter().map(|reason| reason.key()).collect();
         let reasons = if is_patched { String::new() } else { reasons.join(",") };
@@ -76,12 +85,26 @@ impl InjectorMetrics {
     }
 
     pub(super) fn denied(&self, labels: &RequestLabels<'_>) {
+        let labels = &self.limited(labels);
         self.request(labels);
         self.denied.with_label_values(&[labels.namespace]).inc();
     }
 
     pub(super) fn answered(&self, after: Duration) {
         self.seconds.observe(after.as_secs_f64());
+    }
+
+    /// Leaves out the namespace if too many others have series.
+    fn limited<'a>(&self, labels: &RequestLabels<'a>) -> RequestLabels<'a> {
+        let mut namespaces = self.namespaces.lock();
+        let is_known = namespaces.contains(labels.namespace);
+        if !is_known && namespaces.len() >= MAX_NAMESPACES {
+            return RequestLabels { namespace: "", ..*labels };
+        }
+        if !is_known {
+            namespaces.insert(labels.namespace.into());
+        }
+        *labels
     }
 
     fn request(&self, labels: &RequestLabels<'_>) {
@@ -121,6 +144,20 @@ impl Collector for ConfigurationCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_series_of_ten_thousand_namespaces_are_kept_and_no_more() {
+        let registry = Registry::new();
+        let metrics = InjectorMetrics::register(&registry).unwrap();
+        for number in 0..20_000 {
+            let namespace = format!("namespace-{number}");
+            metrics.denied(&RequestLabels { owner_kind: "", namespace: &namespace, annotation_at: "" });
+        }
+        let families = registry.gather();
+        let denied = families.iter().find(|it| it.name() == "linkerd_operator_proxy_injector_denied_total").unwrap();
+        // One more is for all others.
+        assert_eq!(denied.get_metric().len(), MAX_NAMESPACES + 1);
+    }
 
     #[test]
     fn a_replica_that_has_read_nothing_has_no_configuration_in_use() {

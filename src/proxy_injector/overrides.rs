@@ -3,6 +3,8 @@
 //! In: the values of the document, the annotations, the Pod. Out: the values of this Pod, and warnings for its author.
 //! Always holds: an invalid annotation changes nothing, and the Pod is injected as without it.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::{
@@ -12,6 +14,7 @@ use super::{
 use crate::{
     api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, go_bool, go_duration, quantity::Quantity},
     values::{MountValues, ProxyEnvVar, ProxyValues},
+    webhook::review::MAX_WARNINGS,
 };
 
 /// The values of an inbound policy.
@@ -20,7 +23,7 @@ const POLICIES: [&str; 6] =
 /// The labels of a Pod that name its service in traces. The first one that it has counts.
 const SERVICE_LABELS: [&str; 2] = ["app.kubernetes.io/instance", "app.kubernetes.io/name"];
 
-/// Reads annotations, and collects warnings.
+/// Reads annotations, and collects as many warnings as an answer may have.
 struct Reader<'a> {
     annotations: Annotations<'a>,
     warnings: Vec<String>,
@@ -42,7 +45,7 @@ pub(super) fn overridden(
     let env = additional_env(&values.proxy.additional_env, &mut read);
     values.proxy.additional_env = env;
     let unknown = read.annotations.unknown().map(|key| format!("the annotation {key} is unknown and has no effect"));
-    read.warnings.extend(unknown);
+    read.warnings.extend(unknown.take(MAX_WARNINGS));
     (values, read.warnings)
 }
 
@@ -163,12 +166,13 @@ impl Reader<'_> {
 
     /// Reads a list of ports, ranges and names of ports. Other items are left out, with a warning.
     fn opaque_ports(&mut self, text: &str, pod: &ReviewedObject) -> String {
+        let named = pod.spec.named_ports();
         let mut kept = Vec::new();
         for item in text.strip_suffix(',').unwrap_or(text).split(',').map(str::trim) {
             if item.is_empty() && text.trim().is_empty() {
                 continue;
             }
-            match port_or_range(item).or_else(|| pod.spec.named_port(item).map(|port| port.to_string())) {
+            match port_or_range(item).or_else(|| named.get(item).map(ToString::to_string)) {
                 Some(item) => kept.push(item),
                 None => self.warn(&format!("{PREFIX}opaque-ports"), item, "a port, a range or the name of a port"),
             }
@@ -228,7 +232,9 @@ impl Reader<'_> {
     }
 
     fn warn(&mut self, key: &str, text: &str, wanted: &str) {
-        self.warnings.push(format!("the annotation {key} is ignored: {text:?} is not {wanted}"));
+        if self.warnings.len() < MAX_WARNINGS {
+            self.warnings.push(format!("the annotation {key} is ignored: {text:?} is not {wanted}"));
+        }
     }
 }
 
@@ -259,25 +265,24 @@ fn additional_env(of_document: &[ProxyEnvVar], read: &mut Reader<'_>) -> Vec<Pro
     if read.annotations.get("proxy-additional-env").is_none() {
         return of_document.to_vec();
     }
-    let mut merged = Vec::new();
-    merge(&mut merged, of_document.to_vec());
+    let mut lists = vec![of_document.to_vec()];
     for annotations in [read.annotations.namespace, read.annotations.pod] {
         let Some(text) = annotations.get(ADDITIONAL_ENV_ANNOTATION) else { continue };
         match variables(text) {
-            Some(variables) => merge(&mut merged, variables),
+            Some(variables) => lists.push(variables),
             None => read.warn(ADDITIONAL_ENV_ANNOTATION, text, "a JSON list of variables"),
         }
     }
-    merged
-}
-
-fn merge(merged: &mut Vec<ProxyEnvVar>, variables: Vec<ProxyEnvVar>) {
-    for variable in variables {
-        match merged.iter_mut().find(|it| it.name == variable.name) {
+    let mut merged: Vec<ProxyEnvVar> = Vec::new();
+    let mut places = HashMap::new();
+    for variable in lists.into_iter().flatten() {
+        let place = *places.entry(variable.name.clone()).or_insert(merged.len());
+        match merged.get_mut(place) {
             Some(same) => *same = variable,
             None => merged.push(variable),
         }
     }
+    merged
 }
 
 /// Reads a JSON list of variables, whose keys may be written in any case.
@@ -330,5 +335,15 @@ mod tests {
         let twice = [variable("A", "1"), variable("A", "2")];
         assert_eq!(merged(&twice, None, None), ("A=1 A=2".to_owned(), 0));
         assert_eq!(merged(&twice, None, Some("[]")), ("A=2".to_owned(), 0));
+    }
+
+    #[test]
+    fn ten_warnings_are_kept_of_a_hundred_thousand_invalid_ports() {
+        let pod = AnnotationMap::from([("config.linkerd.io/opaque-ports".to_owned(), "x,".repeat(100_000) + "80,web")]);
+        let containers = json!({"spec": {"containers": [{"ports": [{"name": "web", "containerPort": 8080}]}]}});
+        let pod_spec: ReviewedObject = serde_json::from_value(containers).unwrap();
+        let annotations = Annotations { pod: &pod, namespace: &AnnotationMap::new() };
+        let (values, warnings) = overridden(&ProxyValues::default(), annotations, &pod_spec);
+        assert_eq!((values.proxy.opaque_ports.as_str(), warnings.len()), ("80,8080", 10));
     }
 }

@@ -3,14 +3,19 @@
 //! In: the object of an admission request, with content that tenants control. Out: a [`ReviewedObject`].
 //! Always holds: a field that is not read here cannot make an object unreadable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::annotations::AnnotationMap;
-use crate::{api::PROXY_NAME, values::CapabilitiesValues};
+use crate::{
+    api::{LONGEST_NAME, PROXY_NAME},
+    values::CapabilitiesValues,
+};
 
+/// The maximum length of all annotations of an object, keys and values. The API server verifies it after the webhooks.
+const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 /// The folder with the token of a ServiceAccount.
 pub(super) const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The images of proxies, and of the containers that set up their firewall: Linkerd's and Istio's.
@@ -145,6 +150,16 @@ fn or_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(d
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+// === impl ReviewedMetadata ===
+
+impl ReviewedMetadata {
+    /// Returns whether the API server will reject the object for the length of its name or of its annotations.
+    pub(super) fn is_too_long(&self) -> bool {
+        let lengths = self.annotations.iter().map(|(key, value)| key.len() + value.len());
+        self.name.len() > LONGEST_NAME || lengths.sum::<usize>() > MAX_ANNOTATION_BYTES
+    }
+}
+
 // === impl ReviewedSpec ===
 
 impl ReviewedSpec {
@@ -187,14 +202,10 @@ impl ReviewedSpec {
         ports.filter(|port| port.host_port != 0).map(|port| port.container_port)
     }
 
-    /// Returns the port with this name. The last container that has it wins.
-    pub(super) fn named_port(&self, name: &str) -> Option<i64> {
-        let mut ports = self.all_containers().flat_map(|container| &container.ports);
-        let mut found = None;
-        while let Some(port) = ports.by_ref().find(|port| port.name == name) {
-            found = Some(port.container_port);
-        }
-        found
+    /// Returns the ports by their names. The last container that has a name wins.
+    pub(super) fn named_ports(&self) -> HashMap<&str, i64> {
+        let ports = self.all_containers().flat_map(|container| &container.ports);
+        ports.map(|port| (port.name.as_str(), port.container_port)).collect()
     }
 
     /// Returns the ports that the proxy receives traffic for: those of containers, and those of their HTTP readiness and

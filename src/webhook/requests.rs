@@ -1,8 +1,8 @@
 //! Reads the body of a request, and calls the handler.
 //!
-//! In: a request. Out: an answer, always. Always holds: all bodies together take at most the memory of
-//! [`Limits::bodies`]; reading a body and the handler have deadlines; the handler is called with a complete body that is
-//! not empty; a panic of the handler is an answer.
+//! In: a request. Out: an answer, always. Always holds: all bodies together, with what the handler decodes from them, take
+//! at most the memory of [`Limits::bodies`]; reading a body and the handler have deadlines; the handler is called with a
+//! complete body that is not empty; a panic of the handler is an answer.
 
 use std::{error::Error, panic::AssertUnwindSafe, sync::Arc};
 
@@ -22,6 +22,8 @@ use super::server::{Handler, Limits};
 
 /// The unit of the memory of bodies.
 const KIB: usize = 1024;
+/// The memory of a decoded JSON value: a container in the form `{},` takes twice as much, and counts as two.
+const VALUE_BYTES: usize = 128;
 
 /// Answers the requests of all connections.
 pub(super) struct Requests {
@@ -34,6 +36,8 @@ pub(super) struct Requests {
 /// The reason why a request has no usable body.
 enum BodyError {
     TooLong,
+    /// The body decoded would take more than all memory of bodies.
+    TooManyValues,
     Late,
     /// The bodies of other requests take all memory.
     NoMemory,
@@ -66,6 +70,10 @@ impl Requests {
             Err(BodyError::TooLong) => {
                 let limit = format!("limit reached while reading: {}", self.limits.body);
                 text(StatusCode::INTERNAL_SERVER_ERROR, limit)
+            }
+            Err(BodyError::TooManyValues) => {
+                debug!(path, "the body of a webhook request has too many values");
+                text(StatusCode::PAYLOAD_TOO_LARGE, "the object has too many values")
             }
             Err(BodyError::Late) => {
                 debug!(path, "the body of a webhook request did not arrive in time");
@@ -156,8 +164,14 @@ impl Requests {
             bytes.extend_from_slice(&data);
         }
         bytes.shrink_to_fit();
+        let needed = bytes.len() + values(&bytes) * VALUE_BYTES;
+        if needed > self.limits.bodies {
+            return Err(BodyError::TooManyValues);
+        }
+        let grown = timeout_at(deadline, self.grow(&mut memory, needed));
+        grown.await.map_err(|_| BodyError::NoMemory)??;
         if let Some(memory) = &mut memory {
-            let unused = memory.num_permits().saturating_sub(bytes.len().div_ceil(KIB));
+            let unused = memory.num_permits().saturating_sub(needed.div_ceil(KIB));
             drop(memory.split(unused));
         }
         Ok((bytes.into(), memory))
@@ -189,6 +203,21 @@ impl Requests {
         // The answer is the same when the time has passed.
         let _ = timeout(self.limits.body_time, read).await;
     }
+}
+
+/// Returns a number that is at least that of the values in a JSON text.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
@@ -246,6 +275,32 @@ mod tests {
         assert_eq!(answer(&requests, "/a", chunked(4097, 1)).await, too_long);
         assert_eq!(script.calls(), 2);
         assert_eq!(requests.bodies.available_permits(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_decoded_from_a_body_counts_as_its_memory() {
+        let (requests, script) = requests();
+        let body = |text: String| Full::new(Bytes::from(text));
+        let waiting = tokio::spawn({
+            let requests = Arc::clone(&requests);
+            // 62 bytes and 32 values: five KiB of memory.
+            async move { answer(&requests, "/wait", body("[[".repeat(15) + &"]]".repeat(15) + ",,")).await }
+        });
+        script.begun().await;
+        assert_eq!(requests.bodies.available_permits(), 3);
+        script.release();
+        assert_eq!(waiting.await.unwrap().0, StatusCode::OK);
+        let refused = answer(&requests, "/a", body("{},".repeat(40))).await;
+        assert_eq!(refused, (StatusCode::PAYLOAD_TOO_LARGE, "the object has too many values".to_owned()));
+        assert_eq!(answer(&requests, "/a", body(format!("\"{}\"", "{},".repeat(40)))).await.0, StatusCode::OK);
+        assert_eq!(requests.bodies.available_permits(), 8);
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        let count = |text: &str| values(text.as_bytes());
+        assert_eq!((count(""), count("1"), count("[1,2]"), count(r#"{"a":[{},{}]}"#)), (0, 0, 2, 5));
+        assert_eq!((count(r#"["a,b","\"{[,"]"#), count(r#"["\\",1]"#)), (2, 2));
     }
 
     #[tokio::test(start_paused = true)]

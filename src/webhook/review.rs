@@ -12,12 +12,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{OPERATOR, WEBHOOK_AUDIT_ANNOTATION},
+    api::{OPERATOR, WEBHOOK_AUDIT_ANNOTATION, is_dns_label},
     text::truncated,
 };
 
 /// The maximum number of warnings of an answer, and the maximum length of one. The API server truncates longer ones.
-const MAX_WARNINGS: usize = 10;
+pub const MAX_WARNINGS: usize = 10;
 const MAX_WARNING_BYTES: usize = 250;
 
 /// A request about one object, which is decoded as `T`.
@@ -30,6 +30,7 @@ pub struct ReviewRequest<T> {
     api_version: String,
     #[serde(default)]
     pub kind: ReviewedKind,
+    /// Empty, or a valid name.
     #[serde(default)]
     pub namespace: String,
     /// `CREATE`, `UPDATE` or `DELETE`.
@@ -91,7 +92,10 @@ impl<'de, T: Deserialize<'de>> ReviewRequest<T> {
     pub fn read(body: &'de [u8]) -> Result<Self, String> {
         let review: Review<T> = serde_json::from_slice(body)
             .map_err(|error| format!("failed to decode admission review request: {error}"))?;
-        let request = review.request.filter(|request| !request.uid.is_empty());
+        let is_valid = |request: &Self| {
+            !request.uid.is_empty() && (request.namespace.is_empty() || is_dns_label(&request.namespace))
+        };
+        let request = review.request.filter(is_valid);
         let Some(request) = request else { return Err("invalid admission review request".to_owned()) };
         Ok(Self { api_version: review.api_version, ..request })
     }
@@ -181,6 +185,10 @@ mod tests {
         assert!(refused(b"[]").starts_with("failed to decode admission review request: "));
         assert_eq!(refused(b"{}"), "invalid admission review request");
         assert_eq!(refused(&review(&json!({"uid": ""}))), "invalid admission review request");
+        for namespace in ["a/b", "..", "Shop", &"n".repeat(64)] {
+            let request = json!({"uid": "u", "namespace": namespace});
+            assert_eq!(refused(&review(&request)), "invalid admission review request", "{namespace}");
+        }
     }
 
     #[test]

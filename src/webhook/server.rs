@@ -36,7 +36,7 @@ pub struct WebhookServer {
 /// The limits of the server. Tests lower them.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// The maximum number of connections. An API server holds only a few.
+    /// The maximum number of connections. An API server holds only a few, and each may take 256 KiB.
     pub(super) connections: usize,
     /// The maximum number of requests under way on a connection of HTTP/2.
     pub(super) streams: u32,
@@ -63,7 +63,7 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) const DEFAULT: Self = Self {
-        connections: 1_000,
+        connections: 256,
         streams: 250,
         body: 10 << 20,
         bodies: 64 << 20,
