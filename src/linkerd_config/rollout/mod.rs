@@ -35,7 +35,10 @@ pub mod totals;
 pub mod trust;
 pub mod window;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +59,7 @@ use crate::{
     api::{LinkerdConfigSpec, LinkerdConfigStatus},
     cluster::{
         Cluster, State,
-        index::workload_key::WorkloadKey,
+        index::{selector::Labels, workload_key::WorkloadKey},
         kinds::{linkerd_config::LinkerdConfig, pod::Pod},
     },
     controller::ControllerDeps,
@@ -160,8 +163,10 @@ pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTa
         return None;
     }
     let blocks =
-        |pod: &Pod| state.disruption_budgets.selecting(&workload.namespace, &pod.labels).any(|budget| !budget.allows);
-    let is_blocked = target.rollout().respect_pdb && pods.iter().any(|pod| blocks(pod));
+        |labels: &Labels| state.disruption_budgets.selecting(&workload.namespace, labels).any(|budget| !budget.allows);
+    // The Pods of a ReplicaSet have equal labels, and a namespace may have thousands of budgets.
+    let distinct = || pods.iter().map(|pod| &pod.labels).collect::<HashSet<_>>();
+    let is_blocked = target.rollout().respect_pdb && distinct().into_iter().any(blocks);
     let facts = WorkloadFacts {
         workload,
         resource: resource.map(|resource| &**resource),
