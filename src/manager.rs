@@ -1,7 +1,13 @@
 //! The composition root, the only module that connects all others. The code of [`run`] is in the order of the life of
 //! the process: start, serve, stop.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use tokio::{
@@ -255,6 +261,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let stopping = stop.clone();
     let refuses_unsupported =
         args.enable_destination && !enable_multicluster && !args.allow_unsupported_services.unwrap_or(true);
+    let has_been_ready = AtomicBool::new(false);
     let readiness = Box::new(move || {
         let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
         let leadership = leases.iter().filter_map(|lease| lease.leadership.problem());
@@ -264,10 +271,12 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let configuration = injector.as_ref().and_then(proxy_injector::ConfigurationStatus::problem);
         let certificate = followed.as_ref().and_then(webhook_certificates::FollowedSecret::problem);
         let certificate_waits = followed.as_ref().is_some_and(|followed| !followed.is_ready());
-        let waits = unsupported.is_some()
-            || injector_waits
-            || certificate_waits
-            || problems.iter().any(|problem| problem.blocks_readiness);
+        let kinds_wait = problems.iter().any(|problem| problem.blocks_readiness);
+        // This stops an installation that would lose traffic. Later, a tenant who creates such a Service must not take
+        // discovery from the whole mesh.
+        let unsupported_waits = unsupported.is_some() && !has_been_ready.load(Ordering::Relaxed);
+        let waits = unsupported_waits || injector_waits || certificate_waits || kinds_wait;
+        has_been_ready.fetch_or(!waits, Ordering::Relaxed);
         let texts =
             problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration).chain(certificate);
         Readiness {

@@ -59,7 +59,7 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_MULTICLUSTER")]
     pub enable_multicluster: Option<bool>,
 
-    /// Be ready while Services of other clusters exist that are not served, because --enable-multicluster is false
+    /// Become ready while Services of other clusters exist that are not served, because --enable-multicluster is false
     /// [default: true, for `destination` false]
     #[arg(long, env = "LINKERD_OPERATOR_ALLOW_UNSUPPORTED_SERVICES")]
     pub allow_unsupported_services: Option<bool>,

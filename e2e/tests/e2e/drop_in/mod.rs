@@ -129,7 +129,11 @@ async fn while_a_linkerd_replica_holds_the_lease_it_serves_but_does_not_write() 
         "ports": [{"name": "http", "port": 8080}], "endpoints": [{"addresses": ["192.0.2.77"]}],
     });
     installed.mesh.slices.create(&kube::api::PostParams::default(), &serde_json::from_value(slice)?).await?;
-    manager.discovery().await?.get(&installed.path(), "").await?.shows(&["192.0.2.77:8080"]).await?;
+    let path = installed.path();
+    let mut stream =
+        eventually(SOON, "the Service to be served", async || Ok(manager.discovery().await?.get(&path, "").await?))
+            .await?;
+    stream.shows(&["192.0.2.77:8080"]).await?;
     holds(Duration::from_secs(4), "the manager to write no slice", async || {
         let ours = installed.mesh.our_slices("web").await?;
         ensure!(ours.is_empty() && !manager.is_leading(LEASE).await, "{ours:?}");
@@ -195,7 +199,7 @@ async fn a_token_that_is_replaced_in_its_file_is_read_again() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn if_other_clusters_are_not_served_it_is_not_ready_while_services_of_them_exist_unless_it_is_told_so()
+async fn if_other_clusters_are_not_served_it_does_not_become_ready_while_services_of_them_exist_unless_it_is_told_so()
 -> Result<()> {
     const UNSUPPORTED: &str = "linkerd_operator_unsupported_services";
     let installed = Installed::start().await?;
@@ -240,7 +244,17 @@ async fn if_other_clusters_are_not_served_it_is_not_ready_while_services_of_them
     })
     .await?;
     assert_eq!(lines(), 1);
-    cautious.ready(SOON).await
+    cautious.ready(SOON).await?;
+    // A later Service is reported, and takes discovery from no proxy.
+    let federated = json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "both@east"}}});
+    installed.mesh.patch_service("both", federated).await?;
+    eventually(SOON, "/ready to name the later Service and to succeed", async || {
+        let (status, body) = cautious.get("/ready").await?;
+        let is_named = body.contains("Services that are joined from other clusters exist");
+        ensure!(status == StatusCode::OK && is_named, "{status} {body}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
