@@ -125,19 +125,14 @@ impl Manager {
 
     /// The sum of the samples with this name and these labels; `None` when no sample matches or the request fails.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let samples = self.metrics().await.ok()?;
-        samples
-            .iter()
-            .filter(|sample| sample.name == name && sample.has(labels))
-            .map(|sample| sample.value)
-            .reduce(|sum, value| sum + value)
+        sum(&self.metrics().await.ok()?, name, labels)
     }
 
     /// Waits until a metric has this value; `None` means that the series does not exist.
     pub async fn counts(&self, metric: &str, labels: &[(&str, &str)], expected: impl Into<Option<f64>>) -> Result<()> {
         let expected = expected.into();
         eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
-            let seen = self.metric(metric, labels).await;
+            let seen = sum(&self.metrics().await?, metric, labels);
             ensure!(seen == expected, "{seen:?}");
             Ok(())
         })
@@ -226,6 +221,12 @@ impl Drop for Manager {
             eprintln!("the log of {} ends with:\n{}", self.process.name(), self.process.log_tail(40));
         }
     }
+}
+
+/// The sum of the samples with this name and these labels; `None` when no sample matches.
+fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let samples = samples.iter().filter(|sample| sample.name == name && sample.has(labels));
+    samples.map(|sample| sample.value).reduce(|sum, value| sum + value)
 }
 
 async fn get(admin: SocketAddr, path: &str) -> Result<(StatusCode, String)> {

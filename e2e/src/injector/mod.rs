@@ -284,6 +284,11 @@ impl Injector {
         Caller::connect(self.address(replica)?, &self.certificates).await
     }
 
+    /// The log of the replica's process.
+    pub async fn log(&self, replica: usize) -> Result<String> {
+        self.replicas.get(replica)?.server.log().await.context("the stand-in has no log")
+    }
+
     /// The process of the replica; `None` for the stand-in, and after its end.
     pub async fn pid(&self, replica: usize) -> Result<Option<u32>> {
         Ok(self.replicas.get(replica)?.server.pid().await)

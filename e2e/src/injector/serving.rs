@@ -206,6 +206,14 @@ impl Serving {
         }
     }
 
+    /// The log of a process that has not been stopped.
+    pub(super) async fn log(&self) -> Option<String> {
+        match self {
+            Self::StandIn(_) => None,
+            Self::Process(process) => process.controller.lock().await.as_ref().map(LinkerdProgram::log),
+        }
+    }
+
     /// The number of requests; of a process only of those with a valid document.
     pub(super) fn requests(&self) -> usize {
         match self {

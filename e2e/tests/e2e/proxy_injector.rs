@@ -129,6 +129,16 @@ async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes()
     Ok(())
 }
 
+/// The API server verifies the length only after the webhooks.
+#[tokio::test]
+async fn a_pod_whose_annotations_are_too_long_has_the_error_of_the_api_server() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    let denied = setup.create(&meshed(&json!({"config.linkerd.io/opaque-ports": ",".repeat(300 << 10)}))).await;
+    let error = denied.err().context("it was created")?.to_string();
+    ensure!(error.contains("metadata.annotations: Too long"), "{error}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_pod_without_the_annotation_and_a_service_get_only_their_opaque_ports() -> Result<()> {
     let setup = Setup::with_operator(1, &[]).await?;
@@ -188,9 +198,19 @@ async fn a_manager_uses_a_changed_config_map_without_files_and_keeps_the_last_on
     let setup = Setup::with_manager().await?;
     setup.write(&version(1)).await?;
     shows(&setup, "v1").await?;
-    setup.write("proxy: null").await?;
-    setup.write(&version(2).replace("iptablesMode: nft", "iptablesMode: other")).await?;
-    shows(&setup, "v1").await?;
+    for (number, bad) in
+        ["proxy: null", &version(2).replace("iptablesMode: nft", "iptablesMode: other")].iter().enumerate()
+    {
+        setup.write(bad).await?;
+        eventually(SOON, "the document to be refused", async || {
+            let log = setup.injector.log(0).await?;
+            let refused = log.matches("the proxy injector keeps its last configuration").count();
+            ensure!(refused == number + 1, "{log}");
+            Ok(())
+        })
+        .await?;
+        shows(&setup, "v1").await?;
+    }
     setup.write(&version(3)).await?;
     shows(&setup, "v3").await
 }

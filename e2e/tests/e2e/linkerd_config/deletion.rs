@@ -38,8 +38,8 @@ async fn retain_keeps_every_byte() -> Result<()> {
     installation.reaches("next", &WELL).await?;
     installation.is_helm_with(json!({"proxy": {"logFormat": "json"}})).await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    let info = manager.metric("linkerd_operator_linkerdconfig_info", &[("name", &installation.full("mesh"))]).await;
-    assert_eq!(info, None, "the series must be deleted with the resource");
+    // The series is deleted with the resource.
+    manager.counts("linkerd_operator_linkerdconfig_info", &[("name", &installation.full("mesh"))], None).await?;
     Ok(())
 }
 

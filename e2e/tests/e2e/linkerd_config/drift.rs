@@ -46,7 +46,7 @@ async fn a_manual_edit_is_reverted_immediately_and_reported_without_its_values()
     let note = installation.expect_config_map_event("DriftReverted").await?;
     assert!(note.contains("kubectl-edit") && note.contains("proxy.accessLog"), "{note}");
 
-    let status = installation.reports_drifts(1).await?;
+    let status = installation.reports_drifts("mesh", 1).await?;
     assert_eq!(status["drift"]["manager"], "kubectl-edit", "{status}");
     let paths = status["drift"]["paths"].as_array().cloned().unwrap_or_default();
     assert!(paths.contains(&json!("proxy.accessLog")) && paths.contains(&json!("proxy.logLevel")), "{paths:?}");

@@ -222,7 +222,7 @@ async fn kubectl_apply_of_a_rendered_chart_is_an_installation_and_of_an_edited_c
         installation.control_plane.kubectl(&apply).await?;
         helm.is_declared_over(expected.last().context("no base")?).await?;
         assert_eq!(installation.bases().await?, expected, "{server_side:?}");
-        assert_eq!(installation.reports_drifts(number).await?["drift"]["paths"], json!(["proxy.logLevel"]));
+        assert_eq!(installation.reports_drifts("mesh", number).await?["drift"]["paths"], json!(["proxy.logLevel"]));
     }
     Ok(())
 }

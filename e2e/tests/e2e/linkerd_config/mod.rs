@@ -373,11 +373,11 @@ impl Installation {
         self.reaches_within(SOON, name, expected).await
     }
 
-    /// Waits until the resource `mesh` is well, and its status counts this many drifts. Returns the status, which is
-    /// written after the document and the Events: until then it is that of the time before.
-    async fn reports_drifts(&self, count: u64) -> Result<Value> {
-        eventually(SOON, format_args!("{count} drifts in the status"), async || {
-            let status = self.reaches("mesh", &WELL).await?;
+    /// Waits until the resource is well, and its status counts this many drifts. Returns the status, which is written
+    /// after the document and the Events: until then it is that of the time before.
+    async fn reports_drifts(&self, name: &str, count: u64) -> Result<Value> {
+        eventually(SOON, format_args!("{count} drifts in the status of {name}"), async || {
+            let status = self.reaches(name, &WELL).await?;
             ensure!(status["drift"]["count"] == count, "{status}");
             Ok(status)
         })

@@ -137,7 +137,13 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_th
         Ok(())
     })
     .await?;
-    assert_eq!(installation.reaches("mesh", &WELL).await?["revisions"]["base"], 7);
+    // The status is written last.
+    eventually(SOON, "the last base in the status", async || {
+        let status = installation.reaches("mesh", &WELL).await?;
+        ensure!(status["revisions"]["base"] == 7, "{status}");
+        Ok(())
+    })
+    .await?;
     installation.delete("mesh").await?;
     installation.is_deleted("mesh").await?;
     installation.is_helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?;

@@ -171,6 +171,16 @@ impl Cluster {
         eventually(SOON, "a Pod to get a proxy", async || self.inject().await).await
     }
 
+    /// Waits until the API server calls the webhook, which no replica serves.
+    pub(super) async fn calls_webhook(&self) -> Result<()> {
+        eventually(SOON, "the webhook to be called", async || {
+            let error = self.inject().await.err().context("a Pod was created")?;
+            ensure!(format!("{error:#}").contains("failed calling webhook"), "{error:#}");
+            Ok(())
+        })
+        .await
+    }
+
     /// A value of the Secret; empty if it is missing.
     pub(super) async fn value(&self, key: &str) -> Result<Vec<u8>> {
         let secret = self.secrets().get_opt(SECRET).await?;
