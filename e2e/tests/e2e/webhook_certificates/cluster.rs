@@ -52,12 +52,17 @@ pub(super) struct Replica {
 impl Cluster {
     /// Starts a cluster with all manifests except the webhook configuration, and without managers.
     pub(super) async fn start() -> Result<Self> {
+        Self::with(COMPONENTS).await
+    }
+
+    /// The same with other components in the overlay of `config/default`.
+    pub(super) async fn with(components: &str) -> Result<Self> {
         let control_plane = ControlPlane::start(Options::default()).await?;
         let client = control_plane.client().await?;
         for namespace in ["linkerd", APP] {
             control_plane.kubectl(&["create", "namespace", namespace]).await?;
         }
-        let objects = control_plane.shipped_with("config/default", COMPONENTS).await?;
+        let objects = control_plane.shipped_with("config/default", components).await?;
         let is_applied =
             |object: &Value| object["kind"] != "Deployment" && object["kind"] != "MutatingWebhookConfiguration";
         let mut applied: Vec<_> = objects.iter().filter(|object| is_applied(object)).cloned().collect();

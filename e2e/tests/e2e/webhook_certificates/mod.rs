@@ -12,10 +12,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
+use e2e::{
+    eventually,
+    mesh::SOON,
+    shipped::{OPERATOR_NAMESPACE, in_repository},
+};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use cluster::{CONFIGURATION, Cluster, LEASE, Replica, SECRET};
 
@@ -114,6 +118,32 @@ async fn a_fresh_install_works_in_any_order_and_what_others_break_is_repaired() 
     let (_, ready) = replica.manager.get("/ready").await?;
     ensure!(ready.contains("it has no tls.crt yet"), "{ready}");
     Ok(())
+}
+
+/// With the overlay and the resource of the page.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_about_validation_turns_it_on_and_shows_what_kubectl_prints() -> Result<()> {
+    let page = tokio::fs::read_to_string(in_repository("docs/src/guides/validation.md")).await?;
+    let components = page.lines().find(|line| line.starts_with("components: ")).context("no overlay")?;
+    let cluster = Cluster::with(&components.replace("../config", "../../config")).await?;
+    let _replica = cluster.ready_replica().await?;
+    let (_, example) = page.split_once("kubectl apply --dry-run=server -f - <<'EOF'\n").context("no example")?;
+    let (resource, printed) = example.split_once("\nEOF\n").context("no end of the example")?;
+    let (printed, _) = printed.split_once("\n```").context("no output")?;
+    let file = cluster.control_plane.directory().join("denied.yaml");
+    tokio::fs::write(&file, resource).await?;
+    let command =
+        format!("{} apply --dry-run=server -f - < {}", cluster.control_plane.kubectl_path()?.display(), file.display());
+    eventually(SOON, "the page's output", async || {
+        let mut shell = tokio::process::Command::new("sh");
+        shell.args(["-c", &command]).env("KUBECONFIG", cluster.control_plane.kubeconfig()).kill_on_drop(true);
+        let output = timeout(SOON, shell.output()).await??;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        // The page wraps its lines.
+        ensure!(stderr.trim() == printed.replace('\n', " "), "{stderr}");
+        Ok(())
+    })
+    .await
 }
 
 /// Both configurations with `Fail`, and no operator.
