@@ -81,6 +81,8 @@ async fn the_next_leader_completes_the_writes_of_a_killed_one_f18() -> Result<()
         let proxy = FaultProxy::start(&stage.control_plane).await?;
         let mut first = stage.manager_behind(&proxy, &format!("first-{round}")).await?;
         leads(&first, SOON).await?;
+        // A write for the other Service must not be the one that is held.
+        stage.mesh.shows("web", &[("vm", true)]).await?;
         stage.mesh.shows("both", &[("vm-both", true)]).await?;
         let held = proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::Hold);
         stage.mesh.patch_workload("vm-both", json!({"spec": {"workloadIPs": [{"ip": address}]}})).await?;
