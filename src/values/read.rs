@@ -18,6 +18,7 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     }
     check_characters(text)?;
     let options = granit_parser::options! { emit_comments: false };
+    let end = TextEnd::of(text);
     let mut builder = Builder::default();
     let mut ended = false;
     for event in Parser::new_from_str_with_options(text, options) {
@@ -33,7 +34,7 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
             // Go reads only the first document of a stream.
             Event::DocumentStart(..) | Event::StreamEnd if ended => break,
             event => {
-                let event = as_go(event, &span, text)?;
+                let event = as_go(event, &span, end)?;
                 check_flow(&event, &span, text, builder.open.last())?;
                 builder.take(event, Place::of(&span))?;
             }
@@ -46,12 +47,12 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
 }
 
 /// Removes the final line break of a block scalar if the text ends within its last line, as Go does.
-fn as_go<'a>(event: Event<'a>, span: &Span, text: &str) -> Result<Event<'a>, InvalidDocument> {
+fn as_go<'a>(event: Event<'a>, span: &Span, end: TextEnd<'_>) -> Result<Event<'a>, InvalidDocument> {
     let Event::Scalar(value, style @ (ScalarStyle::Literal | ScalarStyle::Folded), anchor, tag) = event else {
         return Ok(event);
     };
-    let at_the_end = span.end.byte_offset().and_then(|end| text.get(end..)).is_none_or(|rest| rest.trim().is_empty());
-    let last_line = text.rsplit('\n').next().unwrap_or_default();
+    let TextEnd { blank_from, last_line } = end;
+    let at_the_end = span.end.byte_offset().is_none_or(|end| end >= blank_from);
     if !at_the_end || last_line.is_empty() {
         return Ok(Event::Scalar(value, style, anchor, tag));
     }
@@ -118,11 +119,27 @@ fn check_characters(text: &str) -> Result<(), InvalidDocument> {
     Err(InvalidDocument::NotYaml { line, column, reason: "a character that must be escaped".to_owned() })
 }
 
+/// The end of a text. It is found once, because a text may have many scalars.
+#[derive(Clone, Copy)]
+struct TextEnd<'a> {
+    /// Where the blank characters at the end begin.
+    blank_from: usize,
+    last_line: &'a str,
+}
+
 /// A line and a column, both starting at 1.
 #[derive(Clone, Copy)]
 struct Place {
     line: usize,
     column: usize,
+}
+
+// === impl TextEnd ===
+
+impl<'a> TextEnd<'a> {
+    fn of(text: &'a str) -> Self {
+        Self { blank_from: text.trim_end().len(), last_line: text.rsplit('\n').next().unwrap_or_default() }
+    }
 }
 
 /// Builds the value from the events, without recursion.
@@ -339,6 +356,17 @@ mod tests {
             let error = map(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{kind}{place}")), "{text:?}: {error:?}");
         }
+    }
+
+    /// Together they took more than a minute in a debug build when the end was searched for every scalar.
+    #[test]
+    fn many_block_scalars_before_a_long_blank_end_or_a_long_last_line_take_little_time() {
+        let scalars = "a:\n".to_owned() + &"- |\n x\n".repeat(30_000);
+        let begun = std::time::Instant::now();
+        for end in ["\n".repeat(250 << 10), format!("- \"{}\"", "x".repeat(250 << 10))] {
+            assert!(map(&(scalars.clone() + &end)).is_ok());
+        }
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 
     #[test]
