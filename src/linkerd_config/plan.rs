@@ -271,7 +271,7 @@ fn plan_document(
     let is_equal = differences.as_ref().is_some_and(Vec::is_empty);
     let injection_hash = match found_hash {
         // A reported change may be one of the injection hash itself.
-        Some(found_hash) if is_reported && is_equal => found_hash.clone(),
+        Some(found_hash) if is_reported && is_equal && InjectionHashes::is_hash(found_hash) => found_hash.clone(),
         _ => hashes.of(&wanted),
     };
     let installed_hash = Some(hashes.of(&base.document));
@@ -346,7 +346,10 @@ fn plan_document(
     if live.immutable {
         // A document that lacks only the injection hash counts as synced.
         return match is_equal {
-            true => ConfigPlan { injection_hash: found_hash.cloned(), ..plan },
+            true => {
+                let found_hash = found_hash.filter(|hash| InjectionHashes::is_hash(hash)).cloned();
+                ConfigPlan { injection_hash: found_hash.or_else(|| plan.injection_hash.clone()), ..plan }
+            }
             false => without_writes(PlanVerdict::Immutable),
         };
     }

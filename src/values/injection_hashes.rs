@@ -24,13 +24,17 @@ impl InjectionHashes {
         self.known(document).map_or_else(|| document.injection_hash().to_string(), str::to_owned)
     }
 
+    /// Returns whether a text in the place of a hash can be one, of any version of the operator. Anyone who may edit the
+    /// document can write another text there.
+    pub fn is_hash(text: &str) -> bool {
+        (1..=MAX_HASH_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    }
+
     /// Notes the hash that proxies were given for a document, unless another one is known. A text that cannot be a hash
     /// is ignored.
     pub fn learn(&mut self, document: &Document, hash: &str) {
-        let is_hash = !hash.is_empty()
-            && hash.len() <= MAX_HASH_BYTES
-            && hash.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        if is_hash && self.0.len() < MAX_DOCUMENTS && self.known(document).is_none() {
+        if Self::is_hash(hash) && self.0.len() < MAX_DOCUMENTS && self.known(document).is_none() {
             self.0.push((document.injection_subset(), hash.to_owned()));
         }
     }

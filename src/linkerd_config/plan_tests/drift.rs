@@ -63,6 +63,29 @@ fn with_drift_action_report_changes_of_other_writers_are_reported_and_kept() {
 }
 
 #[test]
+fn with_drift_action_report_a_text_that_cannot_be_an_injection_hash_is_written_over() {
+    let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
+    cluster.reconcile();
+    // With a change of another value, which stays.
+    cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
+    let hash = cluster.injection_hash().unwrap();
+    let edited = |text: &str| cluster.whole_document().to_yaml().replace(&hash, text);
+    let [known, long, words] = ["0123456789abcdef", &"x".repeat(100_000), "two words"].map(edited);
+    cluster.write("kubectl-edit", &known);
+    assert_eq!(cluster.plan().injection_hash.as_deref(), Some("0123456789abcdef"), "it is reported and stays");
+    let computed = cluster.document().injection_hash().to_string();
+    for not_a_hash in [long, words] {
+        cluster.write("kubectl-edit", &not_a_hash);
+        assert_eq!(cluster.plan().injection_hash.as_ref(), Some(&computed));
+        cluster.live.as_mut().unwrap().immutable = true;
+        assert_eq!(cluster.plan().injection_hash.as_ref(), Some(&computed), "nothing can be written");
+        cluster.live.as_mut().unwrap().immutable = false;
+        cluster.reconcile();
+        assert_eq!(cluster.injection_hash().as_ref(), Some(&computed));
+    }
+}
+
+#[test]
 fn the_same_values_in_another_text_are_neither_drift_nor_written_again() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
