@@ -231,7 +231,7 @@ impl Engine {
                 break;
             }
             let next = self.schedule.next(&self.limits(target, gate.as_ref(), now), now);
-            let waits = self.starts(target).filter(|starts| now < *starts);
+            let waits = self.starts(target, now).filter(|starts| now < *starts);
             next_run = [next.look_again, next_window, waits].into_iter().flatten().min();
             if next.steps.is_empty() {
                 break;
@@ -303,7 +303,7 @@ impl Engine {
     fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {
         let rollout = target.rollout();
         let selected = usize::try_from(self.schedule.totals.workloads.selected).unwrap_or_default();
-        let is_ready = self.starts(target).is_none_or(|starts| now >= starts);
+        let is_ready = self.starts(target, now).is_none_or(|starts| now >= starts);
         RolloutLimits {
             may_start: gate.is_none() && is_ready && !is_halted(&self.schedule, target),
             may_inject: target.gates.closed.is_none() && self.unapproved(target).is_none() && is_ready,
@@ -315,9 +315,8 @@ impl Engine {
         }
     }
 
-    /// Returns the earliest time of a restart.
-    fn starts(&self, target: &RolloutTarget) -> Option<Timestamp> {
-        self.term.starts.max(target.proxies.drift_ends())
+    fn starts(&self, target: &RolloutTarget, now: Timestamp) -> Option<Timestamp> {
+        earliest_start(self.term.starts, target.proxies.drift_ends(), now)
     }
 
     /// Returns the target for the namespace of a workload.
@@ -376,5 +375,28 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Returns the earliest time of a restart: of this term, and after the last drift. A time that is too far ahead was
+/// recorded by a clock that was ahead, and does not count: restarts would wait for hours.
+fn earliest_start(of_term: Option<Timestamp>, drift_ends: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+    let latest = now.checked_add(signed(PREDECESSOR)).ok();
+    [of_term, drift_ends].into_iter().flatten().filter(|start| latest.is_none_or(|latest| *start <= latest)).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_a_clock_ahead_recorded_does_not_delay_restarts() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let found = |of_term, drift_ends| earliest_start(of_term, drift_ends, at(100));
+        assert_eq!(found(Some(at(102)), Some(at(101))), Some(at(102)));
+        assert_eq!(found(Some(at(50)), Some(at(101))), Some(at(101)));
+        assert_eq!(found(Some(at(7_300)), Some(at(101))), Some(at(101)));
+        assert_eq!(found(Some(at(101)), Some(at(7_300))), Some(at(101)));
+        assert_eq!(found(Some(at(7_300)), None), None);
     }
 }

@@ -293,7 +293,8 @@ impl RolloutSchedule {
         }
         let places = self.places(limits, now);
         let mut taken = places.len();
-        let mut last_start = self.last_start.or_else(|| self.latest_start(now));
+        // A start in the future was recorded by a clock that was ahead.
+        let mut last_start = self.last_start.filter(|last| *last <= now).or_else(|| self.latest_start(now));
         for (namespace, waiting) in &self.pending {
             let mut here = places.iter().filter(|workload| workload.namespace == *namespace).count();
             // A workload whose previous restart is not complete counts against the limits already.
