@@ -16,7 +16,7 @@ use super::{
     LinkerdConfigReconciler,
     apply::ReconcileOutcome,
     base::baseline,
-    canary::{CanaryAction, active_canary, holds_back, kept_canary, next_status},
+    canary::{CanaryAction, active_canary, decides, holds_back, kept_canary, next_status},
     conditions::explain_refused_rollback,
     dereference::{PlanDocuments, ReconcileInput},
     events::{EventInput, events_for},
@@ -183,6 +183,10 @@ impl LinkerdConfigReconciler {
         };
         if outcome.canary.as_ref().is_some_and(|canary| canary.action == CanaryAction::Promote) {
             make_plan(&plan_input, false, outcome);
+            if !decides(&outcome.plan.verdict) {
+                // The ConfigMap cannot have the document, so the canary stays as it is.
+                outcome.canary = None;
+            }
         }
         if !self.is_active(config) {
             return Err(WriteError::NotLeading);

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     api::{
         CANARY_CONFIG_MAP, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
-        linkerd_config::{CanaryPhase, CanarySpec, CanaryStatus, InjectorSyncMethod, Mode},
+        linkerd_config::{CanaryPhase, CanarySpec, CanaryStatus, InjectorSyncMethod, Mode, RolloutTrigger},
     },
     cluster::{
         State,
@@ -66,7 +66,15 @@ pub(super) fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
             "it needs injectorSync.method Probe: only the answers of the replicas show which injector they are",
         )
     });
-    selector.into_iter().chain(method).collect()
+    let is_trigger = |trigger: &RolloutTrigger| spec.rollout.triggers.contains(trigger);
+    let triggers = (![RolloutTrigger::ProxyConfig, RolloutTrigger::ProxyVersion].iter().all(is_trigger)).then(|| {
+        problem(
+            &["spec", "rollout", "triggers"],
+            "spec.canary needs ProxyConfig and ProxyVersion: otherwise workloads that do not run with the configuration \
+             count as up to date",
+        )
+    });
+    selector.into_iter().chain(method).chain(triggers).collect()
 }
 
 fn namespaces_of(canary: &CanarySpec) -> LabelFilter {
@@ -92,7 +100,7 @@ pub(crate) fn active_canary(
 
 /// Whether the verdict decides about the document that all namespaces have. With another one, nothing is known about it,
 /// or nothing is written.
-fn decides(verdict: &PlanVerdict) -> bool {
+pub(super) fn decides(verdict: &PlanVerdict) -> bool {
     matches!(verdict, PlanVerdict::Synced | PlanVerdict::Drifted | PlanVerdict::Restored | PlanVerdict::Canary)
 }
 

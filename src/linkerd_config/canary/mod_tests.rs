@@ -178,6 +178,19 @@ fn a_selector_may_match_no_namespace_or_all_but_those_of_the_control_plane() {
 }
 
 #[test]
+fn a_canary_needs_the_triggers_without_which_untouched_workloads_count_as_up_to_date() {
+    let found = |triggers: &[&str]| {
+        let canary = json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}});
+        let spec = config(&json!({"canary": canary, "rollout": {"triggers": triggers}})).spec;
+        problems(&spec).iter().map(|problem| problem.path.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&["ProxyConfig", "ProxyVersion"]), [""; 0]);
+    for missing in [&["ProxyVersion", "TrustRoots"][..], &["ProxyConfig"], &["Uninjected"]] {
+        assert_eq!(found(missing), ["spec.rollout.triggers"], "{missing:?}");
+    }
+}
+
+#[test]
 fn namespaces_that_are_never_injected_are_no_canary() {
     let mut feed = Feed::default();
     for (name, over) in [

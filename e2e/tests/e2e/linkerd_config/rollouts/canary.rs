@@ -150,6 +150,25 @@ async fn a_change_reaches_the_canary_namespaces_first_and_all_others_after_the_s
     Ok(())
 }
 
+/// The ConfigMap becomes immutable during the soak.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_whose_document_cannot_be_written_stays_as_it_is() -> Result<()> {
+    let canary = Canary::adopted(json!({"canary": {"soak": "8s"}})).await?;
+    canary.mesh.configure(1).await?;
+    let soaking = canary.is("Soaking").await?;
+    let immutable = Patch::Merge(json!({"immutable": true}));
+    canary.maps.patch("linkerd-config", &PatchParams::default(), &immutable).await?;
+    canary.mesh.installation.reaches_within(DEADLINE, "mesh", &["ConfigMapSynced=False/Immutable"]).await?;
+    holds(QUIET, "the canary to go on", async || {
+        assert_eq!(canary.is("Soaking").await?["hash"], soaking["hash"]);
+        ensure!(canary.maps.get_opt(CANARY_MAP).await?.is_some(), "its ConfigMap was deleted");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(canary.mesh.installation.event_count("mesh", "CanaryPromoted").await?, 0);
+    canary.only_the_canary_has(text(&soaking["hash"])?).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manual_canary_is_promoted_by_the_annotation_with_its_hash_also_after_a_crash() -> Result<()> {
     let mut canary = Canary::adopted(json!({"canary": {"promotion": "Manual"}})).await?;
