@@ -50,12 +50,7 @@ pub(super) async fn begin_requests(target: Target) -> Result<()> {
         for _ in 0..UNFINISHED {
             client.begin();
         }
-        // The server ends requests that take too long. Without an error, it has closed the connection.
-        let held = timeout(2 * HOLD, client.flood(|_| {}, |_, _| {})).await;
-        if let Ok(ended) = held {
-            ended.context("flooding")?;
-            sleep(Duration::from_millis(100)).await;
-        }
+        send_until_closed(client).await?;
     }
 }
 
@@ -76,13 +71,18 @@ pub(super) async fn request_with_many_fields(target: Target) -> Result<()> {
         for _ in 0..WITH_MANY_FIELDS {
             client.begin_with(others.clone());
         }
-        // Without an error, the server has closed the connection.
-        let held = timeout(2 * HOLD, client.flood(|_| {}, |_, _| {})).await;
-        if let Ok(ended) = held {
-            ended.context("flooding")?;
-            sleep(Duration::from_millis(100)).await;
-        }
+        send_until_closed(client).await?;
     }
+}
+
+/// Sends what is queued, and holds the connection until the server closes it, because requests take too long or memory is
+/// short, or for a while.
+async fn send_until_closed(mut client: HostileClient) -> Result<()> {
+    if let Ok(closed) = timeout(2 * HOLD, client.flood(|_| {}, |_, _| {})).await {
+        closed.context("flooding")?;
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 /// Opens connections without a byte, and closes the oldest.
