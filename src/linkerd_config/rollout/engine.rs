@@ -73,7 +73,7 @@ pub(super) struct Engine {
 struct ActiveTerm {
     number: u64,
     /// The earliest time of a restart.
-    starts: Option<Timestamp>,
+    starts: Option<Instant>,
 }
 
 impl Engine {
@@ -169,7 +169,7 @@ impl Engine {
         if self.term.number != after.term {
             self.cluster.recovered(KINDS).await;
             let now = Timestamp::now();
-            self.term = ActiveTerm { number: after.term, starts: now.checked_add(signed(PREDECESSOR)).ok() };
+            self.term = ActiveTerm { number: after.term, starts: Some(Instant::now() + PREDECESSOR) };
             self.schedule.begin_term(now);
         }
         let window = after.rollout().window.as_ref();
@@ -315,8 +315,9 @@ impl Engine {
         }
     }
 
+    /// Returns the earliest time of a restart.
     fn starts(&self, target: &RolloutTarget, now: Timestamp) -> Option<Timestamp> {
-        earliest_start(self.term.starts, target.proxies.drift_ends(), now)
+        self.term.starts.and_then(|term| start_of(term, now)).max(target.proxies.drift_ends())
     }
 
     /// Returns the target for the namespace of a workload.
@@ -378,25 +379,25 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Returns the earliest time of a restart: of this term, and after the last drift. A time that is too far ahead was
-/// recorded by a clock that was ahead, and does not count: restarts would wait for hours.
-fn earliest_start(of_term: Option<Timestamp>, drift_ends: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
-    let latest = now.checked_add(signed(PREDECESSOR)).ok();
-    [of_term, drift_ends].into_iter().flatten().filter(|start| latest.is_none_or(|latest| *start <= latest)).max()
+/// Returns the time of the wall clock at which a term starts, or `None` if it has started. A clock that is corrected
+/// meanwhile delays no restart.
+fn start_of(term: Instant, now: Timestamp) -> Option<Timestamp> {
+    let left = term.saturating_duration_since(Instant::now());
+    if left.is_zero() { None } else { now.checked_add(signed(left)).ok() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_start_that_a_clock_ahead_recorded_does_not_delay_restarts() {
+    #[tokio::test(start_paused = true)]
+    async fn a_term_starts_two_seconds_after_its_begin_although_the_clock_is_corrected() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let found = |of_term, drift_ends| earliest_start(of_term, drift_ends, at(100));
-        assert_eq!(found(Some(at(102)), Some(at(101))), Some(at(102)));
-        assert_eq!(found(Some(at(50)), Some(at(101))), Some(at(101)));
-        assert_eq!(found(Some(at(7_300)), Some(at(101))), Some(at(101)));
-        assert_eq!(found(Some(at(101)), Some(at(7_300))), Some(at(101)));
-        assert_eq!(found(Some(at(7_300)), None), None);
+        let term = Instant::now() + PREDECESSOR;
+        assert_eq!(start_of(term, at(7_200)), Some(at(7_202)));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(start_of(term, at(1)), Some(at(2)), "the clock was ahead");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(start_of(term, at(2)), None);
     }
 }

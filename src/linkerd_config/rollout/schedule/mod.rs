@@ -255,6 +255,8 @@ impl RolloutSchedule {
     }
 
     pub fn next(&mut self, limits: &RolloutLimits, now: Timestamp) -> NextSteps {
+        // A start in the future was recorded by a clock that was ahead.
+        self.last_start = self.last_start.map(|last| last.min(now));
         self.stalled = self.stalled(limits, now);
         let mut next = NextSteps::default();
         let recovered = self.failed.iter().filter(|(_, failure)| failure.recovered).map(|(workload, _)| workload);
@@ -293,8 +295,7 @@ impl RolloutSchedule {
         }
         let places = self.places(limits, now);
         let mut taken = places.len();
-        // A start in the future was recorded by a clock that was ahead.
-        let mut last_start = self.last_start.filter(|last| *last <= now).or_else(|| self.latest_start(now));
+        let mut last_start = self.last_start.or_else(|| self.latest_start(now));
         for (namespace, waiting) in &self.pending {
             let mut here = places.iter().filter(|workload| workload.namespace == *namespace).count();
             // A workload whose previous restart is not complete counts against the limits already.

@@ -354,13 +354,15 @@ fn restarts_of_others_in_the_future_or_without_end_delay_no_start() {
 }
 
 #[test]
-fn a_start_by_a_clock_that_was_ahead_delays_no_other() {
+fn a_start_by_a_clock_that_was_ahead_delays_others_by_the_interval() {
     let limits = RolloutLimits { at_once: 100, interval: Duration::from_secs(10), ..LIMITS };
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let step = schedule.next(&limits, at(7_200)).steps.remove(0);
     schedule.record_sent(&step, "7", at(7_200));
     assert_eq!(names(&schedule.next(&limits, at(7_205))), Vec::<String>::new(), "the interval");
-    assert_eq!(names(&schedule.next(&limits, at(5))), ["a/2"], "the clock was corrected");
+    assert_eq!(names(&schedule.next(&limits, at(5))), Vec::<String>::new(), "the clock was corrected");
+    assert_eq!(names(&schedule.next(&limits, at(14))), Vec::<String>::new());
+    assert_eq!(names(&schedule.next(&limits, at(15))), ["a/2"]);
 }
 
 #[test]
