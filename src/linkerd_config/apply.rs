@@ -13,6 +13,7 @@ use super::{
     LinkerdConfigReconciler,
     canary::CanaryDecision,
     conditions::condition_reason,
+    consistency::contradiction,
     dereference::ReconcileInput,
     drift::with_drift_window,
     injector::INJECTOR_SYNCED,
@@ -43,7 +44,7 @@ pub(super) struct ReconcileOutcome {
     /// Whether workloads failed with the active document and the document before it is restored.
     pub(super) rolls_back: bool,
     /// Why a required rollback restores nothing.
-    pub(super) rollback_refused: Option<&'static str>,
+    pub(super) rollback_refused: Option<String>,
     /// What happens to the document that the plan holds back, or that it promotes.
     pub(super) canary: Option<CanaryDecision>,
 }
@@ -162,6 +163,7 @@ impl LinkerdConfigReconciler {
         if after == *before && self.cache.unwritten_status(config).is_none() {
             return Ok(());
         }
+        debug_assert_eq!(contradiction(&after), None, "{after:?}");
         let known = self.cache.newest_version(config);
         if let Some(version) = self.writer.update_status(&config.name, &config.uid, &known, &after).await? {
             self.cache.set_last_status(&config.name, &config.uid, version, Arc::new(after));

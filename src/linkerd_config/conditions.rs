@@ -32,6 +32,8 @@ pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
 /// The reason of ConfigMapSynced and Ready while the declared document is held back.
 pub(super) const CANARY: &str = "Canary";
+/// The reason of ConfigMapSynced while the ConfigMap has a fallback document.
+pub(super) const RESTORED: &str = "Restored";
 const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
 
 /// The reasons of Stalled while another writer keeps undoing the operator's writes.
@@ -93,7 +95,7 @@ pub(super) fn condition_rows(
         _ if matches!(row.reason, "Observing" | "Suspended" | CANARY) => {
             ConditionRow::new(READY, Some(true), row.reason, row.message.clone())
         }
-        _ if *verdict == PlanVerdict::Restored && row.reason == "Restored" => {
+        _ if *verdict == PlanVerdict::Restored && row.reason == RESTORED => {
             ConditionRow::new(READY, Some(false), "RolledBack", row.message.clone())
         }
         _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
@@ -189,7 +191,7 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
         }
         PlanVerdict::Restored => {
             let message = "the declared configuration failed: the ConfigMap has the document from before it";
-            (CONFIG_MAP_SYNCED, false, "Restored", message.to_owned())
+            (CONFIG_MAP_SYNCED, false, RESTORED, message.to_owned())
         }
         PlanVerdict::Canary => {
             let message = "the declared configuration is tried in the canary namespaces first: see status.canary";

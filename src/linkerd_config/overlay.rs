@@ -118,7 +118,8 @@ impl Overlay {
         }
         if !self.environment.is_empty() {
             let known = document.get(&environment_path()).cloned();
-            document.set(&environment_path(), merge_env(known, &self.environment));
+            let variables = self.environment.iter().map(|variable| serde_json::to_value(variable).unwrap_or_default());
+            document.set(&environment_path(), merge_env(known, variables));
         }
         if let Some(anchors) = &self.anchors
             && !has_external_ca(&document)
@@ -201,7 +202,7 @@ pub fn proxy_shape(document: &Document) -> ProxyShapeStatus {
     }
 }
 
-fn environment_path() -> Path {
+pub(super) fn environment_path() -> Path {
     Path::from(&["proxy", "additionalEnv"][..])
 }
 
@@ -234,19 +235,18 @@ fn problem(keys: &[&str], value: &str, reason: impl Into<String>) -> Problem {
 }
 
 /// Merges variables by name. An existing variable is replaced in place.
-fn merge_env(known: Option<Value>, variables: &[EnvVar]) -> Value {
-    let mut merge_env = match known {
+pub(super) fn merge_env(known: Option<Value>, variables: impl Iterator<Item = Value>) -> Value {
+    let mut merged = match known {
         Some(Value::Array(known)) => known,
         _ => Vec::new(),
     };
     for variable in variables {
-        let value = serde_json::to_value(variable).unwrap_or_default();
-        match merge_env.iter_mut().find(|it| it.get("name").and_then(Value::as_str) == Some(&variable.name)) {
-            Some(known) => *known = value,
-            None => merge_env.push(value),
+        match merged.iter_mut().find(|known| known.get("name") == variable.get("name")) {
+            Some(known) => *known = variable,
+            None => merged.push(variable),
         }
     }
-    Value::Array(merge_env)
+    Value::Array(merged)
 }
 
 fn global_fields(global: &GlobalSpec) -> Vec<(Path, Value)> {

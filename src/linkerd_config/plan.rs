@@ -15,8 +15,9 @@ use super::{
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
     overlay::{self, Overlay, ValueSource},
+    redeclare::declare_the_same,
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
-    revert::predecessor::Predecessor,
+    revert::predecessor::{NoFallback, Predecessor},
     rollout,
     trust_anchors::bundles::TrustBundles,
 };
@@ -43,7 +44,8 @@ pub struct PlanInput<'a> {
     pub first_time: bool,
     /// Whether reverts are suspended, because other writers keep undoing them.
     pub revert_suspended: bool,
-    /// The injection hashes of documents that the injectors denied, or that workloads failed with.
+    /// The injection hashes of documents that the injectors denied, or that workloads failed with. If there is any, the
+    /// declared values failed, whatever the installer's document is by now.
     pub failed: &'a [String],
     /// The document before the one in effect, if a rollback may restore it.
     pub predecessor: Option<&'a Predecessor>,
@@ -79,6 +81,8 @@ pub struct ConfigPlan {
     pub proxy_shape: Option<ProxyShapeStatus>,
     /// The injection hash of the installer's document.
     pub installed_hash: Option<String>,
+    /// The saved revision that declares the same values over its installer's document, if it does.
+    pub declares_like: Option<i64>,
     /// The declared document, if it is held back. `effective` is then the document that stays in force.
     pub canary: Option<CanaryDocument>,
 }
@@ -144,6 +148,7 @@ impl ConfigPlan {
             proxy_version: None,
             proxy_shape: None,
             installed_hash: None,
+            declares_like: None,
             canary: None,
         }
     }
@@ -259,12 +264,19 @@ fn plan_document(
         copy_paths(&mut wanted, found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let has_failed = input.failed.contains(&hashes.of(&wanted));
-    let predecessor = input.predecessor.filter(|_| has_failed);
-    // Without a usable predecessor, the failed document is kept.
-    let fallback = predecessor.and_then(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
-    let is_restored = fallback.is_some();
-    let wanted = fallback.unwrap_or(wanted);
+    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
+    let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
+    let (is_restored, wanted) = match fallback {
+        Some(Ok(fallback)) => (true, fallback),
+        // A document that failed is not written again.
+        Some(Err(reason @ (NoFallback::Unusable(_) | NoFallback::Lost(_)))) if found != Some(&wanted) => {
+            return ConfigPlan::only(PlanVerdict::InvalidBase(format!(
+                "the declared configuration failed, and {}",
+                reason.why()
+            )));
+        }
+        _ => (false, wanted),
+    };
     let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
     let drift = drift.map(|drift| Drift { affects_injection, ..drift });
     let differences = found.map(|found| found.differences(&wanted));
@@ -285,6 +297,7 @@ fn plan_document(
     }
     base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
+    let declares_like = input.base.filter(|known| declare_the_same(known, &base)).map(|known| known.revision);
     let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
     // A rule may be wrong about an installer's document. The injectors are probed after every write.
     let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
@@ -332,6 +345,7 @@ fn plan_document(
         base_change,
         injection_hash: Some(injection_hash),
         installed_hash,
+        declares_like,
         proxy_version: overlay::proxy_version(&wanted),
         proxy_shape: Some(overlay::proxy_shape(&wanted)),
         canary,
@@ -380,7 +394,7 @@ fn held_back(
     hashes: &InjectionHashes,
 ) -> Option<Document> {
     let hash = hashes.of(declared);
-    if !input.holds_back || input.failed.contains(&hash) {
+    if !input.holds_back || !input.failed.is_empty() {
         return None;
     }
     let PlanInput { base: saved, first_time, .. } = *input;

@@ -273,7 +273,7 @@ impl LinkerdConfigReconciler {
             // Workloads that run with another document do not prove the declared one.
             let declared = base_revision.filter(|_| outcome.plan.verdict == PlanVerdict::Synced);
             rollout::status::set_rollout_status(&mut after, before, &target, progress, declared, now);
-            if let Some(why) = outcome.rollback_refused {
+            if let Some(why) = &outcome.rollback_refused {
                 explain_refused_rollback(&mut after, why);
             }
             self.rollouts.set_target(target);
@@ -340,7 +340,9 @@ fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut Reconcil
     if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
         outcome.baseline = baseline(document.as_deref(), base.as_deref());
     }
-    if requires_rollback && plan.verdict == PlanVerdict::Synced {
+    // Workloads failed with the document in the status. Another one, such as a correction, was not tried yet.
+    let is_tried = plan.injection_hash == before.injection_hash;
+    if requires_rollback && is_tried && plan.verdict == PlanVerdict::Synced {
         let refused = rollback_refused(input, documents, &plan);
         (outcome.rolls_back, outcome.rollback_refused) = (refused.is_none(), refused);
     }
@@ -348,25 +350,24 @@ fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut Reconcil
 }
 
 /// Returns why the document of the plan is not rolled back, although workloads failed with it.
-fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &ConfigPlan) -> Option<&'static str> {
+fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &ConfigPlan) -> Option<String> {
     let ReconcileInput { config, before, .. } = input;
     if config.spec.rollout.policy == RolloutPolicy::Off {
-        return Some("not rolled back, because spec.rollout.policy is Off");
+        return Some("not rolled back, because spec.rollout.policy is Off".to_owned());
     }
     let base = plan.new_base.as_ref().or(documents.base.as_deref());
     let rolled_out = before.revisions.as_ref().and_then(|revisions| revisions.last_rolled_out);
     let is_rolled_out = rolled_out.is_some() && rolled_out == base.map(|base| base.revision);
     let Some(predecessor) = documents.predecessor.as_ref().filter(|_| !is_rolled_out) else {
-        return Some("not rolled back, because the failed restart was not one for a new declared document");
+        let why = "not rolled back, because the failed restart was not one for a new declared document";
+        return Some(why.to_owned());
     };
     let (Some(base), Some(effective), Some(hash)) = (base, &plan.effective, &plan.injection_hash) else {
-        return Some("not rolled back, because the document is unknown");
+        return Some("not rolled back, because the document is unknown".to_owned());
     };
     let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
-    match predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes) {
-        Some(_) => None,
-        None => Some("not rolled back, because the declared values did not change: only those of the installer did"),
-    }
+    let fallback = predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes);
+    fallback.err().map(|reason| format!("not rolled back, because {}", reason.why()))
 }
 
 /// Returns the revision in the annotation of the ConfigMap, which any writer may have changed.

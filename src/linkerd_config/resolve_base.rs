@@ -107,7 +107,7 @@ pub(super) fn resolve_base(
         Origin::Foreign { manager } => {
             // Our last write may have been a fallback document.
             let written = live.annotations.get(HASH_ANNOTATION);
-            let fallback = predecessor.and_then(|known| known.over(&base.document, &base.effective));
+            let fallback = predecessor.and_then(|known| known.over(&base.document, &base.effective).ok());
             let fallback = fallback.filter(|fallback| written == Some(&fallback.hash().to_string()));
             let changed = fallback.as_ref().unwrap_or(&base.effective).differences(document);
             let declared = base.document.differences(&base.effective);

@@ -80,7 +80,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let given_up = rejected.or_else(|| taken_back.map(|canary| &canary.hash));
     let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
     let rolled_back = rolled_back
-        .filter(|_| is_current(config, before))
+        .filter(|_| is_current(config, before) && plan.verdict != PlanVerdict::Synced)
         .or_else(|| Some(RolloutKey::of(given_up?, input.trust_key, None).to_string()));
     let proxy_version = match &input.failure {
         Some(_) => before.proxy_version.clone(),
@@ -179,12 +179,10 @@ fn revisions_status(
             add_failed_hash(&mut failed, hash);
             add_denial(&mut denied, hash, &sync_status.denied_by);
         }
-        if sync_status.reason == SyncReason::AllReplicasCurrent {
-            failed.retain(|failed| failed != hash);
-            if plan.verdict == PlanVerdict::Synced {
-                last_known_good = base_revision.or(last_known_good);
-                last_known_good_hash = Some(hash.clone());
-            }
+        if sync_status.reason == SyncReason::AllReplicasCurrent && plan.verdict == PlanVerdict::Synced {
+            failed.clear();
+            last_known_good = base_revision.or(last_known_good);
+            last_known_good_hash = Some(hash.clone());
         }
     }
     let base = base_revision.or_else(|| known?.base);
@@ -199,7 +197,8 @@ fn add_failed_hash(failed: &mut Vec<String>, hash: &String) {
     }
 }
 
-/// Returns the hashes of the documents that failed for this generation of the resource. They are not retried.
+/// Returns the hashes of the documents that failed for this generation of the resource. If there is any, the declared
+/// values are not retried, also over another document of the installer.
 pub fn failed_hashes<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus) -> &'a [String] {
     let revisions = status.revisions.as_ref().filter(|_| is_current(config, status));
     revisions.map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
@@ -301,6 +300,7 @@ fn inactive_status(
         rollout: before.rollout.as_ref().map(|known| RolloutStatus {
             adopted_at: known.adopted_at.clone(),
             baseline_hash: known.baseline_hash.clone(),
+            rolled_back: known.rolled_back.clone().filter(|_| is_current(config, before)),
             retry: retry(config),
             ..RolloutStatus::default()
         }),

@@ -113,7 +113,8 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     use CanaryAction::{Hold, Promote, TakeBack, Write};
     use CanaryPhase::{AwaitingPromotion, Failed, Progressing, Promoted, Soaking, Unsupported, Waiting};
     let CanaryFacts { spec, rollout, hash, now, .. } = *facts;
-    let known = facts.known.filter(|known| known.hash == hash && !(known.phase == Failed && facts.is_retried));
+    let failed = facts.known.filter(|known| known.phase == Failed && !facts.is_retried);
+    let known = facts.known.filter(|known| known.hash == hash && known.phase != Failed);
     let next = |action, phase: CanaryPhase, message: String| {
         let since = known.filter(|known| known.phase == phase).and_then(|known| known.since.clone());
         let status = CanaryStatus {
@@ -125,7 +126,8 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
         };
         CanaryDecision { action, status, recheck_after: RECHECK_INTERVAL }
     };
-    if let Some(failed) = known.filter(|known| known.phase == Failed) {
+    // The declared values failed, whatever the installer's document and thereby the hash is by now.
+    if let Some(failed) = failed {
         return CanaryDecision { status: failed.clone(), ..next(TakeBack, Failed, String::new()) };
     }
     if facts.promote == Some(hash) {
@@ -187,15 +189,19 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
         }
         (CanaryAdoption::Adopted, _) => {}
     }
-    let Some(CanaryWorkloads { totals, .. }) = &facts.workloads else {
+    let Some(CanaryWorkloads { totals, failure: first_failure }) = &facts.workloads else {
         return unchanged().unwrap_or_else(|| progressing("the workloads of the canary namespaces are being assessed"));
     };
-    let CanaryTotals { selected, updated, .. } = *totals;
+    let CanaryTotals { selected, updated, uninjected, .. } = *totals;
     if selected == 0 {
         return progressing(&format!(
             "no meshed workload of the canary namespaces opted in, so nothing shows that the configuration works; to promote it \
              nevertheless, set the annotation {PROMOTE_ANNOTATION} to its hash"
         ));
+    }
+    if uninjected > 0 {
+        let first = first_failure.as_deref().unwrap_or("see status.rollout.failures");
+        return progressing(&format!("workloads of the canary namespaces have Pods without a proxy: {first}"));
     }
     if updated < selected {
         return progressing(&format!(
@@ -236,9 +242,10 @@ fn unsupported(replica: &str) -> String {
 fn failure(workloads: &CanaryWorkloads, rollout: &RolloutSpec) -> Option<String> {
     let CanaryTotals { selected, failures, uninjected, .. } = workloads.totals;
     let limit = rollout.max_failures(usize::try_from(selected).unwrap_or_default());
+    // A Pod without a proxy says nothing about the configuration. It holds the canary, and takes nothing back.
+    let failures = failures - uninjected;
     let is_over = usize::try_from(failures).unwrap_or_default() >= limit && rollout.on_failure != OnFailure::Continue;
-    // Pods without a proxy are worse than outdated ones, so they end the canary under every failure policy.
-    (is_over || uninjected > 0).then(|| {
+    is_over.then(|| {
         let first = workloads.failure.as_ref().map(|first| format!(", the first is {first}")).unwrap_or_default();
         format!("{failures} of {selected}{first}")
     })

@@ -10,6 +10,8 @@ struct Facts {
     spec: Value,
     rollout: Value,
     known: Option<(CanaryPhase, i64)>,
+    /// The hash of the declared document; that of `known` is [`HASH`].
+    hash: &'static str,
     is_retried: bool,
     written: WrittenCanary,
     injectors: InjectorKind,
@@ -27,6 +29,7 @@ impl Facts {
             spec: json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}, "soak": "60s"}),
             rollout: json!({}),
             known: Some((CanaryPhase::Progressing, NOON - 500)),
+            hash: HASH,
             is_retried: false,
             written: WrittenCanary::Current,
             injectors: InjectorKind::Operators,
@@ -55,7 +58,7 @@ impl Facts {
         decide(&CanaryFacts {
             spec: &spec,
             rollout: &rollout,
-            hash: HASH,
+            hash: self.hash,
             known: known.as_ref(),
             is_retried: self.is_retried,
             written: self.written,
@@ -71,7 +74,8 @@ impl Facts {
     /// The action, and the phase with the time since noon when it began.
     fn result(&self) -> (CanaryAction, CanaryPhase, i64) {
         let CanaryDecision { action, status, .. } = self.decide();
-        assert_eq!(status.hash, HASH);
+        // A failed canary keeps the hash that failed.
+        assert_eq!(status.hash, if status.phase == Failed { HASH } else { self.hash });
         (action, status.phase, status.since.unwrap().0.as_second() - NOON)
     }
 
@@ -167,10 +171,27 @@ fn failures_take_the_canary_back_unless_the_policy_is_to_continue() {
     assert_eq!(failed(json!({"maxFailures": 2}), [3, 1, 1, 0]).result(), (Hold, Progressing, -500));
     assert_eq!(failed(json!({"maxFailures": "50%"}), [4, 1, 2, 0]).result(), (TakeBack, Failed, 0));
     assert_eq!(failed(json!({"onFailure": "Continue"}), [3, 2, 1, 0]).result(), (Hold, Progressing, -500));
-    assert_eq!(failed(json!({"onFailure": "Continue"}), [3, 2, 1, 1]).result(), (TakeBack, Failed, 0));
     // The record of the failure is on the workload, so a canary that a crash left out of the status is taken back too.
     let unwritten = Facts { written: WrittenCanary::Absent, ..failed(json!({}), [3, 1, 1, 0]) };
     assert_eq!(unwritten.result(), (TakeBack, Failed, 0));
+}
+
+#[test]
+fn a_pod_without_a_proxy_holds_the_canary_and_takes_nothing_back() {
+    for policy in ["Halt", "Rollback", "Continue"] {
+        let rollout = json!({"onFailure": policy});
+        let held = Facts { rollout, workloads: Some([3, 2, 1, 1]), ..Facts::complete() };
+        assert_eq!(held.result(), (Hold, Progressing, -500));
+        assert!(held.message().contains("a proxy: Deployment app/web"), "{}", held.message());
+    }
+}
+
+#[test]
+fn a_failed_canary_is_not_tried_again_over_another_document_of_the_installer() {
+    let failed = Facts { known: Some((Failed, NOON - 9)), hash: "fedcba9876543210", ..Facts::complete() };
+    assert_eq!(failed.result(), (TakeBack, Failed, -9));
+    let retried = Facts { is_retried: true, written: WrittenCanary::Outdated, ..failed };
+    assert_eq!(retried.result(), (Write, Progressing, 0));
 }
 
 #[test]

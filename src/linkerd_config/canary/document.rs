@@ -14,8 +14,8 @@ use crate::{
     linkerd_config::{
         base::Base,
         drift::HASH_ANNOTATION,
-        overlay::{anchors_path, proxy_shape, proxy_version},
-        resolve_base::copy_paths,
+        overlay::{proxy_shape, proxy_version},
+        redeclare::redeclare,
     },
     values::Document,
 };
@@ -69,12 +69,8 @@ pub(in crate::linkerd_config) fn held(input: &HeldInput<'_>) -> Document {
         _ if first_time && written.is_none() => (&base.document, &base.document),
         _ => (&base.document, &base.effective),
     });
-    let mut document = installed.clone();
-    if let Some((installed_then, in_force)) = last {
-        copy_paths(&mut document, in_force, &installed_then.differences(in_force));
-    }
-    copy_paths(&mut document, declared, &[anchors_path()]);
-    document
+    let (installed_then, in_force) = last.unwrap_or((installed, installed));
+    redeclare(installed, installed_then, in_force, declared)
 }
 
 // === impl CanaryDocument ===

@@ -85,7 +85,8 @@ fn a_denied_document_is_rolled_back_to_the_last_good_one_and_not_retried() {
     assert_eq!((cluster.document(), cluster.injection_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
     assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
-    // Another document is tried.
+    // Another document is tried: the failures are those of a generation.
+    cluster.failed.clear();
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
     assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_some() && plan.drift.is_none());
@@ -149,15 +150,35 @@ fn the_version_of_the_proxy_is_the_one_in_force() {
 }
 
 #[test]
-fn an_upgrade_after_a_rollback_is_tried() {
+fn an_upgrade_after_a_rollback_brings_no_rejected_document_back() {
     let (mut cluster, _) = denied();
     cluster.reconcile();
     let next = INSTALLED.replace("  logFormat: plain", "  logFormat: json");
     cluster.write("helm", &next);
     let plan = cluster.reconcile();
     assert!(matches!(plan.base_change, Some(BaseChange::Installed { .. })));
-    assert_eq!((plan.verdict, cluster.value(&ACCESS_LOG)), (PlanVerdict::Synced, Some(json!("json"))));
-    assert!(cluster.live.as_ref().unwrap().writers.iter().any(|writer| writer.manager == FIELD_MANAGER));
+    assert_eq!(plan.verdict, PlanVerdict::Restored);
+    let values = [&ACCESS_LOG, &LOG_LEVEL, &["proxy", "logFormat"]].map(|keys| cluster.value(keys));
+    assert_eq!(values, ["", "debug", "json"].map(|value| Some(json!(value))));
+    // Neither does a predecessor that was deleted meanwhile.
+    cluster.predecessor = Some(Predecessor::Lost(3));
+    cluster.write("helm", INSTALLED);
+    let plan = cluster.reconcile();
+    assert!(matches!(&plan.verdict, PlanVerdict::InvalidBase(why) if why.contains("revision 3")), "{plan:?}");
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("")));
+}
+
+#[test]
+fn a_denial_of_an_upgrade_ends_with_a_further_change_of_the_installer() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.predecessor = cluster.base.clone().map(|base| Predecessor::Declared(Box::new(base)));
+    cluster.write("helm", &INSTALLED.replace("  logFormat: plain", "  logFormat: json"));
+    cluster.failed = vec![cluster.reconcile().injection_hash.unwrap()];
+    assert_eq!(cluster.reconcile().verdict, PlanVerdict::Synced, "there is nothing to take back");
+    cluster.write("helm", INSTALLED);
+    assert_eq!(cluster.reconcile().verdict, PlanVerdict::Synced);
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")));
 }
 
 /// Gives the ConfigMap and the base the hashes that another version of the operator would have computed.

@@ -10,12 +10,11 @@ use crate::{
     api::LinkerdConfigStatus,
     linkerd_config::{
         base::Base,
-        conditions::{CONFIG_MAP_SYNCED, condition_reason},
-        overlay::anchors_path,
+        conditions::{CONFIG_MAP_SYNCED, RESTORED, condition_reason, list_problems},
         plan::{ConfigPlan, PlanVerdict},
-        resolve_base::copy_paths,
+        redeclare::redeclare,
     },
-    values::{Document, InjectionHashes},
+    values::{Document, InjectionHashes, Problem},
 };
 
 /// The revision that stands for the installer's document in the status.
@@ -26,6 +25,21 @@ pub enum Predecessor {
     /// The installer's document: the document in effect is the first declared one.
     Installer,
     Declared(Box<Base>),
+    /// Its revision was deleted, or cannot be read.
+    Lost(i64),
+}
+
+/// Why a predecessor is not restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoFallback {
+    /// It declares the same values, so there is nothing to take back.
+    Same,
+    /// It failed as well.
+    Failed,
+    /// Over the present base, Linkerd cannot use it.
+    Unusable(Vec<Problem>),
+    /// Its revision was deleted, or cannot be read.
+    Lost(i64),
 }
 
 // === impl Predecessor ===
@@ -33,41 +47,66 @@ pub enum Predecessor {
 impl Predecessor {
     /// Returns the predecessor in the status; `None` if a rollback has nothing to restore.
     pub fn find(status: &LinkerdConfigStatus, revisions: &[ControllerRevision]) -> Option<Self> {
-        match previous(status)? {
-            INSTALLER => Some(Self::Installer),
-            revision => Base::at(revisions, revision).map(|base| Self::Declared(Box::new(base))),
-        }
-    }
-
-    /// Returns the predecessor's declared values over a base. The trust anchors are those of `current`. Returns `None`
-    /// if a declared list extends one of another base.
-    pub fn over(&self, base: &Document, current: &Document) -> Option<Document> {
-        let mut document = base.clone();
-        if let Self::Declared(known) = self {
-            let declared = known.document.differences(&known.effective);
-            let is_merged_list = |path| {
-                known.effective.get(path).is_some_and(serde_json::Value::is_array)
-                    && known.document.get(path) != base.get(path)
-            };
-            if declared.iter().any(is_merged_list) {
-                return None;
+        Some(match previous(status)? {
+            INSTALLER => Self::Installer,
+            revision => {
+                Base::at(revisions, revision).map_or(Self::Lost(revision), |base| Self::Declared(Box::new(base)))
             }
-            copy_paths(&mut document, &known.effective, &declared);
-        }
-        copy_paths(&mut document, current, &[anchors_path()]);
-        Some(document)
+        })
     }
 
-    /// Returns the document to restore, unless it failed or has problems that the installer's does not have.
+    /// Returns the predecessor's declared values over a base, with the trust anchors of `current`.
+    ///
+    /// # Errors
+    /// When they are lost.
+    pub fn over(&self, base: &Document, current: &Document) -> Result<Document, NoFallback> {
+        match self {
+            Self::Installer => Ok(redeclare(base, base, base, current)),
+            Self::Declared(known) => Ok(redeclare(base, &known.document, &known.effective, current)),
+            Self::Lost(revision) => Err(NoFallback::Lost(*revision)),
+        }
+    }
+
+    /// Returns the document to restore instead of `current`.
+    ///
+    /// # Errors
+    /// When the predecessor is lost, the same as `current`, failed itself, or has problems that the installer's document
+    /// does not have.
     pub fn fallback(
         &self,
         base: &Document,
         current: &Document,
         failed: &[String],
         hashes: &InjectionHashes,
-    ) -> Option<Document> {
+    ) -> Result<Document, NoFallback> {
         let document = self.over(base, current)?;
-        (!failed.contains(&hashes.of(&document)) && !document.adds_problems_to(base)).then_some(document)
+        if document == *current {
+            return Err(NoFallback::Same);
+        }
+        if failed.contains(&hashes.of(&document)) {
+            return Err(NoFallback::Failed);
+        }
+        let known = base.problems();
+        let added: Vec<_> = document.problems().into_iter().filter(|problem| !known.contains(problem)).collect();
+        if added.is_empty() { Ok(document) } else { Err(NoFallback::Unusable(added)) }
+    }
+}
+
+// === impl NoFallback ===
+
+impl NoFallback {
+    /// Returns the reason for people.
+    pub fn why(&self) -> String {
+        match self {
+            Self::Same => "the declared values did not change: only those of the installer did".to_owned(),
+            Self::Failed => "the document from before it failed as well".to_owned(),
+            Self::Unusable(problems) => {
+                format!("Linkerd cannot use the document from before it: {}", list_problems(problems))
+            }
+            Self::Lost(revision) => format!(
+                "revision {revision}, which has the document from before it, was deleted or cannot be read: change the resource"
+            ),
+        }
     }
 }
 
@@ -81,11 +120,14 @@ fn previous(status: &LinkerdConfigStatus) -> Option<i64> {
 
 /// Whether the ConfigMap has a fallback document.
 fn is_restored(status: &LinkerdConfigStatus) -> bool {
-    condition_reason(status, CONFIG_MAP_SYNCED) == Some("Restored")
+    condition_reason(status, CONFIG_MAP_SYNCED) == Some(RESTORED)
 }
 
 /// Returns the revision of the predecessor in the next status. `written` is the revision in the annotation of the
 /// ConfigMap before this reconcile; `trust_roots` is the hash of the present bundle.
+///
+/// The predecessor is always the last document that was in force, even if workloads failed with it: to go back further
+/// would take back declared values that did not fail.
 pub(in crate::linkerd_config) fn next_previous(
     before: &LinkerdConfigStatus,
     plan: &ConfigPlan,
@@ -96,22 +138,27 @@ pub(in crate::linkerd_config) fn next_previous(
     let Some(hash) = plan.injection_hash.as_ref().filter(|_| plan.verdict != PlanVerdict::Restored) else {
         return known;
     };
+    let revisions = before.revisions.as_ref();
     match &before.injection_hash {
         // Restarts for new trust anchors are no restarts for the document.
         Some(was) if was == hash => {
             known.filter(|_| before.trust_roots_sha256.is_none() || before.trust_roots_sha256.as_deref() == trust_roots)
         }
-        // The last document was a fallback, or workloads failed with it. The predecessor is still the better one.
-        Some(_) if known.is_some() && (is_restored(before) || has_failures(before)) => known,
-        Some(_) => before.revisions.as_ref()?.base,
+        // The last document was a fallback.
+        Some(_) if known.is_some() && is_restored(before) => known,
+        // The injectors have not accepted the declared values yet, and the installer changed its own.
+        Some(was)
+            if known.is_some()
+                && plan.declares_like.is_some()
+                && plan.declares_like == revisions.and_then(|revisions| revisions.base)
+                && revisions.and_then(|revisions| revisions.last_known_good_hash.as_ref()) != Some(was) =>
+        {
+            known
+        }
+        Some(_) => revisions?.base,
         // This resource becomes active. The document before it may be that of another resource.
         None => plan.write.as_ref().map(|_| written.unwrap_or(INSTALLER)),
     }
-}
-
-fn has_failures(status: &LinkerdConfigStatus) -> bool {
-    let workloads = status.rollout.as_ref().and_then(|rollout| rollout.workloads);
-    workloads.is_some_and(|workloads| workloads.failed > 0)
 }
 
 #[cfg(test)]

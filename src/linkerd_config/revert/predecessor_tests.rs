@@ -45,23 +45,31 @@ fn a_version_is_taken_back_only_if_it_was_declared() {
 }
 
 #[test]
-fn a_list_over_another_base_is_not_restored_because_it_has_values_of_that_base() {
+fn declared_variables_are_restored_without_those_of_another_base() {
     let list = [(&["proxy", "additionalEnv"][..], json!([{"name": "OF_BASE"}, {"name": "DECLARED"}]))];
-    let extended = "proxy: {additionalEnv: [{name: OF_BASE}]}";
-    let predecessor = declared(extended, &list);
-    assert!(predecessor.over(&document(extended), &document(extended)).is_some());
-    assert!(predecessor.over(&document("proxy: {}"), &document(extended)).is_none());
+    let predecessor = declared("proxy: {additionalEnv: [{name: OF_BASE}]}", &list);
+    let over = |base: &str| predecessor.over(&document(base), &document(base)).unwrap();
+    let both = "proxy: {additionalEnv: [{name: OF_BASE}, {name: DECLARED}]}";
+    assert_eq!(over("proxy: {additionalEnv: [{name: OF_BASE}]}"), document(both));
+    assert_eq!(over("proxy: {}"), document("proxy: {additionalEnv: [{name: DECLARED}]}"));
 }
 
 #[test]
-fn a_document_that_failed_is_not_restored() {
+fn a_document_that_is_lost_the_same_failed_or_unusable_is_not_restored() {
     let installed = include_str!("../../values/testdata/installed.yaml");
     let base = document(installed);
+    let current = declared(installed, &[(&["proxy", "logLevel"], json!("trace"))]).over(&base, &base).unwrap();
     let hash = base.injection_hash().to_string();
-    assert!(Predecessor::Installer.fallback(&base, &base, &[], &InjectionHashes::default()).is_some());
-    assert!(Predecessor::Installer.fallback(&base, &base, &[hash], &InjectionHashes::default()).is_none());
+    let fallback = |predecessor: &Predecessor, failed: &[String]| {
+        predecessor.fallback(&base, &current, failed, &InjectionHashes::default())
+    };
+    assert_eq!(fallback(&Predecessor::Installer, &[]), Ok(base.clone()));
+    assert_eq!(fallback(&Predecessor::Installer, &[hash]), Err(NoFallback::Failed));
+    let same = declared(installed, &[(&["proxy", "logLevel"], json!("trace"))]);
+    assert_eq!(fallback(&same, &[]), Err(NoFallback::Same));
     let invalid = declared(installed, &[(&["proxy", "uid"], json!("many"))]);
-    assert!(invalid.fallback(&base, &base, &[], &InjectionHashes::default()).is_none());
+    assert!(matches!(fallback(&invalid, &[]), Err(NoFallback::Unusable(problems)) if problems.len() == 1));
+    assert_eq!(fallback(&Predecessor::Lost(7), &[]), Err(NoFallback::Lost(7)));
 }
 
 /// Returns the revision of the predecessor after a plan for the document with this injection hash.
@@ -95,13 +103,24 @@ fn the_predecessor_stays_while_the_document_is_not_proven() {
     assert_eq!(next(&before, Some("b"), |_| {}, Some(4)), Some(3));
     assert_eq!(next(&before, None, |_| {}, Some(4)), Some(3), "a plan without a document");
     assert_eq!(next(&before, Some("a"), |plan| plan.verdict = PlanVerdict::Restored, Some(4)), Some(3));
-    // Workloads failed with b, so c has the same predecessor.
-    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(4));
+    // b was in force, so a rollback of c restores it, even if workloads failed with it.
     before["rollout"] = json!({"workloads": {"failed": 1}});
-    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(3));
+    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(4));
     // Restarts for new trust anchors are not the document's.
     before["trustRootsSHA256"] = json!("other roots");
     assert_eq!(next(&before, Some("b"), |_| {}, Some(4)), None);
+}
+
+#[test]
+fn the_installers_change_ends_the_trial_of_a_document_that_the_injectors_accepted() {
+    let before =
+        |good: &str| json!({"injectionHash": "b", "revisions": {"base": 4, "previous": 3, "lastKnownGoodHash": good}});
+    let upgrade = |plan: &mut ConfigPlan| plan.declares_like = Some(4);
+    // Revision 4 declares the same values, so a rollback takes nothing back.
+    assert_eq!(next(&before("b"), Some("c"), upgrade, Some(4)), Some(4));
+    assert_eq!(next(&before("a"), Some("c"), upgrade, Some(4)), Some(3), "b was not accepted yet");
+    let other = |plan: &mut ConfigPlan| plan.declares_like = Some(5);
+    assert_eq!(next(&before("a"), Some("c"), other, Some(4)), Some(4), "a former leader saved 5 and wrote no status");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{
         linkerd_config::{DriftAction, Mode, OnTimeout, RolloutPolicy},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
-    linkerd_config::conditions::{CANARY, CONTESTED},
+    linkerd_config::conditions::{CANARY, CONFIG_MAP_SYNCED, CONTESTED, RESTORED},
 };
 
 /// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that has no trust anchor of some running
@@ -35,6 +35,9 @@ pub struct Gate {
 pub struct Gates {
     /// The gate that blocks restarts, if any.
     pub closed: Option<Gate>,
+    /// Why the document in force is not the declared one, if it is another one. Restarts for it may go on, but a complete
+    /// rollout of it is none of the declared document.
+    pub undeclared: Option<Gate>,
     /// When the bundle of trust anchors was written: the control plane has to be restarted after that.
     pub trust_roots_written: Option<Timestamp>,
 }
@@ -45,6 +48,25 @@ impl Gates {
     /// Returns the closed gate if the configuration disables rollouts.
     pub fn disabled(&self) -> Option<&Gate> {
         self.closed.as_ref().filter(|gate| gate.reason == DISABLED)
+    }
+}
+
+/// Returns why the document in force is not the declared one.
+pub(super) fn undeclared(status: &LinkerdConfigStatus) -> Option<Gate> {
+    let synced = status.conditions.iter().find(|condition| condition.type_ == CONFIG_MAP_SYNCED);
+    let gate = |reason, message: &str| Some(Gate { reason, message: message.to_owned() });
+    match synced {
+        Some(synced) if synced.status == "True" => None,
+        Some(synced) if synced.reason == CANARY => {
+            gate(CANARY, "only the canary namespaces get the declared configuration: see status.canary")
+        }
+        Some(synced) if synced.reason == RESTORED => {
+            gate("RolledBack", "the declared configuration was rolled back: see the condition Stalled")
+        }
+        _ => gate(
+            "WaitingForConfigMap",
+            "the ConfigMap does not have the declared configuration: see the conditions Accepted and ConfigMapSynced",
+        ),
     }
 }
 
@@ -66,7 +88,7 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus, 
     let reports_drift = config.spec.drift.action == DriftAction::Report && condition("Stalled").is_none();
     let has_document = |synced: &Condition| {
         synced.status == "True"
-            || ["Restored", CANARY].contains(&&*synced.reason)
+            || [RESTORED, CANARY].contains(&&*synced.reason)
             || synced.reason == "Drifted" && reports_drift
     };
     if !condition("ConfigMapSynced").is_some_and(has_document) {

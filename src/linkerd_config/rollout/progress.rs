@@ -14,7 +14,7 @@ use super::{
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
     schedule::RolloutSchedule,
     target::RolloutTarget,
-    totals::CanaryTotals,
+    totals::{CanaryTotals, RolloutTotals},
 };
 use crate::{
     api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
@@ -75,10 +75,23 @@ pub struct RolloutProgress {
 pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
     // Pods without a proxy are worse than outdated ones, so they halt the rollout under every failure policy.
     let totals = &schedule.totals;
-    let selected = usize::try_from(totals.workloads.selected).unwrap_or_default();
-    let failures = usize::try_from(totals.counted_failures).unwrap_or_default();
-    let failed = failures >= target.rollout().max_failures(selected);
+    let failed = has_failed(schedule, target, totals.counted_failures);
     totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
+}
+
+/// Whether the failures require a rollback of the configuration. A Pod without a proxy says nothing about it: the API
+/// server created the Pod without the injector, or the owner of the workload arranged that.
+fn requires_rollback(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
+    let RolloutTotals { counted_failures, uninjected, .. } = schedule.totals;
+    target.rollout().on_failure == OnFailure::Rollback
+        && target.rolled_back.is_none()
+        && has_failed(schedule, target, counted_failures - uninjected)
+}
+
+/// Whether this number of failures reaches `maxFailures`.
+fn has_failed(schedule: &RolloutSchedule, target: &RolloutTarget, failures: i64) -> bool {
+    let selected = usize::try_from(schedule.totals.workloads.selected).unwrap_or_default();
+    usize::try_from(failures).unwrap_or_default() >= target.rollout().max_failures(selected)
 }
 
 /// Returns the progress. `gate` is the closed gate; `next_window` is when the maintenance window opens.
@@ -90,9 +103,6 @@ pub fn rollout_progress(
 ) -> RolloutProgress {
     let totals = &schedule.totals;
     let (phase, complete) = phase_and_condition(schedule, target, gate);
-    let requires_rollback = is_halted(schedule, target)
-        && target.rollout().on_failure == OnFailure::Rollback
-        && target.rolled_back.is_none();
     let failure = |(workload, failure): (&WorkloadKey, &WorkloadFailure)| RolloutFailure {
         kind: workload.kind.to_string(),
         namespace: workload.namespace.to_string(),
@@ -118,7 +128,7 @@ pub fn rollout_progress(
         replaced: target.proxies.trust.replaced(&totals.trust).map(|(hash, _)| hash.to_owned()),
         suspects: totals.suspects > 0,
         no_progress: false,
-        requires_rollback,
+        requires_rollback: requires_rollback(schedule, target),
         canary: totals.canary,
     }
 }
@@ -138,8 +148,8 @@ fn phase_and_condition(
     }
     if target.rolled_back.is_some() {
         let message = format!(
-            "workloads failed with the configuration, and it was rolled back: change the resource; {updated} of {selected} workloads \
-             run with the previous configuration"
+            "the configuration failed and was rolled back: see the condition Stalled, and change the resource; {updated} of \
+             {selected} workloads run with the previous configuration"
         );
         return because(RolloutPhase::RolledBack, "RolledBack", message);
     }
@@ -154,8 +164,11 @@ fn phase_and_condition(
         );
     }
     if is_halted(schedule, target) {
+        let is_kept = target.rollout().on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);
+        let why = "not rolled back, because a Pod without a proxy says nothing about the configuration; ";
         let message = format!(
-            "{}; to retry, change the resource or its annotation config.linkerd.io/retry; {so_far}",
+            "{}{}; to retry, change the resource or its annotation config.linkerd.io/retry; {so_far}",
+            if is_kept { why } else { "" },
             failures(schedule)
         );
         return because(RolloutPhase::Halted, "Halted", message);

@@ -196,3 +196,20 @@ fn the_largest_status_of_a_rollout_has_less_than_256_kib() {
     let bytes = serde_json::to_string(&lists).unwrap().len();
     assert!((100_000..256 * 1024).contains(&bytes), "{bytes} bytes");
 }
+
+#[test]
+fn pods_without_a_proxy_halt_the_rollout_and_roll_nothing_back() {
+    for (max_failures, states, expected) in [
+        (json!(1), &[failed("ProgressDeadlineExceeded")][..], true),
+        (json!(1), &[failed("Uninjected")], false),
+        (json!(2), &[failed("ProgressDeadlineExceeded"), failed("Uninjected")], false),
+        (json!(1), &[failed("ProgressDeadlineExceeded"), failed("Uninjected")], true),
+        (json!("100%"), &[failed("Uninjected"), pending()], false),
+    ] {
+        let target = Arc::new(rollout_target(&json!({"onFailure": "Rollback", "maxFailures": max_failures})));
+        let progress = rollout_progress(&schedule(states), &target, None, None);
+        assert_eq!((progress.phase, progress.requires_rollback), (RolloutPhase::Halted, expected), "{states:?}");
+        let says_why = progress.complete.message.starts_with("not rolled back, because a Pod without a proxy");
+        assert_eq!(says_why, !expected, "{}", progress.complete.message);
+    }
+}

@@ -10,6 +10,7 @@ use k8s_openapi::{
 };
 
 use super::{
+    gate::Gate,
     key::RolloutKey,
     progress::{CompleteCondition, RolloutPhase, RolloutProgress},
     target::RolloutTarget,
@@ -40,14 +41,17 @@ pub fn set_rollout_status(
     // The previous status, if it is about the same hash and retry.
     let same = Some(&known).filter(|known| known.hash == hash && known.retry == rollout.retry);
     let complete = match progress {
-        Some(progress) => Some(progress.complete.clone()),
+        Some(progress) => Some(declared_only(&progress.complete, target)),
         None => disabled(target),
     };
     let generation = after.observed_generation.unwrap_or_default();
     let known_condition = before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some());
     // Until the engine has assessed the workloads for this target, the condition stays as another leader, or the
-    // previous generation, left it. It keeps its observedGeneration, and success of another generation is not kept.
-    let is_kept = known_condition.is_some_and(|it| it.observed_generation == Some(generation) || it.status != "True");
+    // previous generation, left it. It keeps its observedGeneration, and success of another generation or of another
+    // document is not kept.
+    let may_hold = target.gates.undeclared.is_none();
+    let is_kept =
+        known_condition.is_some_and(|it| it.status != "True" || it.observed_generation == Some(generation) && may_hold);
     let rollout_complete = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
             to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)
@@ -64,6 +68,9 @@ pub fn set_rollout_status(
     let previous = same.cloned().unwrap_or_default();
     let holds = rollout_complete.status == "True";
     let phase = match progress {
+        Some(progress) if progress.phase == RolloutPhase::Complete && !holds => {
+            RolloutPhase::Waiting.as_str().to_owned()
+        }
         Some(progress) => progress.phase.as_str().to_owned(),
         None if target.gates.disabled().is_some() => RolloutPhase::Idle.as_str().to_owned(),
         None => {
@@ -119,13 +126,14 @@ pub fn set_rollout_status(
     }
     let is_of_this =
         |progress: &&RolloutProgress| progress.target.rolled_back.is_none() && target.rolled_back.is_none();
-    // With a reported change, workloads run with another document than the declared one.
-    let has_drift = after.conditions.iter().any(|it| it.type_ == "ConfigMapSynced" && it.status == "False");
-    if holds && progress.filter(is_of_this).is_some() && target.gates.closed.is_none() && !has_drift {
+    if holds && progress.filter(is_of_this).is_some() {
         let revisions = after.revisions.get_or_insert_default();
         revisions.last_rolled_out = revision.or(revisions.last_rolled_out);
+        // The injectors may have accepted the document, and deny Pods for another reason since.
+        let is_accepted =
+            revisions.last_known_good_hash.is_some() && revisions.last_known_good_hash == after.injection_hash;
         let is_unproven = |it: &Condition| it.type_ == "InjectorSynced" && it.status == "False";
-        if revision.is_some() && !after.conditions.iter().any(is_unproven) {
+        if revision.is_some() && (is_accepted || !after.conditions.iter().any(is_unproven)) {
             // The document is proven: a later failure has another cause, so it must not take the document back.
             revisions.previous = None;
         }
@@ -136,6 +144,16 @@ pub fn set_rollout_status(
         };
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         drift.windows.retain(|window| !is_judged(time(&window.from), time(&window.to)));
+    }
+}
+
+/// Returns the condition of a rollout. The workloads may run with another document than the declared one.
+fn declared_only(complete: &CompleteCondition, target: &RolloutTarget) -> CompleteCondition {
+    match target.gates.undeclared.as_ref().filter(|_| complete.holds) {
+        Some(Gate { reason, message }) => {
+            CompleteCondition { holds: false, reason, message: format!("{message}; {}", complete.message) }
+        }
+        None => complete.clone(),
     }
 }
 

@@ -149,24 +149,28 @@ fn a_halted_or_rolled_back_rollout_does_not_update_the_last_revision() {
 }
 
 #[test]
-fn a_document_with_a_reported_change_is_not_the_last_revision_that_was_rolled_out() {
-    let target = rollout_target(&json!({}));
+fn a_complete_rollout_of_another_document_is_none_of_the_declared_one() {
+    let mut target = rollout_target(&json!({}));
     let done = progress(&target, RolloutPhase::Complete, "UpToDate", RolloutWorkloads::default());
-    let rolled_out = |synced: &str| {
-        let condition = json!({"type": "ConfigMapSynced", "status": synced, "reason": "Drifted", "message": "",
-            "lastTransitionTime": "2026-01-01T12:00:00Z"});
-        let mut after = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
-        set_rollout_status(
-            &mut after,
-            &LinkerdConfigStatus::default(),
-            &target,
-            Some(&done),
-            Some(7),
-            time("12:00:00"),
-        );
-        after.revisions.and_then(|revisions| revisions.last_rolled_out)
+    let complete = |target: &RolloutTarget, progress, before: &LinkerdConfigStatus| {
+        let mut after = LinkerdConfigStatus { observed_generation: Some(1), ..LinkerdConfigStatus::default() };
+        set_rollout_status(&mut after, before, target, progress, Some(7), time("12:00:00"));
+        after
     };
-    assert_eq!((rolled_out("True"), rolled_out("False")), (Some(7), None));
+    let declared = complete(&target, Some(&done), &LinkerdConfigStatus::default());
+    assert_eq!(declared.revisions.clone().and_then(|revisions| revisions.last_rolled_out), Some(7));
+    for (reason, message) in [("Canary", ""), ("RolledBack", ""), ("WaitingForConfigMap", "")] {
+        target.gates.undeclared = Some(Gate { reason, message: message.to_owned() });
+        // Also before the engine knows the new target.
+        for progress in [Some(&done), None] {
+            let after = complete(&target, progress, &declared);
+            let condition = after.conditions.iter().find(|it| it.type_ == "RolloutComplete").unwrap();
+            assert_eq!(condition.status, "False", "{after:?}");
+            assert_eq!(after.rollout.unwrap().phase.as_deref(), Some("Waiting"));
+            assert_eq!(after.revisions, None);
+            assert!(progress.is_none() || condition.reason == reason, "{condition:?}");
+        }
+    }
 }
 
 #[test]

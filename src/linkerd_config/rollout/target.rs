@@ -9,7 +9,7 @@ use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 
 use super::{
     assess::selection::{LabelFilter, SelectionPolicy},
-    gate::{APPROVE_ANNOTATION, Gates, closed_gate},
+    gate::{APPROVE_ANNOTATION, Gates, closed_gate, undeclared},
     key::{RETRY_ANNOTATION, RolloutKey},
     trust::DesiredTrust,
 };
@@ -133,7 +133,8 @@ impl RolloutTarget {
             Some(TimeRange { from, to: window.to.as_ref().map(|to| to.0) })
         };
         let spec = &config.spec.rollout;
-        let gates = Gates { closed: closed_gate(config, status, trust.key()), trust_roots_written };
+        let closed = closed_gate(config, status, trust.key());
+        let gates = Gates { closed, undeclared: undeclared(status), trust_roots_written };
         let target = Self {
             config: ConfigReference {
                 name: Arc::clone(&config.name),

@@ -55,10 +55,12 @@ pub(super) fn lacks_proxy(pod: &Pod, context: InjectionContext<'_>, target: &Rol
         InjectionBarrier::Sidecar => true,
         InjectionBarrier::NoToken => !projects_tokens,
     };
+    // The annotations of a Pod can be changed at any time, so they prove nothing against its template.
+    let of_template = context.template.map_or(pod.inject, |template| template.inject.or(pod.inject));
     pod.injected.is_none()
         && !pod.terminating
         && pod.phase != PodPhase::Finished
-        && pod.inject.requests_proxy(of_namespace)
+        && [pod.inject, of_template].iter().all(|inject| inject.requests_proxy(of_namespace))
         && !pod.host_network
         && !has_barrier
         && !pod.is_excluded_from_injection()

@@ -104,6 +104,17 @@ fn a_pod_without_a_proxy_counts_unless_the_injector_skips_it() {
 }
 
 #[test]
+fn an_annotation_of_a_pod_requests_nothing_against_its_template() {
+    for (of_template, expected) in [("enabled", 1), ("", 1), ("disabled", 0), ("bogus", 0)] {
+        let mut world = world(&[]);
+        let template = annotated("linkerd.io/inject", &json!(of_template));
+        world.deployment("web", &json!({"spec": {"template": template}}));
+        world.pod("web-1", "web", None, &with(annotated("linkerd.io/inject", &json!("enabled")), &bare()));
+        assert_eq!(counts(&world), [expected, 0, 0], "{of_template}");
+    }
+}
+
+#[test]
 fn without_projected_tokens_a_pod_needs_the_token_of_its_service_account() {
     let token = json!([{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": "token"}]);
     let with_token = json!({"spec": {"containers": [{"name": "app", "volumeMounts": token}]}});

@@ -21,7 +21,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    super::{Installation, Lent, permissions},
+    super::{HELM, Installation, Lent, permissions},
     DEADLINE, Mesh, QUIET, hash_of, put_over,
 };
 
@@ -130,6 +130,8 @@ async fn a_change_reaches_the_canary_namespaces_first_and_all_others_after_the_s
     let status =
         canary.mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Canary", "Ready=True/Canary"]).await?;
     assert_eq!(hash_of(&status)?, canary.before, "the status is about the document in force");
+    // No wait for the declared configuration ends before the promotion.
+    canary.mesh.installation.reaches("mesh", &["RolloutComplete=False/Canary"]).await?;
 
     let promoted = canary.is("Promoted").await?;
     assert_eq!(promoted["hash"], soaking["hash"]);
@@ -218,6 +220,20 @@ async fn a_canary_that_fails_is_taken_back_and_no_other_namespace_had_it() -> Re
     canary.mesh.no_more_than(2).await?;
     assert_eq!(canary.mesh.counts([&canary.first, &canary.rest])?, [2, 0], "a restart, and its rollback");
     assert_eq!(canary.is("Failed").await?["since"], failed["since"]);
+
+    // Neither does a change of the installer.
+    let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.8.4");
+    canary.mesh.installation.rewrite("helm", &upgraded).await?;
+    canary.mesh.installation.is_helm_with(json!({"linkerdVersion": "edge-26.8.4"})).await?;
+    canary.mesh.is_quiet().await?;
+    let still = canary.is("Failed").await?;
+    assert_eq!((&still["since"], &still["hash"]), (&failed["since"], &failed["hash"]));
+    canary.map_is_gone().await?;
+    canary
+        .mesh
+        .installation
+        .reaches("mesh", &[&conditions[..], &["RolloutComplete=False/RolledBack"]].concat())
+        .await?;
 
     canary.mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
     let promoted = canary.is("Promoted").await?;

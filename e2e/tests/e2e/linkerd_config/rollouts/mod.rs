@@ -14,6 +14,7 @@ mod blocked;
 mod canary;
 mod coverage;
 mod crash;
+mod declared;
 mod drift;
 mod evict;
 mod failures;

@@ -1,0 +1,108 @@
+//! Which conditions of one status may stand together. Pure.
+//!
+//! In: a status. Out: the first rule that it breaks. Always holds: a debug build, which all tests run, writes no status
+//! that breaks a rule. docs/src/reference/conditions.md lists the rules.
+
+use super::{
+    conditions::{CANARY, CONFIG_MAP_SYNCED, CONTESTED, READY, RESTORED, STALLED},
+    injector::INJECTOR_SYNCED,
+};
+use crate::api::linkerd_config::LinkerdConfigStatus;
+
+/// The reasons of Ready while it is True although the declared configuration is not in effect: the operator does what
+/// the resource requests.
+const REQUESTED: [&str; 3] = ["Observing", "Suspended", CANARY];
+
+/// Returns the rule that the conditions of a status break.
+pub(super) fn contradiction(status: &LinkerdConfigStatus) -> Option<&'static str> {
+    let find = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
+    let is = |type_: &str, wanted: &str| find(type_).is_some_and(|condition| condition.status == wanted);
+    let reason = |type_: &str| find(type_).map(|condition| condition.reason.as_str()).unwrap_or_default();
+    let is_ready = is(READY, "True");
+    let is_synced = is(CONFIG_MAP_SYNCED, "True");
+    let is_complete = is("RolloutComplete", "True");
+    let injectors_lag = is(INJECTOR_SYNCED, "False") && reason(INJECTOR_SYNCED) != "Timeout";
+    let is_restored = reason(CONFIG_MAP_SYNCED) == RESTORED;
+    let is_rolled_back = reason("RolloutComplete") == "RolledBack";
+    // These say that the declared configuration is in effect now, and that something else is wrong.
+    let in_effect_while_stalled = reason(STALLED) == "RolloutHalted" || CONTESTED.contains(&reason(STALLED));
+    let rules = [
+        (is_ready && reason(READY) == "Reconciled" && !is_synced, "Ready/Reconciled requires ConfigMapSynced"),
+        (is_ready && reason(READY) == "Reconciled" && injectors_lag, "Ready/Reconciled requires InjectorSynced"),
+        (is_ready && reason(READY) != "Reconciled" && !REQUESTED.contains(&reason(READY)), "Ready has another reason"),
+        (is_complete && !is_synced, "RolloutComplete requires ConfigMapSynced"),
+        (is_complete && reason(STALLED) == "RolloutHalted", "a halted rollout is not complete"),
+        (is_rolled_back && is_synced, "what was rolled back is not in the ConfigMap"),
+        (is_restored && is_ready, "a restored document is not the declared one"),
+        (is_restored && !is(STALLED, "True"), "a rollback needs a change of the resource"),
+        (is_ready && is(STALLED, "True") && !in_effect_while_stalled, "Ready excludes Stalled"),
+    ];
+    rules.into_iter().find_map(|(is_broken, rule)| is_broken.then_some(rule))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Conditions as `Type Status Reason`.
+    fn of(conditions: &[&str]) -> Option<&'static str> {
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|text| {
+                let fields: Vec<_> = text.split(' ').collect();
+                json!({"type": fields[0], "status": fields[1], "reason": fields[2], "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"})
+            })
+            .collect();
+        contradiction(&serde_json::from_value(json!({ "conditions": conditions })).unwrap())
+    }
+
+    #[test]
+    fn each_pair_that_contradicts_itself_is_found() {
+        for pair in [
+            ["Ready True Reconciled", "ConfigMapSynced False Restored"],
+            ["RolloutComplete True UpToDate", "ConfigMapSynced False Canary"],
+            ["RolloutComplete True NothingSelected", "Accepted False Invalid"],
+            ["RolloutComplete False RolledBack", "ConfigMapSynced True Synced"],
+            ["ConfigMapSynced False Restored", "Ready False RolledBack"],
+            ["Ready True Canary", "Stalled True CanaryFailed"],
+            ["Ready True Restored", "ConfigMapSynced True Synced"],
+        ] {
+            assert!(of(&pair).is_some(), "{pair:?}");
+        }
+        assert!(of(&["Ready True Reconciled", "ConfigMapSynced True Synced", "InjectorSynced False Denied"]).is_some());
+    }
+
+    #[test]
+    fn the_statuses_of_the_documentation_are_consistent() {
+        for status in [
+            &["Ready True Reconciled", "ConfigMapSynced True Synced", "InjectorSynced True AllReplicasCurrent"][..],
+            &[
+                "Ready True Reconciled",
+                "ConfigMapSynced True Synced",
+                "RolloutComplete False Halted",
+                "Stalled True RolloutHalted",
+            ],
+            &[
+                "Ready False RolledBack",
+                "ConfigMapSynced False Restored",
+                "InjectorSynced True AllReplicasCurrent",
+                "RolloutComplete False RolledBack",
+                "Stalled True RolledBack",
+            ],
+            &["Ready True Canary", "ConfigMapSynced False Canary", "RolloutComplete False Canary"],
+            &[
+                "Ready False Canary",
+                "ConfigMapSynced False Canary",
+                "RolloutComplete False RolledBack",
+                "Stalled True CanaryFailed",
+            ],
+            &["Ready True Observing", "ConfigMapSynced False Observing", "RolloutComplete False RolloutDisabled"],
+            &["Accepted False Conflicted"],
+        ] {
+            assert_eq!(of(status), None, "{status:?}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! An earlier declared document over another base. Pure.
+//!
+//! In: the installer's document then, the document that was declared over it, the present base. Out: the present base
+//! with the values that were declared then. Always holds: the installer's present values stay, also the variables that
+//! it adds to or removes from `proxy.additionalEnv`, which the resource extends by name; the trust anchors are copied
+//! separately, because they are never taken back.
+
+use serde_json::Value;
+
+use super::{
+    base::Base,
+    overlay::{anchors_path, environment_path, merge_env},
+    resolve_base::copy_paths,
+};
+use crate::values::Document;
+
+/// Returns the values that were `declared` over `installed`, over another base. The trust anchors are those of
+/// `current`.
+pub(super) fn redeclare(base: &Document, installed: &Document, declared: &Document, current: &Document) -> Document {
+    let mut document = base.clone();
+    let environment = environment_path();
+    let (extended, others): (Vec<_>, Vec<_>) =
+        installed.differences(declared).into_iter().partition(|path| *path == environment);
+    copy_paths(&mut document, declared, &others);
+    match (extended.is_empty(), variables(declared)) {
+        (false, Some(declared)) => {
+            let [then, now] = [installed, base].map(|document| variables(document).unwrap_or_default());
+            document.set(&environment, extend_like(now, &then, &declared));
+        }
+        _ => copy_paths(&mut document, declared, &extended),
+    }
+    copy_paths(&mut document, current, &[anchors_path()]);
+    document
+}
+
+/// Whether two bases declare the same values, whatever their installers' documents are.
+pub(super) fn declare_the_same(one: &Base, other: &Base) -> bool {
+    let over_one = |base: &Base| redeclare(&one.document, &base.document, &base.effective, &one.document);
+    over_one(one) == over_one(other)
+}
+
+fn variables(document: &Document) -> Option<Vec<Value>> {
+    document.get(&environment_path()).and_then(Value::as_array).cloned()
+}
+
+/// Changes a list as another one was changed from `then` to `declared`: variables that were removed are removed, and
+/// variables that were added or changed are added or replaced.
+fn extend_like(now: Vec<Value>, then: &[Value], declared: &[Value]) -> Value {
+    let name = |variable: &Value| variable.get("name").cloned();
+    let is_removed = |variable: &Value| {
+        let is_same = |other: &Value| name(other) == name(variable);
+        then.iter().any(is_same) && !declared.iter().any(is_same)
+    };
+    let kept = now.into_iter().filter(|variable| !is_removed(variable)).collect();
+    let changed = declared.iter().filter(|variable| !then.contains(variable)).cloned();
+    merge_env(Some(Value::Array(kept)), changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over(base: &str, installed: &str, declared: &str) -> Document {
+        let document = |text| Document::parse(text).unwrap();
+        redeclare(&document(base), &document(installed), &document(declared), &document("proxy: {}"))
+    }
+
+    #[test]
+    fn a_declared_variable_is_added_to_the_installers_present_variables() {
+        let installed = "proxy: {additionalEnv: [{name: A, value: '1'}, {name: OLD, value: '1'}]}";
+        let declared =
+            "proxy: {additionalEnv: [{name: A, value: '2'}, {name: OLD, value: '1'}, {name: MINE, value: '1'}]}";
+        let base = "proxy: {additionalEnv: [{name: NEW, value: '1'}, {name: A, value: '3'}]}";
+        let expected =
+            "proxy: {additionalEnv: [{name: NEW, value: '1'}, {name: A, value: '2'}, {name: MINE, value: '1'}]}";
+        assert_eq!(over(base, installed, declared), Document::parse(expected).unwrap());
+        let only_declared = "proxy: {additionalEnv: [{name: A, value: '2'}, {name: MINE, value: '1'}]}";
+        assert_eq!(over("proxy: {}", installed, declared), Document::parse(only_declared).unwrap());
+        assert_eq!(over(installed, "proxy: {}", only_declared), {
+            let merged =
+                "proxy: {additionalEnv: [{name: A, value: '2'}, {name: OLD, value: '1'}, {name: MINE, value: '1'}]}";
+            Document::parse(merged).unwrap()
+        });
+    }
+
+    #[test]
+    fn a_variable_that_was_removed_stays_removed() {
+        let installed = "proxy: {additionalEnv: [{name: A, value: '1'}, {name: B, value: '1'}]}";
+        let declared = "proxy: {additionalEnv: [{name: A, value: '1'}]}";
+        let base = "proxy: {additionalEnv: [{name: B, value: '2'}, {name: C, value: '1'}]}";
+        let expected = "proxy: {additionalEnv: [{name: C, value: '1'}]}";
+        assert_eq!(over(base, installed, declared), Document::parse(expected).unwrap());
+    }
+
+    #[test]
+    fn the_same_values_over_another_base_are_the_same_declaration() {
+        let base = |installed: &str, level: &str| {
+            let mut base = Base::new(1, installed, None).unwrap();
+            base.effective.set(&crate::values::Path::from(&["proxy", "logLevel"][..]), level.into());
+            base
+        };
+        let (old, new) = ("linkerdVersion: v1\nproxy: {logLevel: warn}", "linkerdVersion: v2\nproxy: {logLevel: info}");
+        assert!(declare_the_same(&base(old, "debug"), &base(new, "debug")));
+        assert!(!declare_the_same(&base(old, "debug"), &base(new, "trace")));
+    }
+}
