@@ -94,6 +94,8 @@ test: ## Run all tests of CI: check, the end-to-end tests on a real control plan
 	phase helm $(TARGET)/debug/control-plane build-helm; \
 	phase prometheus $(TARGET)/debug/control-plane build-prometheus; \
 	phase "crane and Krew" $(TARGET)/debug/control-plane build-release-tools; \
+	phase "walk of 10,000 steps" env WALK_STEPS=10000 \
+		$(CARGO) test --locked --workspace --lib -- walk_tests --nocapture; \
 	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
 	phase "soak for a minute" $(TARGET)/debug/soak 1; \
 	phase demo $(TARGET)/debug/demo; \

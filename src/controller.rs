@@ -183,6 +183,18 @@ impl LeaderGate {
         }
     }
 
+    /// The gate of a controller that acts in the first term, and watches nothing.
+    #[cfg(test)]
+    pub(crate) fn for_test(cluster: Cluster) -> Self {
+        Self {
+            cluster,
+            kinds: &[],
+            queue: WorkQueue::new("test", &prometheus::Registry::new()).unwrap(),
+            leadership: Leadership::for_test(),
+            confirmed_term: AtomicU64::new(1),
+        }
+    }
+
     /// Returns the term in which the controller acts.
     pub fn term(&self) -> u64 {
         self.confirmed_term.load(Ordering::Acquire)

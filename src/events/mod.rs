@@ -125,6 +125,13 @@ pub fn object_reference(api_version: &str, kind: &str, key: &NamespacedName, uid
 // === impl Events ===
 
 impl Events {
+    /// Drops all Events.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Self {
+        let dropped = IntCounterVec::new(prometheus::Opts::new("dropped", "dropped"), &["cause"]).unwrap();
+        Self { queue: mpsc::channel(1).0, reviews: mpsc::channel(1).0, dropped }
+    }
+
     /// Queues an Event; never waits. A long note is copied, so that the queue does not keep its allocation.
     pub fn publish(&self, mut notice: Notice) {
         if notice.note.len() > NOTE_LIMIT {

@@ -108,7 +108,7 @@ impl Leadership {
 impl Leadership {
     /// The leadership of a process that leads for as long as any test takes.
     pub(crate) fn for_test() -> Self {
-        let deadline = Instant::now() + Duration::from_secs(3600);
+        let deadline = Instant::now() + Duration::from_secs(365 * 24 * 3600);
         let term = Some(LeaderTerm { writes_until: deadline, deadline });
         Self(watch::channel(LeaderState { term, terms: 1, ..LeaderState::default() }).1)
     }

@@ -177,3 +177,6 @@ impl Reconciler for LinkerdConfigReconciler {
 pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
     hex(Sha256::digest(bytes))
 }
+
+#[cfg(test)]
+mod walk_tests;

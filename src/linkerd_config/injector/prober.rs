@@ -116,6 +116,30 @@ impl Injectors {
         Ok(Self { request: sender, answers, services })
     }
 
+    /// Without a prober.
+    #[cfg(test)]
+    pub(in crate::linkerd_config) fn for_test() -> Self {
+        Self { request: watch::channel(None).0, answers: Arc::default(), services: Arc::default() }
+    }
+
+    /// Makes all replicas, which are the operator's, accept Pods, and then deny them if so. Returns whether that is a
+    /// change.
+    #[cfg(test)]
+    pub(in crate::linkerd_config) fn answer_for_test(&self, is_denied: bool) -> bool {
+        let Some(request) = self.request.borrow().clone() else { return false };
+        let mut answers = self.answers.lock();
+        let known = answers.to(&request);
+        let answer = if is_denied { ProbeAnswer::Denied("bad value".to_owned()) } else { ProbeAnswer::Current };
+        for replica in &request.replicas {
+            answers.note_program(replica, true);
+            if is_denied {
+                answers.record(&request, replica, ProbeAnswer::Stale(Stale::Configuration));
+            }
+            answers.record(&request, replica, answer.clone());
+        }
+        known != answers.to(&request)
+    }
+
     /// Returns the Services of the registered injectors. Before the first probe, it is Linkerd's.
     pub(super) fn services(&self) -> InjectorServices {
         self.services.lock().clone()

@@ -103,6 +103,25 @@ impl Rollouts {
         Ok(Self { targets, latest })
     }
 
+    /// Without an engine.
+    #[cfg(test)]
+    pub(super) fn for_test() -> Self {
+        Self { targets: watch::channel(None).0, latest: Arc::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn target_for_test(&self) -> Option<Arc<RolloutTarget>> {
+        self.targets.borrow().clone()
+    }
+
+    /// Returns whether it is another one.
+    #[cfg(test)]
+    pub(super) fn set_progress_for_test(&self, progress: RolloutProgress) -> bool {
+        let is_new = self.latest.get().as_deref() != Some(&progress);
+        self.latest.set(Some(Arc::new(progress)));
+        is_new
+    }
+
     /// Sets the target of the engine.
     pub(super) fn set_target(&self, target: RolloutTarget) {
         self.targets.send_if_modified(|known| {

@@ -31,7 +31,7 @@ impl LatestProgress {
         self.0.lock().clone()
     }
 
-    fn set(&self, progress: Option<Arc<RolloutProgress>>) {
+    pub(super) fn set(&self, progress: Option<Arc<RolloutProgress>>) {
         *self.0.lock() = progress;
     }
 }
