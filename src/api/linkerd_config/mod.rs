@@ -122,6 +122,22 @@ pub enum DeletionPolicy {
     RestoreBase,
 }
 
+/// The default of `spec.drift.trustedManagers`.
+const INSTALLERS: [&str; 9] = [
+    "helm*",
+    "kustomize-controller",
+    "argocd-*",
+    "terraform-provider-helm*",
+    "pulumi-*",
+    "fleetagent",
+    "fleet-agent",
+    "kubectl-client-side-apply",
+    "kubectl",
+];
+/// The default of earlier schemas, from before the list had patterns.
+const FORMER_INSTALLERS: [&str; 5] =
+    ["helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply"];
+
 /// How the operator handles changes to the ConfigMap by other field managers.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -139,7 +155,8 @@ pub struct DriftSpec {
     /// Linkerd: Helm and Flux (helm*, kustomize-controller), Argo CD (argocd-*), Terraform (terraform-provider-helm*),
     /// Pulumi (pulumi-*), Fleet (fleetagent, fleet-agent), and `linkerd upgrade | kubectl apply`, client-side and
     /// server-side (kubectl-client-side-apply, kubectl). A document of the last two is drift all the same if it is a
-    /// copy of what the operator wrote, or lacks a top-level key of the installer's document.
+    /// copy of what the operator wrote, or lacks a top-level key of the installer's document. A stored list that equals
+    /// the default of an older version has the meaning of the present default.
     #[schemars(schema_with = "schema::managers")]
     pub trusted_managers: Vec<String>,
 }
@@ -160,23 +177,23 @@ pub enum DriftAction {
 
 // === impl DriftSpec ===
 
+impl DriftSpec {
+    /// Returns the patterns of the trusted field managers. The API server stores the default of the schema in each
+    /// resource that does not set the list. So a list that equals a former default means the present one.
+    pub fn trusted_patterns(&self) -> Vec<&str> {
+        if self.trusted_managers == FORMER_INSTALLERS {
+            return INSTALLERS.to_vec();
+        }
+        self.trusted_managers.iter().map(String::as_str).collect()
+    }
+}
+
 impl Default for DriftSpec {
     fn default() -> Self {
-        let installers = [
-            "helm*",
-            "kustomize-controller",
-            "argocd-*",
-            "terraform-provider-helm*",
-            "pulumi-*",
-            "fleetagent",
-            "fleet-agent",
-            "kubectl-client-side-apply",
-            "kubectl",
-        ];
         Self {
             scope: DriftScope::default(),
             action: DriftAction::default(),
-            trusted_managers: installers.map(str::to_owned).to_vec(),
+            trusted_managers: INSTALLERS.map(str::to_owned).to_vec(),
         }
     }
 }

@@ -62,6 +62,31 @@ fn the_sample_of_2020_decodes_into_the_current_fields() {
 }
 
 #[test]
+fn a_stored_former_default_of_the_trusted_managers_means_the_present_one() {
+    let drift = |managers: &[&str]| DriftSpec {
+        trusted_managers: managers.iter().map(|&manager| manager.to_owned()).collect(),
+        ..DriftSpec::default()
+    };
+    let former = ["helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply"];
+    let present = [
+        "helm*",
+        "kustomize-controller",
+        "argocd-*",
+        "terraform-provider-helm*",
+        "pulumi-*",
+        "fleetagent",
+        "fleet-agent",
+        "kubectl-client-side-apply",
+        "kubectl",
+    ];
+    assert_eq!(drift(&former).trusted_patterns(), present);
+    assert_eq!(DriftSpec::default().trusted_patterns(), present);
+    // A list that differs from the former default was declared.
+    assert_eq!(drift(&former[..4]).trusted_patterns(), former[..4]);
+    assert_eq!(drift(&[]).trusted_patterns(), [""; 0]);
+}
+
+#[test]
 fn an_undeclared_field_is_not_managed() {
     let spec: LinkerdConfigSpec = serde_json::from_value(json!({})).unwrap();
     assert_eq!(spec, LinkerdConfigSpec::default());

@@ -20,7 +20,7 @@ const KUBECTL_APPLY: [&str; 2] = ["kubectl-client-side-apply", "kubectl"];
 /// operator has not written before: a copy of the operator's document contains the variable of the injection hash.
 pub(super) fn is_installation(drift: &DriftSpec, manager: &str, text: Option<&str>) -> bool {
     let is_copy = || text.is_some_and(|text| text.contains(CONFIG_HASH_ENV));
-    is_trusted(&drift.trusted_managers, manager) && !(KUBECTL_APPLY.contains(&manager) && is_copy())
+    is_trusted(&drift.trusted_patterns(), manager) && !(KUBECTL_APPLY.contains(&manager) && is_copy())
 }
 
 /// Whether a document of this manager may replace the base. An installer that is known by its name may remove keys; a
@@ -45,7 +45,7 @@ pub(super) fn remedy(manager: &str) -> &'static str {
     })
 }
 
-fn is_trusted(patterns: &[String], manager: &str) -> bool {
+fn is_trusted(patterns: &[&str], manager: &str) -> bool {
     patterns.iter().any(|pattern| matches(pattern, manager))
 }
 

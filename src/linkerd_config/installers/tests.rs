@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 const MARKED: &str = "proxy: {additionalEnv: [{name: LINKERD_CONFIG_HASH, value: 3b23962d1733903a}]}";
@@ -56,6 +58,18 @@ fn the_default_patterns_match_every_installer_and_no_editor() {
     for manager in others {
         assert!(!is_trusted(manager), "{manager}");
     }
+}
+
+#[test]
+fn the_default_of_an_older_schema_that_is_stored_in_a_resource_matches_every_installer() {
+    let stored = json!({"trustedManagers": [
+        "helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply",
+    ]});
+    let drift: DriftSpec = serde_json::from_value(stored).unwrap();
+    for manager in INSTALLERS {
+        assert!(is_installation(&drift, manager, Some("proxy: {}")), "{manager}");
+    }
+    assert!(!is_installation(&drift, "kubectl-edit", Some("proxy: {}")));
 }
 
 #[test]
