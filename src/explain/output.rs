@@ -234,7 +234,7 @@ impl ExplainOutput {
                 paths: drift.paths.iter().map(ToString::to_string).collect(),
             }),
             problems: problems.iter().map(ProblemOutput::new).collect(),
-            deprecated_fields: overlay::deprecated(&config.spec),
+            deprecated_fields: overlay::ineffective(&config.spec),
             canary,
             new_pods: NewPods::new(live.as_deref(), plan),
             control_plane_mismatch: mismatch_warning(&declared.control_plane_mismatch),
@@ -347,7 +347,8 @@ fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
 
 fn warnings(input: &ExplainInput, plan: &ConfigPlan) -> Vec<String> {
     let skew = plan.skew.iter().map(|skew| skew.message.clone());
-    skew.chain(dangers(&input.config.spec, input.bundle.as_deref(), input.now)).collect()
+    let spec = &input.config.spec;
+    skew.chain(dangers(spec, input.bundle.as_deref(), input.now)).chain(overlay::superseded_warning(spec)).collect()
 }
 
 fn would_change(changes: usize, plan: &ConfigPlan) -> String {

@@ -93,6 +93,13 @@ fn values_that_the_control_plane_does_not_use_are_a_warning() {
     assert!(text(&output).contains(line), "{}", text(&output));
     let without = serde_json::to_value(ExplainOutput::new(&input(&json!({})), false)).unwrap();
     assert_eq!(without.get("controlPlaneMismatch"), None);
+    // The deprecated field has the same effect, and another source.
+    let deprecated = text(&ExplainOutput::new(&input(&json!({"proxy": {"defaultInboundPolicy": "deny"}})), false));
+    let warning =
+        "Warning:        deprecated, still in effect: spec.proxy.defaultInboundPolicy: set the values with Helm";
+    assert!(deprecated.contains(line) && deprecated.contains(warning), "{deprecated}");
+    let row = "~   proxy.defaultInboundPolicy   spec   \"all-unauthenticated\"   \"deny\"\n";
+    assert!(deprecated.contains(row), "{deprecated}");
 }
 
 #[test]

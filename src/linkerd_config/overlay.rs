@@ -82,7 +82,8 @@ impl Overlay {
             let reason = format!("it has {length} bytes; the limit is {MAX_PATCH_BYTES} bytes");
             problems.push(problem(&["spec", "values"], "", reason));
         }
-        let typed = [global_fields(&spec.global), proxy_fields(&spec.proxy)].concat();
+        let superseded = superseded_fields(spec).map(|(_, path, value)| (path, value));
+        let typed = [global_fields(&spec.global), proxy_fields(&spec.proxy), paths(superseded)].concat();
         let environment = spec.proxy.additional_env.clone().unwrap_or_default();
         let named = patch_leaves(&patch);
         let owned = typed.iter().map(|(path, _)| path.clone()).chain(environment.first().map(|_| environment_path()));
@@ -167,8 +168,27 @@ impl Overlay {
     }
 }
 
-/// Returns the fields of the resource that are set but no longer have an effect.
+/// Returns the deprecated fields that the resource sets.
 pub fn deprecated(spec: &LinkerdConfigSpec) -> Vec<String> {
+    let mut fields = [ineffective(spec), superseded(spec)].concat();
+    fields.sort();
+    fields
+}
+
+/// Returns the warning about deprecated fields of the resource that still have an effect.
+pub fn superseded_warning(spec: &LinkerdConfigSpec) -> Option<String> {
+    let fields = superseded(spec);
+    let named = fields.join(", ");
+    (!fields.is_empty())
+        .then(|| format!("deprecated, still in effect: {named}: set the values with Helm or spec.values"))
+}
+
+fn superseded(spec: &LinkerdConfigSpec) -> Vec<String> {
+    superseded_fields(spec).into_iter().filter_map(|(field, _, value)| value.map(|_| field.to_owned())).collect()
+}
+
+/// Returns the fields of the resource that are set but no longer have an effect.
+pub fn ineffective(spec: &LinkerdConfigSpec) -> Vec<String> {
     let GlobalSpec { config_map, identity_context, omit_webhook_side_effects, .. } = &spec.global;
     let image = &spec.proxy.proxy_init_image;
     [
@@ -252,12 +272,7 @@ pub(super) fn merge_env(known: Option<Value>, variables: impl Iterator<Item = Va
 fn global_fields(global: &GlobalSpec) -> Vec<(Path, Value)> {
     let text = |value: &Option<String>| value.clone().map(Value::String);
     let flag = |value: Option<bool>| value.map(Value::Bool);
-    paths([
-        (&["linkerdVersion"], text(&global.version)),
-        (&["clusterDomain"], text(&global.cluster_domain)),
-        (&["cniEnabled"], flag(global.cni_enabled)),
-        (&["identityTrustDomain"], text(&global.identity_context.trust_domain)),
-    ])
+    paths([(&["linkerdVersion"], text(&global.version)), (&["cniEnabled"], flag(global.cni_enabled))])
 }
 
 fn proxy_fields(proxy: &ProxySpec) -> Vec<(Path, Value)> {
@@ -289,6 +304,23 @@ fn proxy_fields(proxy: &ProxySpec) -> Vec<(Path, Value)> {
     ]);
     let amounts = [("request", &proxy.resource.requests), ("limit", &proxy.resource.limits)];
     typed.into_iter().chain(amounts.into_iter().flat_map(|(kind, amounts)| resource_fields(kind, amounts))).collect()
+}
+
+/// Returns the deprecated fields that still have an effect: their names, paths and values. The control plane reads these
+/// values from flags that Helm renders. An API server whose schema lacks such a field removes it from stored resources
+/// when the schema is applied, and the value is not declared any more.
+fn superseded_fields(spec: &LinkerdConfigSpec) -> [(&'static str, &'static [&'static str], Option<Value>); 6] {
+    let LinkerdConfigSpec { global, proxy, .. } = spec;
+    let text = |value: &Option<String>| value.clone().map(Value::String);
+    let trust_domain = &global.identity_context.trust_domain;
+    [
+        ("spec.global.clusterDomain", &["clusterDomain"], text(&global.cluster_domain)),
+        ("spec.global.clusterNetworks", &["clusterNetworks"], list(global.cluster_networks.as_ref())),
+        ("spec.global.disableIPv6", &["disableIPv6"], global.disable_ipv6.map(Value::Bool)),
+        ("spec.global.identityContext.trustDomain", &["identityTrustDomain"], text(trust_domain)),
+        ("spec.proxy.defaultInboundPolicy", &["proxy", "defaultInboundPolicy"], text(&proxy.default_inbound_policy)),
+        ("spec.proxy.opaquePorts", &["proxy", "opaquePorts"], list(proxy.opaque_ports.as_ref())),
+    ]
 }
 
 fn resource_fields(kind: &str, amounts: &ResourceAmounts) -> Vec<(Path, Value)> {

@@ -38,6 +38,18 @@ fn each_typed_field_sets_its_path_and_no_other() {
             json!({"proxy": {"ignoreInboundPorts": ["1", "3-5"], "ignoreOutboundPorts": [], "skipSubnets": ["10.0.0.0/8"]}}),
             json!({"proxyInit": {"ignoreInboundPorts": "1,3-5", "ignoreOutboundPorts": "", "skipSubnets": "10.0.0.0/8"}}),
         ),
+        (
+            json!({"global": {"clusterNetworks": ["10.0.0.0/8", "fd00::/8"], "disableIPv6": false}}),
+            json!({"clusterNetworks": "10.0.0.0/8,fd00::/8", "disableIPv6": false}),
+        ),
+        (
+            json!({"proxy": {"opaquePorts": ["25", "8000-8010"], "defaultInboundPolicy": "deny"}}),
+            json!({"proxy": {"opaquePorts": "25,8000-8010", "defaultInboundPolicy": "deny"}}),
+        ),
+        (
+            json!({"global": {"clusterNetworks": []}, "proxy": {"opaquePorts": []}}),
+            json!({"clusterNetworks": "", "proxy": {"opaquePorts": ""}}),
+        ),
         (json!({"proxy": {"disableExternalProfiles": true}}), json!({"proxy": {"enableExternalProfiles": false}})),
         (
             json!({"proxy": {"logLevel": "info", "logFormat": "json", "accessLog": "apache"}}),
@@ -61,7 +73,7 @@ fn each_typed_field_sets_its_path_and_no_other() {
 }
 
 #[test]
-fn a_deprecated_field_sets_no_path_and_is_listed() {
+fn a_field_without_an_effect_sets_no_path_and_is_listed() {
     let spec = json!({
         "global": {
             "configMap": "linkerd-config", "omitWebhookSideEffects": true,
@@ -79,8 +91,37 @@ fn a_deprecated_field_sets_no_path_and_is_listed() {
         "spec.proxy.proxyInitImage",
         "spec.proxy.proxyInitImageVersion",
     ];
-    assert_eq!(deprecated(&serde_json::from_value(spec).unwrap()), listed);
+    let spec = serde_json::from_value(spec).unwrap();
+    assert_eq!((deprecated(&spec), ineffective(&spec)), (listed.map(str::to_owned).to_vec(), deprecated(&spec)));
+    assert_eq!(superseded_warning(&spec), None);
     assert_eq!(deprecated(&LinkerdConfigSpec::default()), [""; 0]);
+}
+
+#[test]
+fn a_deprecated_field_that_still_has_an_effect_is_listed_and_a_warning_names_its_replacement() {
+    let spec = json!({
+        "global": {
+            "configMap": "linkerd-config", "clusterDomain": "example", "clusterNetworks": ["10.0.0.0/8"],
+            "disableIPv6": false, "identityContext": {"trustDomain": "mesh.example"},
+        },
+        "proxy": {"defaultInboundPolicy": "deny", "opaquePorts": ["9999"]},
+    });
+    let spec = serde_json::from_value(spec).unwrap();
+    let listed = [
+        "spec.global.clusterDomain",
+        "spec.global.clusterNetworks",
+        "spec.global.configMap",
+        "spec.global.disableIPv6",
+        "spec.global.identityContext.trustDomain",
+        "spec.proxy.defaultInboundPolicy",
+        "spec.proxy.opaquePorts",
+    ];
+    assert_eq!(deprecated(&spec), listed);
+    assert_eq!(ineffective(&spec), ["spec.global.configMap"]);
+    let expected = "deprecated, still in effect: spec.global.clusterDomain, spec.global.clusterNetworks, \
+                    spec.global.disableIPv6, spec.global.identityContext.trustDomain, \
+                    spec.proxy.defaultInboundPolicy, spec.proxy.opaquePorts: set the values with Helm or spec.values";
+    assert_eq!(superseded_warning(&spec).as_deref(), Some(expected));
 }
 
 #[test]
@@ -109,6 +150,8 @@ fn a_path_that_is_set_twice_is_rejected_and_all_problems_are_reported() {
     assert!(problems.iter().any(|it| it.starts_with("proxy.logLevel: spec.values and a field")), "{problems:?}");
     let above = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": null}});
     assert!(overlay(above, None).is_err());
+    let deprecated = json!({"proxy": {"opaquePorts": ["25"]}, "values": {"proxy": {"opaquePorts": "25"}}});
+    assert!(overlay(deprecated, None).unwrap_err()[0].starts_with("proxy.opaquePorts: spec.values and a field"));
     let with_bytes = |bytes: usize| overlay(json!({"values": {"podLabels": {"a": "x".repeat(bytes)}}}), None);
     assert!(with_bytes(MAX_PATCH_BYTES - 100).is_ok());
     let problems = with_bytes(MAX_PATCH_BYTES).unwrap_err();

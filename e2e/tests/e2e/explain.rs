@@ -207,7 +207,7 @@ unmanaged: ";
     let refused = [
         ("spec.proxy.logFormat", json!({"proxy": {"logFormat": "xml"}})),
         ("spec.proxy.ignoreInboundPorts[0]", json!({"proxy": {"ignoreInboundPorts": ["high"]}})),
-        ("unknown field \"spec.proxy.opaquePorts\"", json!({"proxy": {"opaquePorts": ["25"]}})),
+        ("unknown field \"spec.proxy.requireTLS\"", json!({"proxy": {"requireTLS": true}})),
         ("unknown field \"spec.proxy.logLevl\"", json!({"proxy": {"logLevl": "debug"}})),
     ];
     for (reason, spec) in refused {

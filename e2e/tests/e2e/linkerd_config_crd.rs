@@ -131,6 +131,9 @@ fn invalid_values() -> Vec<Invalid> {
         ("proxy.ignoreOutboundPorts", json!(["80-"]), "[0]", port_or_range),
         ("proxy.ignoreOutboundPorts", json!(["1-2-3"]), "[0]", port_or_range),
         ("proxy.ignoreInboundPorts", json!(["mysql"]), "[0]", port_or_range),
+        ("proxy.opaquePorts", json!(["mysql"]), "[0]", port_or_range),
+        ("proxy.defaultInboundPolicy", json!("allow"), "", r#""cluster-authenticated", "deny", "audit""#),
+        ("global.clusterNetworks", json!(["10.0.0.0"]), "[0]", cidr),
         ("proxy.ignoreInboundPorts", json!(["80,81"]), "[0]", port_or_range),
         ("proxy.ignoreInboundPorts", json!(["90-80"]), "[0]", "must be a range that does not end before its start"),
         ("proxy.skipSubnets", json!(["10.0.0.0/33"]), "[0]", cidr),
@@ -296,6 +299,25 @@ async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let taken = dry_run(&client, &nulls).await?.data["spec"].take();
     assert_eq!((&taken["mode"], &taken["global"]["linkerdNamespace"]), (&json!("Enforce"), &json!("linkerd")));
     assert_eq!((&taken["proxy"], &taken["values"]), (&json!({}), &json!({"proxy": {"accessLog": null}})));
+    Ok(())
+}
+
+/// The fields that an older schema had and later ones lacked.
+#[tokio::test]
+async fn a_resource_of_an_older_version_is_accepted_with_all_its_fields() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    control_plane.install_crds("crd").await?;
+    let older = json!({
+        "global": {"clusterNetworks": ["10.0.0.0/8"], "disableIPv6": false},
+        "proxy": {"accessLog": "apache", "defaultInboundPolicy": "deny", "opaquePorts": ["9999"]},
+        "injectorSync": {"method": "Delay", "timeout": "10s"},
+        "rollout": {"soak": "1s", "interval": "1s", "progressDeadline": "15s"},
+    });
+    let spec = dry_run(&control_plane.client().await?, &older).await?.data["spec"].take();
+    let mut with_older = spec.clone();
+    merge(&mut with_older, older);
+    assert_eq!(spec, with_older, "a field was dropped");
+    assert_eq!(spec["proxy"]["defaultInboundPolicy"], "deny");
     Ok(())
 }
 

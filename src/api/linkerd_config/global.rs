@@ -28,11 +28,22 @@ pub struct GlobalSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::domain")]
     pub cluster_domain: Option<String>,
+    /// Deprecated: set it with Helm, or in values as a comma-separated string. Sets clusterNetworks: the networks of the
+    /// cluster, in CIDR notation. Proxies look up only addresses in these networks. This does not change the policy
+    /// controller; the condition ControlPlaneMismatch reports a difference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::networks")]
+    pub cluster_networks: Option<Vec<String>>,
     /// Sets cniEnabled: whether Linkerd's CNI plugin redirects the traffic of Pods, instead of an init container with
     /// the capability to do so. Linkerd's default is false. If true, new Pods do not start on a node without the
     /// plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_enabled: Option<bool>,
+    /// Deprecated: set it with Helm, or in values. Sets disableIPv6: whether proxies listen on IPv4 only. Linkerd's
+    /// default is true. This does not change the destination and policy controllers; the condition ControlPlaneMismatch
+    /// reports a difference.
+    #[serde(rename = "disableIPv6", skip_serializing_if = "Option::is_none")]
+    pub disable_ipv6: Option<bool>,
     /// Deprecated: has no effect. Linkerd's webhooks have had no side effects since 2019. Accepted for compatibility
     /// with resources from that time, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,7 +106,9 @@ impl Default for GlobalSpec {
             config_map: None,
             version: None,
             cluster_domain: None,
+            cluster_networks: None,
             cni_enabled: None,
+            disable_ipv6: None,
             omit_webhook_side_effects: None,
             identity_context: IdentityContextSpec::default(),
         }

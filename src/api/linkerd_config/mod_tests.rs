@@ -7,6 +7,13 @@ use super::*;
 use crate::values::manifest;
 
 const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
+/// A resource with the fields that later schemas lacked. They still have an effect.
+const OLDER: &str = r#"
+global: {clusterNetworks: ["10.0.0.0/8"], disableIPv6: false}
+proxy: {accessLog: apache, defaultInboundPolicy: deny, opaquePorts: ["9999"]}
+injectorSync: {method: Delay, timeout: 10s}
+rollout: {soak: 1s, interval: 1s, progressDeadline: 15s}
+"#;
 const SAMPLES: [&str; 5] = ["minimal", "observe", "full", "canary", "2020"];
 
 #[test]
@@ -31,7 +38,7 @@ fn the_crd_is_the_one_that_the_types_generate() {
 }
 
 #[test]
-fn every_field_is_documented_and_every_field_of_the_spec_is_in_a_sample() {
+fn every_field_is_documented_and_every_field_of_the_spec_is_in_a_sample_or_an_older_resource() {
     let definition = serde_json::to_value(LinkerdConfig::crd()).unwrap();
     let properties = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
     fields(&properties["status"], "status", &mut BTreeSet::new());
@@ -40,6 +47,7 @@ fn every_field_is_documented_and_every_field_of_the_spec_is_in_a_sample() {
     for sample in SAMPLES {
         paths(&read_sample(sample)["spec"], "spec", &mut sampled);
     }
+    paths(&serde_yaml::from_str(OLDER).unwrap(), "spec", &mut sampled);
     let unsampled: Vec<_> = declared.difference(&sampled).collect();
     assert!(unsampled.is_empty(), "no sample sets {unsampled:?}");
 }
@@ -59,6 +67,18 @@ fn the_sample_of_2020_decodes_into_the_current_fields() {
     assert_eq!(proxy.ignore_inbound_ports.as_deref(), Some(["8888".to_owned(), "9999".to_owned()].as_slice()));
     assert_eq!(proxy.proxy_init_image.name.as_deref(), Some("gcr.io/linkerd-io/proxy-init"));
     assert_eq!(proxy.resource.limits.cpu.as_ref().map(|cpu| cpu.0.as_str()), Some("1"));
+}
+
+#[test]
+fn the_fields_of_an_older_resource_are_kept() {
+    let older: Value = serde_yaml::from_str(OLDER).unwrap();
+    let spec: LinkerdConfigSpec = serde_json::from_value(older.clone()).unwrap();
+    let decoded = serde_json::to_value(&spec).unwrap();
+    let (mut expected, mut found) = (BTreeSet::new(), BTreeSet::new());
+    paths(&older, "spec", &mut expected);
+    paths(&decoded, "spec", &mut found);
+    assert!(found.is_superset(&expected), "{:?} are lost", expected.difference(&found));
+    assert_eq!(decoded["proxy"]["defaultInboundPolicy"], "deny");
 }
 
 #[test]

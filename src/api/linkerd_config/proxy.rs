@@ -78,6 +78,13 @@ pub struct ProxySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::ports")]
     pub ignore_outbound_ports: Option<Vec<String>>,
+    /// Deprecated: set it with Helm, or in values as a comma-separated string. Sets proxy.opaquePorts: the ports for
+    /// which the proxy skips protocol detection, because the server sends the first bytes. Each entry is a port such as
+    /// 3306, or a range such as 8000-8010. The list replaces Linkerd's default; an empty list sets no port. This does not
+    /// change the destination and policy controllers; the condition ControlPlaneMismatch reports a difference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::ports")]
+    pub opaque_ports: Option<Vec<String>>,
     /// Sets proxyInit.skipSubnets: the networks, in CIDR notation, whose traffic bypasses the proxy in both directions.
     /// By default, Linkerd lists no network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,6 +99,12 @@ pub struct ProxySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::access_log")]
     pub access_log: Option<String>,
+    /// Deprecated: set it with Helm, or in values. Sets proxy.defaultInboundPolicy: the clients that may connect to a
+    /// port without a Server. Linkerd's default is all-unauthenticated. This does not change the policy controller; the
+    /// condition ControlPlaneMismatch reports a difference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::inbound_policy")]
+    pub default_inbound_policy: Option<String>,
     /// Sets proxy.nativeSidecar: whether the proxy is an init container that keeps running. It then starts before the
     /// application and stops after it. Linkerd's default is true since edge-26.5.2.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -164,6 +164,17 @@ pub(super) fn access_log(_: &mut SchemaGenerator) -> Schema {
     one_of(&["", "apache", "json"])
 }
 
+pub(super) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
+    one_of(&[
+        "all-unauthenticated",
+        "all-authenticated",
+        "cluster-unauthenticated",
+        "cluster-authenticated",
+        "deny",
+        "audit",
+    ])
+}
+
 pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 65535})
 }

@@ -63,7 +63,8 @@ pub struct LinkerdConfigStatus {
     /// The last canary of spec.canary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canary: Option<CanaryStatus>,
-    /// The fields of this resource that are accepted but have no effect.
+    /// The deprecated fields that this resource sets. The description of each field names its replacement, or says that
+    /// the field has no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deprecated_fields: Vec<String>,
     /// The trust anchors of the mesh.

@@ -66,10 +66,11 @@ pub fn review(
     let mut warnings: Vec<String> = shown.map(|problem| format!("not accepted for now: {problem}")).collect();
     warnings.extend(differences(spec, installed));
     warnings.extend(dangers(spec, installed.bundle, now));
-    let deprecated = overlay::deprecated(spec);
-    if !deprecated.is_empty() {
-        warnings.push(format!("deprecated, without effect: {}", deprecated.join(", ")));
+    let ineffective = overlay::ineffective(spec);
+    if !ineffective.is_empty() {
+        warnings.push(format!("deprecated, without effect: {}", ineffective.join(", ")));
     }
+    warnings.extend(overlay::superseded_warning(spec));
     SpecReview { denied: None, warnings }
 }
 

@@ -183,7 +183,8 @@ fn a_version_that_differs_from_the_control_plane_is_a_warning() {
     assert_eq!(
         domain,
         warned(&[
-            "the control plane keeps the installer's values of clusterDomain: set the same values with Helm, or remove them"
+            "the control plane keeps the installer's values of clusterDomain: set the same values with Helm, or remove them",
+            "deprecated, still in effect: spec.global.clusterDomain: set the values with Helm or spec.values",
         ])
     );
 }
@@ -255,6 +256,10 @@ fn each_dangerous_setting_has_a_warning() {
             "a trust anchor in spec.global.identityContext.trustAnchorsPEM expired at 2026-11-01T00:00:00Z: ",
         ),
         (json!({"global": {"configMap": "linkerd-config"}}), "deprecated, without effect: spec.global.configMap"),
+        (
+            json!({"proxy": {"opaquePorts": ["25"]}}),
+            "deprecated, still in effect: spec.proxy.opaquePorts: set the values with Helm or spec.values",
+        ),
     ] {
         let SpecReview { denied, warnings } = unknown(&declared);
         assert_eq!((denied, warnings.len()), (None, 1), "{declared}: {warnings:?}");
