@@ -206,7 +206,9 @@ fn all_problems_are_listed_and_no_secret_is_shown() {
 
     let spec =
         json!({"proxy": {"additionalEnv": [{"name": "A", "value": "SECRET"}]}, "values": {"proxy": {"await": "x"}}});
-    let key = Some(config_map("helm", &edited(&["identity", "issuer", "tls", "keyPEM"], json!("SECRET"))));
+    let mut installed = Document::parse(INSTALLED).unwrap();
+    installed.set(&Path::from(&["identity", "issuer", "tls", "keyPEM"][..]), json!("SECRET"));
+    let key = Some(config_map("helm", &installed.to_yaml()));
     for (live, verdict, path) in [
         (input(&spec).live, "Invalid", "proxy.additionalEnv"),
         (key, "ValidationFailed", "identity.issuer.tls.keyPEM (not shown)"),

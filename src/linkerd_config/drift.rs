@@ -5,7 +5,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     base::Base,
-    installers::{is_installation, replaces_base},
+    installers::{is_copy, is_installation, replaces_base},
 };
 use crate::{
     api::{
@@ -63,8 +63,9 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
         is_installation(drift, &manager, live.values.as_deref()) && replaces_base(&manager, document, &base.document);
     let written = live.annotations.get(HASH_ANNOTATION);
     let has_our_hash = written == Some(&document.hash().to_string());
+    let is_copy = live.values.as_deref().is_some_and(is_copy);
     // A ConfigMap with another UID is a new installation, unless it was restored from a backup with our document.
-    if !base.uid.is_empty() && base.uid != live.uid && !has_our_hash {
+    if !base.uid.is_empty() && base.uid != live.uid && !has_our_hash && !is_copy {
         return Origin::Installer { manager };
     }
     if *document == base.effective || has_our_hash {
@@ -78,7 +79,7 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
             true => Origin::Foreign { manager },
         };
     }
-    if trusted || is_another_installation(live, document, base) {
+    if trusted || !is_copy && is_another_installation(live, document, base) {
         Origin::Installer { manager }
     } else {
         Origin::Foreign { manager }

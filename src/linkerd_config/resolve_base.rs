@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{
     base::Base,
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
-    installers::is_installation,
+    installers::{has_remedy, is_copy, is_installation},
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
     trust_anchors::bundles::TrustBundles,
@@ -57,7 +57,7 @@ pub(super) struct ResolvedBase {
 /// Returns the current base and the drift, from the document in the ConfigMap and the saved base.
 ///
 /// # Errors
-/// When no base was saved, and the operator wrote the document.
+/// When no base was saved, and the operator wrote the document, or the document is an edited copy of it.
 pub(super) fn resolve_base(
     input: &BaseInput<'_>,
     overlay: &Overlay,
@@ -80,7 +80,8 @@ pub(super) fn resolve_base(
         ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false, installer: None }
     };
     let Some(base) = base else {
-        if live.annotations.get(HASH_ANNOTATION) == Some(&document.hash().to_string()) {
+        let written = live.annotations.get(HASH_ANNOTATION);
+        if written.is_some_and(|written| *written == document.hash().to_string() || is_copy(text)) {
             return Err(format!(
                 "the ControllerRevisions with the installer's document are lost, and the operator wrote the present document; to adopt it \
                  as the base, remove the annotation {HASH_ANNOTATION} from the ConfigMap; otherwise install Linkerd again"
@@ -134,7 +135,9 @@ pub(super) fn resolve_base(
                 reverted: false,
                 affects_injection: false,
             });
-            let mut resolved = unchanged(drift.is_some(), drift);
+            // A tool may restore a copy of our document again and again.
+            let installer = has_remedy(input.drift, &manager).then(|| manager.clone());
+            let mut resolved = ResolvedBase { installer, ..unchanged(drift.is_some(), drift) };
             if edited != base.document {
                 resolved.base.text = edited.to_yaml().into();
                 resolved.base.document = edited;

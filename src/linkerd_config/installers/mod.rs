@@ -2,8 +2,8 @@
 //! installer that keeps restoring its own document. Pure.
 //!
 //! In: the patterns of `spec.drift.trustedManagers`, a field manager, the text that it wrote. Always holds: a match
-//! takes at most the product of both lengths in steps; a copy of the operator's document that `kubectl apply` wrote is
-//! not an installation.
+//! takes at most the product of both lengths in steps; a copy of the operator's document is not an installation, whoever
+//! wrote it.
 
 pub(super) mod revert_history;
 
@@ -16,11 +16,21 @@ use crate::{
 /// a person who applies an edited copy use them.
 const KUBECTL_APPLY: [&str; 2] = ["kubectl-client-side-apply", "kubectl"];
 
-/// Whether a trusted manager wrote a text as an installer does. `kubectl apply` installs only a document that the
-/// operator has not written before: a copy of the operator's document contains the variable of the injection hash.
+/// Whether a trusted manager wrote a text as an installer does: a copy of the operator's document is an edit.
 pub(super) fn is_installation(drift: &DriftSpec, manager: &str, text: Option<&str>) -> bool {
-    let is_copy = || text.is_some_and(|text| text.contains(CONFIG_HASH_ENV));
-    is_trusted(&drift.trusted_patterns(), manager) && !(KUBECTL_APPLY.contains(&manager) && is_copy())
+    is_trusted(&drift.trusted_patterns(), manager) && !text.is_some_and(is_copy)
+}
+
+/// Whether the tool behind a trusted manager has a setting that makes it leave the document alone: `kubectl apply` has
+/// none.
+pub(super) fn has_remedy(drift: &DriftSpec, manager: &str) -> bool {
+    is_trusted(&drift.trusted_patterns(), manager) && !KUBECTL_APPLY.contains(&manager)
+}
+
+/// Whether a text is a copy of a document that the operator wrote, possibly edited: it contains the variable of the
+/// injection hash, which no chart of Linkerd renders. As a base, it would turn declared values into the installer's.
+pub(super) fn is_copy(text: &str) -> bool {
+    text.contains(CONFIG_HASH_ENV)
 }
 
 /// Whether a document of this manager may replace the base. An installer that is known by its name may remove keys; a

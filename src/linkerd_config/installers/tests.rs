@@ -73,13 +73,12 @@ fn the_default_of_an_older_schema_that_is_stored_in_a_resource_matches_every_ins
 }
 
 #[test]
-fn kubectl_apply_of_a_copy_of_our_document_is_an_edit() {
+fn a_copy_of_our_document_is_an_edit_whoever_wrote_it() {
     let drift = DriftSpec::default();
-    for manager in ["kubectl", "kubectl-client-side-apply"] {
+    for manager in INSTALLERS {
         assert!(!is_installation(&drift, manager, Some(MARKED)), "{manager}");
         assert!(is_installation(&drift, manager, None), "{manager}");
     }
-    assert!(is_installation(&drift, "argocd-controller", Some(MARKED)), "Git may hold a copy");
 }
 
 #[test]

@@ -197,6 +197,7 @@ fn with_drift_scope_declared_only_declared_values_are_protected() {
 fn an_installer_that_keeps_restoring_its_document_is_named_instead_of_repeated_drift() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
+    let copy = cluster.whole_document().to_yaml().replace("cluster.local", "other.local");
     for (manager, text, expected) in [
         ("argocd-controller", INSTALLED.to_owned(), PlanVerdict::InstallerReverts("argocd-controller".into())),
         (
@@ -204,6 +205,7 @@ fn an_installer_that_keeps_restoring_its_document_is_named_instead_of_repeated_d
             INSTALLED.replace("cluster.local", "other.local"),
             PlanVerdict::InstallerReverts("terraform-provider-helm_v2.17.0_x5".into()),
         ),
+        ("argocd-controller", copy, PlanVerdict::InstallerReverts("argocd-controller".into())),
         ("kubectl-edit", INSTALLED.to_owned(), PlanVerdict::RepeatedDrift),
     ] {
         cluster.write(manager, &text);
@@ -232,6 +234,59 @@ fn kubectl_apply_of_a_rendered_document_is_a_new_base_and_of_an_edited_copy_is_d
         let plan = cluster.reconcile();
         assert!(plan.base_change.is_none() && plan.drift.is_some() && cluster.is_settled(), "{manager}");
     }
+}
+
+/// The copy contains the declared log level. As a base, it would make that the installer's.
+#[test]
+fn an_edited_copy_of_our_document_with_another_version_is_drift_whoever_wrote_it() {
+    const VERSION: [&str; 1] = ["cliVersion"];
+    let created_by = |cluster: &mut Cluster, version: &str| {
+        let annotations = &mut cluster.live.as_mut().unwrap().annotations;
+        annotations.insert(CREATED_BY_ANNOTATION.to_owned(), version.to_owned());
+    };
+    for manager in ["kubectl-edit", "kubectl", "argocd-controller", "kustomize-controller", "helm", "unknown"] {
+        let mut cluster = Cluster::new(&debug());
+        let installed = cluster.document();
+        cluster.reconcile();
+        cluster.edit(manager, &VERSION, json!("linkerd/cli other"));
+        let plan = cluster.reconcile();
+        assert_eq!((plan.base_change, plan.drift.unwrap().paths), (None, vec![Path::from(&VERSION[..])]), "{manager}");
+        assert!(cluster.is_settled(), "{manager}");
+        // A copy from before an upgrade.
+        created_by(&mut cluster, "linkerd/helm 0");
+        cluster.edit(manager, &ACCESS_LOG, json!("apache"));
+        assert_eq!(cluster.reconcile().drift.unwrap().paths, [Path::from(&ACCESS_LOG[..])], "{manager}");
+        // The ConfigMap is deleted, and created from an edited copy.
+        cluster.live.as_mut().unwrap().uid = "another".into();
+        cluster.edit(manager, &ACCESS_LOG, json!("json"));
+        assert_eq!(cluster.reconcile().drift.unwrap().paths, [Path::from(&ACCESS_LOG[..])], "{manager}");
+        assert!(cluster.is_settled(), "{manager}");
+        cluster.spec = LinkerdConfigSpec::default();
+        cluster.reconcile();
+        assert_eq!(cluster.document(), installed, "{manager}");
+
+        // What Linkerd's chart renders is an installation, also with another field manager.
+        let mut upgrade = Document::parse(INSTALLED).unwrap();
+        upgrade.set(&Path::from(&VERSION[..]), json!("linkerd/cli other"));
+        created_by(&mut cluster, "linkerd/helm 2");
+        cluster.write(manager, &upgrade.to_yaml());
+        let plan = cluster.reconcile();
+        let expected = (Some(BaseChange::Installed { manager: manager.into() }), None);
+        assert_eq!((plan.base_change, plan.drift), expected, "{manager}");
+    }
+}
+
+/// Without the ControllerRevisions nothing tells the declared values from the installer's.
+#[test]
+fn an_edited_copy_of_our_document_is_not_adopted_when_the_base_is_lost() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
+    cluster.base = None;
+    let plan = cluster.plan();
+    assert!(matches!(plan.verdict, PlanVerdict::InvalidBase(_)) && plan.new_base.is_none(), "{:?}", plan.verdict);
+    cluster.write("helm", INSTALLED);
+    assert_eq!(cluster.reconcile().base_change, Some(BaseChange::Adopted));
 }
 
 /// A backup tool creates the ConfigMap again with its annotations, and with another UID.

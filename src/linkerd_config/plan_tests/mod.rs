@@ -180,11 +180,12 @@ fn declared_values_are_written_over_the_installed_ones_and_no_other_value_change
 fn an_upgrade_is_recognized_regardless_of_its_manager() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
-    cluster.edit("kubectl", &["controllerReplicas"], json!(3));
+    cluster.write("kubectl-replace", &INSTALLED.replace("controllerReplicas: 1", "controllerReplicas: 3"));
     let created_by = ("linkerd.io/created-by".to_owned(), "linkerd/cli 2".to_owned());
     cluster.live.as_mut().unwrap().annotations.extend([created_by]);
     let plan = cluster.reconcile();
-    assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Installed { manager: "kubectl".into() }), None));
+    let expected = (Some(BaseChange::Installed { manager: "kubectl-replace".into() }), None);
+    assert_eq!((plan.base_change, plan.drift), expected);
 }
 
 #[test]

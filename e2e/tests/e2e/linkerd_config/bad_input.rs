@@ -88,7 +88,8 @@ async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     assert!(note.contains("identity.issuer.tls.keyPEM"), "{note}");
     // Helm wrote this key, so it stays. But the resource is not ready, and no base is saved, which would outlive the
     // key.
-    let leaked = installation.edit("helm", leak).await?;
+    let leaked = serde_json::to_string(&installation.helm_with(leak).await?)?;
+    let leaked = installation.rewrite("helm", &leaked).await?;
     eventually(SOON, "the status to name the key", async || {
         let status = installation.configs.get(&installation.full("mesh")).await?.data["status"].to_string();
         ensure!(status.contains("identity.issuer.tls.keyPEM") && status.contains("private key"), "{status}");
