@@ -16,6 +16,11 @@ use crate::{
 /// a person who applies an edited copy use them.
 const KUBECTL_APPLY: [&str; 2] = ["kubectl-client-side-apply", "kubectl"];
 
+/// The default pattern of Argo CD, and the field manager of a person who edits an object in its user interface, which the
+/// pattern must not match.
+const ARGO_CD: &str = "argocd-*";
+const ARGO_CD_EDITOR: &str = "argocd-server";
+
 /// Whether a trusted manager wrote a text as an installer does: a copy of the operator's document is an edit.
 pub(super) fn is_installation(drift: &DriftSpec, manager: &str, text: Option<&str>) -> bool {
     is_trusted(&drift.trusted_patterns(), manager) && !text.is_some_and(is_copy)
@@ -42,7 +47,7 @@ pub(super) fn replaces_base(manager: &str, document: &Document, base: &Document)
 /// Returns what to change in the installer, so that it does not undo the operator's writes.
 pub(super) fn remedy(manager: &str) -> &'static str {
     const REMEDIES: [(&str, &str); 3] = [
-        ("argocd-*", "add /data/values of this ConfigMap to spec.ignoreDifferences of the Argo CD Application"),
+        (ARGO_CD, "add /data/values of this ConfigMap to spec.ignoreDifferences of the Argo CD Application"),
         ("helm-controller", "add /data/values of this ConfigMap to spec.driftDetection.ignore of the HelmRelease"),
         (
             "kustomize-controller",
@@ -56,7 +61,8 @@ pub(super) fn remedy(manager: &str) -> &'static str {
 }
 
 fn is_trusted(patterns: &[&str], manager: &str) -> bool {
-    patterns.iter().any(|pattern| matches(pattern, manager))
+    let is_editor = |pattern: &str| pattern == ARGO_CD && manager == ARGO_CD_EDITOR;
+    patterns.iter().any(|pattern| matches(pattern, manager) && !is_editor(pattern))
 }
 
 /// Whether a pattern matches a field manager. `*` matches any number of characters, also none; every other character

@@ -48,6 +48,7 @@ fn the_default_patterns_match_every_installer_and_no_editor() {
         "kubectl-set",
         "k9s",
         "Mozilla",
+        "argocd-server",
         "unknown",
         "",
         "my-helm",
