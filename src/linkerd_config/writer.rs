@@ -3,7 +3,7 @@
 //! Always holds: leadership is checked immediately before each request; the document is replaced only at the
 //! resourceVersion that was read, and only `data.values` and our annotations change with it.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use k8s_openapi::{
     api::{
@@ -113,13 +113,33 @@ impl ConfigWriter {
     pub(super) async fn save_base(&self, base: &Base, config_map: &str, keep: &[i64]) -> Result<Base, WriteError> {
         let mut revisions = self.list_revisions(config_map).await?;
         let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
-        let base = Base { revision: newest + 1, ..base.clone() };
-        self.fence.send(self.revisions.create(&post_params(), &base.to_object(config_map))).await?;
+        let base = match self.create_base(base, config_map, newest.saturating_add(1)).await {
+            Err(WriteError::Refused(status)) if status.is_already_exists() => {
+                let free = self.free_revision(config_map, newest).await?;
+                self.create_base(base, config_map, free).await
+            }
+            result => result,
+        }?;
         revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
         for old in revisions.iter().skip(MAX_REVISIONS - 1).filter(|old| !keep.contains(&old.revision)) {
             self.delete_revision(old).await?;
         }
         Ok(base)
+    }
+
+    async fn create_base(&self, base: &Base, config_map: &str, revision: i64) -> Result<Base, WriteError> {
+        let base = Base { revision, ..base.clone() };
+        self.fence.send(self.revisions.create(&post_params(), &base.to_object(config_map))).await?;
+        Ok(base)
+    }
+
+    /// Returns the next revision whose name no ControllerRevision has. Another client may have created one without our
+    /// label, which would otherwise keep the base from being saved until a person deletes it.
+    async fn free_revision(&self, config_map: &str, newest: i64) -> Result<i64, WriteError> {
+        let all = self.fence.send(self.revisions.list_metadata(&ListParams::default())).await?.items;
+        let names: HashSet<String> = all.iter().map(ResourceExt::name_any).collect();
+        let free = (newest.saturating_add(1)..i64::MAX).find(|it| !names.contains(&Base::name_at(config_map, *it)));
+        Ok(free.unwrap_or(i64::MAX))
     }
 
     async fn list_revisions(&self, config_map: &str) -> Result<Vec<ControllerRevision>, WriteError> {
@@ -452,5 +472,41 @@ mod tests {
         let name = writer.keep_reverted("linkerd-config", "a: 1", "helm").await.unwrap();
         assert_eq!(name.as_deref(), Some("linkerd-config-reverted-1"));
         assert_eq!(*requests.lock().unwrap(), ["GET older", "POST latest", "GET latest"]);
+    }
+
+    /// Another client may create ControllerRevisions with such names, without the label.
+    #[tokio::test]
+    async fn a_base_gets_the_next_number_whose_name_is_free() {
+        let known = serde_json::to_value(Base::new(15, "a: 1", None).unwrap().to_object("linkerd-config")).unwrap();
+        let foreign = ["linkerd-config-base-16", "linkerd-config-base-17", "linkerd-config-base-9223372036854775807"];
+        let created = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&created);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (log, known) = (Arc::clone(&log), known.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let is_labelled = parts.uri.query().unwrap_or_default().contains("labelSelector");
+                let others = foreign.map(|name| json!({"metadata": {"name": name}}));
+                let (code, answer) = if parts.method == Method::GET {
+                    let items: Vec<_> =
+                        [known].into_iter().chain(others.into_iter().filter(|_| !is_labelled)).collect();
+                    (200, json!({"metadata": {}, "items": items}))
+                } else {
+                    let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
+                    let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+                    let is_taken = foreign.contains(&&*name);
+                    log.lock().unwrap().push(name);
+                    let exists = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists"});
+                    if is_taken { (409, exists) } else { (201, body) }
+                };
+                Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))
+            }
+        });
+        let fence = Fence::new(Leadership::for_test(), CancellationToken::new());
+        let writer = ConfigWriter::new(&Client::new(service, "default"), "linkerd", fence, &Registry::new()).unwrap();
+        let base = Base::new(0, "a: 2", None).unwrap();
+        let saved = writer.save_base(&base, "linkerd-config", &[]).await.unwrap();
+        assert_eq!((saved.revision, &*saved.text), (18, "a: 2"));
+        assert_eq!(*created.lock().unwrap(), ["linkerd-config-base-16", "linkerd-config-base-18"]);
     }
 }
