@@ -42,6 +42,8 @@ pub(super) struct CanaryFacts<'a> {
     pub(super) injectors: InjectorKind,
     /// The canary namespaces, by name.
     pub(super) namespaces: &'a [Arc<str>],
+    /// Those for which the injectors are probed, or why there is none.
+    pub(super) probed: Result<Vec<Arc<str>>, String>,
     pub(super) adoption: CanaryAdoption,
     /// `None` before the workloads were compared with the document.
     pub(super) workloads: Option<CanaryWorkloads>,
@@ -135,7 +137,7 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     }
     // A former leader may have deleted the ConfigMap because of a failure that its status does not show yet.
     let is_unassessed = facts.injectors == InjectorKind::Unknown
-        || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && !facts.namespaces.is_empty();
+        || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && facts.probed.is_ok();
     let active = known.filter(|known| known.phase.is_active());
     if let Some(active) = active.filter(|_| facts.written == WrittenCanary::Absent && is_unassessed) {
         return CanaryDecision { status: active.clone(), ..next(Hold, active.phase, String::new()) };
@@ -152,8 +154,10 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
             return next(Hold, Waiting, message.to_owned());
         }
         (WrittenCanary::Absent, InjectorKind::Other(replica)) => return next(Hold, Unsupported, unsupported(replica)),
-        (WrittenCanary::Absent, InjectorKind::Operators) if facts.namespaces.is_empty() => {
-            return next(Hold, Waiting, NO_NAMESPACE.to_owned());
+        (WrittenCanary::Absent, InjectorKind::Operators) => {
+            if let Err(why) = &facts.probed {
+                return next(Hold, Waiting, why.clone());
+            }
         }
         _ => {}
     }
@@ -169,16 +173,18 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
         kept.map(|known| CanaryDecision { status: known.clone(), ..next(Hold, known.phase, String::new()) })
     };
     let progressing = |message: &str| next(Hold, Progressing, message.to_owned());
-    if facts.namespaces.is_empty() {
-        return unchanged().unwrap_or_else(|| progressing(NO_NAMESPACE));
-    }
+    let probed = match &facts.probed {
+        Ok(probed) => probed.join(", "),
+        Err(why) => return unchanged().unwrap_or_else(|| progressing(why)),
+    };
     match (&facts.adoption, &facts.injectors) {
         (CanaryAdoption::Refused(_), InjectorKind::Other(replica)) => {
             return next(TakeBack, Unsupported, unsupported(replica));
         }
         (CanaryAdoption::Refused(replica), _) => {
             let message = format!(
-                "{replica} does not inject the configuration into Pods of the canary namespaces, and its log says why; {RETRY}"
+                "{replica} does not inject the configuration into Pods of these canary namespaces: {probed}; see its log, and \
+                 the annotations of these namespaces; {RETRY}"
             );
             return next(TakeBack, Failed, message);
         }
@@ -228,7 +234,6 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     CanaryDecision { recheck_after: left.min(RECHECK_INTERVAL), ..decision }
 }
 
-const NO_NAMESPACE: &str = "no namespace has the labels of spec.canary.namespaceSelector";
 const RETRY: &str = "it was taken back; to retry, change the resource or its annotation config.linkerd.io/retry";
 
 fn unsupported(replica: &str) -> String {

@@ -16,6 +16,8 @@ struct Facts {
     written: WrittenCanary,
     injectors: InjectorKind,
     namespaces: Vec<&'static str>,
+    /// Why the injectors cannot be probed for these namespaces.
+    obstacle: Option<&'static str>,
     adoption: CanaryAdoption,
     /// Selected, updated, failures, without a proxy.
     workloads: Option<[i64; 4]>,
@@ -34,6 +36,7 @@ impl Facts {
             written: WrittenCanary::Current,
             injectors: InjectorKind::Operators,
             namespaces: vec!["app"],
+            obstacle: None,
             adoption: CanaryAdoption::Adopted,
             workloads: Some([2, 2, 0, 0]),
             promote: None,
@@ -64,6 +67,11 @@ impl Facts {
             written: self.written,
             injectors: self.injectors.clone(),
             namespaces: &namespaces,
+            probed: match (self.obstacle, &*namespaces) {
+                (Some(why), _) => Err(why.to_owned()),
+                (None, []) => Err("no namespace".to_owned()),
+                (None, some) => Ok(some.to_vec()),
+            },
             adoption: self.adoption.clone(),
             workloads,
             promote: self.promote,
@@ -224,7 +232,24 @@ fn a_replica_that_does_not_use_the_canary_in_time_takes_it_back() {
     let refused = CanaryAdoption::Refused("Pod injector-1".to_owned());
     let refused = Facts { adoption: refused, ..Facts::complete() };
     assert_eq!(refused.result(), (TakeBack, Failed, 0));
-    assert!(refused.message().starts_with("Pod injector-1 does not inject"), "{}", refused.message());
+    assert_eq!(
+        refused.message(),
+        "Pod injector-1 does not inject the configuration into Pods of these canary namespaces: app; see its log, and the \
+         annotations of these namespaces; it was taken back; to retry, change the resource or its annotation \
+         config.linkerd.io/retry"
+    );
+}
+
+#[test]
+fn a_canary_whose_namespaces_all_prevent_injection_waits_and_names_the_annotation() {
+    let blocked = || Facts { obstacle: Some("the annotation of namespace app"), ..Facts::complete() };
+    let new = Facts { known: None, written: WrittenCanary::Absent, workloads: None, ..blocked() };
+    assert_eq!((new.result(), &*new.message()), ((Hold, Waiting, 0), "the annotation of namespace app"));
+    let refused = CanaryAdoption::Refused("Pod injector-1".to_owned());
+    let late = Facts { adoption: refused, ..blocked() };
+    assert_eq!((late.result(), &*late.message()), ((Hold, Progressing, -500), "the annotation of namespace app"));
+    let soaking = Facts { known: Some((Soaking, NOON - 900)), ..blocked() };
+    assert_eq!(soaking.result(), (Hold, Soaking, -900), "nothing is promoted without evidence");
 }
 
 #[test]

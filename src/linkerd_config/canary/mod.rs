@@ -37,16 +37,20 @@ use super::{
 };
 use crate::{
     api::{
-        CANARY_CONFIG_MAP, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
+        CANARY_CONFIG_MAP, INJECT_ANNOTATION, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
         linkerd_config::{CanaryPhase, CanarySpec, CanaryStatus, InjectorSyncMethod, Mode, RolloutTrigger},
     },
     cluster::{
         State,
-        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+        kinds::{config_map::ConfigMap, inject::Inject, linkerd_config::LinkerdConfig, namespace::Namespace},
     },
     values::{Path, Problem},
     write::WriteError,
 };
+
+const NO_NAMESPACE: &str = "no namespace has the labels of spec.canary.namespaceSelector";
+/// The maximum number of canary namespaces for which a replica is probed, so that one annotation does not decide.
+const MAX_PROBED: usize = 3;
 
 /// Returns the problems of `spec.canary` that the schema does not detect.
 pub(super) fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
@@ -150,15 +154,36 @@ fn first_failure(progress: &RolloutProgress, namespaces: &[Arc<str>]) -> Option<
     Some(format!("{kind} {namespace}/{name}: {}: {}", failure.reason, failure.message))
 }
 
-/// Returns the names of the canary namespaces, sorted.
-fn canary_namespaces(state: &State, filter: &LabelFilter, control_plane: &str) -> Vec<Arc<str>> {
+/// Returns the canary namespaces, sorted by name.
+fn canary_namespaces(state: &State, filter: &LabelFilter, control_plane: &str) -> Vec<Arc<Namespace>> {
     let is_included = |name: &str| name != control_plane && name != KUBE_SYSTEM;
     let found = state.namespaces.iter().filter(|it| {
         is_included(&it.name) && !it.deleting && !it.admission_webhooks_disabled && filter.selects(&it.labels)
     });
-    let mut names: Vec<_> = found.map(|namespace| Arc::clone(&namespace.name)).collect();
-    names.sort_unstable();
-    names
+    let mut namespaces: Vec<_> = found.map(Arc::clone).collect();
+    namespaces.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    namespaces
+}
+
+fn names(namespaces: &[Arc<Namespace>]) -> Vec<Arc<str>> {
+    namespaces.iter().map(|namespace| Arc::clone(&namespace.name)).collect()
+}
+
+/// Returns the canary namespaces for which the injectors are probed, in this order, or why there is none. An annotation
+/// of a namespace can make the injection into its Pods fail, which says nothing about the configuration: those with the
+/// fewest annotations come first, and those whose Pods never get a proxy are left out.
+fn probed_namespaces(namespaces: &[Arc<Namespace>]) -> Result<Vec<Arc<str>>, String> {
+    let Some(first) = namespaces.first() else { return Err(NO_NAMESPACE.to_owned()) };
+    let mut probed: Vec<_> = namespaces.iter().filter(|namespace| namespace.inject != Inject::Invalid).collect();
+    if probed.is_empty() {
+        return Err(format!(
+            "no Pod of the canary namespaces gets a proxy: the annotation {INJECT_ANNOTATION} of namespace {} has an \
+             invalid value; set it to enabled, ingress or disabled",
+            first.name
+        ));
+    }
+    probed.sort_by_key(|namespace| namespace.inherited_annotations.len());
+    Ok(probed.into_iter().take(MAX_PROBED).map(|namespace| Arc::clone(&namespace.name)).collect())
 }
 
 // === impl LinkerdConfigReconciler ===
@@ -176,7 +201,8 @@ impl LinkerdConfigReconciler {
         let content = content(config, spec, document);
         let cluster = &self.gate.cluster;
         let control_plane = &config.target.namespace;
-        let namespaces = canary_namespaces(&cluster.read(), &namespaces_of(spec), control_plane);
+        let found = canary_namespaces(&cluster.read(), &namespaces_of(spec), control_plane);
+        let namespaces = names(&found);
         let is_late = is_late(before, &document.hash, config.spec.injector_sync.timeout(), now);
         let progress = self.rollouts.canary_progress(config, self.gate.term(), &document.hash);
         let workloads = progress.map(|progress| CanaryWorkloads {
@@ -192,6 +218,7 @@ impl LinkerdConfigReconciler {
             written: content.compare(canary_map.as_deref()),
             injectors: self.injectors.kind(cluster, control_plane),
             namespaces: &namespaces,
+            probed: probed_namespaces(&found),
             adoption: self.injectors.canary_adoption(cluster, control_plane, &document.hash, is_late),
             workloads,
             promote: config.annotations.get(PROMOTE_ANNOTATION).map(|hash| &**hash),
@@ -238,10 +265,10 @@ impl LinkerdConfigReconciler {
     /// Returns what the injectors must inject into Pods of a canary namespace; `None` while there is no canary.
     pub(super) fn canary_probe(&self, config: &LinkerdConfig, canary: Option<&CanaryStatus>) -> Option<CanaryProbe> {
         let canary = canary.filter(|canary| canary.phase.is_active())?;
-        let namespaces = namespaces_of(config.spec.canary.as_ref()?);
-        let names = canary_namespaces(&self.gate.cluster.read(), &namespaces, &config.target.namespace);
-        let namespace = names.into_iter().next()?;
-        Some(CanaryProbe { namespace, injection_hash: canary.hash.clone() })
+        let filter = namespaces_of(config.spec.canary.as_ref()?);
+        let found = canary_namespaces(&self.gate.cluster.read(), &filter, &config.target.namespace);
+        let namespaces = probed_namespaces(&found).ok()?;
+        Some(CanaryProbe { namespaces, injection_hash: canary.hash.clone() })
     }
 }
 

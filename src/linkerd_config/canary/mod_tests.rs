@@ -166,15 +166,15 @@ fn a_selector_may_match_no_namespace_or_all_but_those_of_the_control_plane() {
         let namespace = json!({"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}});
         feed.apply(crate::cluster::Kind::Namespace, kube::runtime::watcher::Event::Apply(namespace));
     }
-    let names = |operator: &str| {
+    let found = |operator: &str| {
         let expression = json!({"key": "kubernetes.io/metadata.name", "operator": operator});
         let spec = config(&json!({"canary": {"namespaceSelector": {"matchExpressions": [expression]}}})).spec;
         assert_eq!(problems(&spec), []);
         let filter = namespaces_of(spec.canary.as_ref().unwrap());
-        canary_namespaces(&feed.cluster.read(), &filter, "linkerd").iter().map(ToString::to_string).collect::<Vec<_>>()
+        names(&canary_namespaces(&feed.cluster.read(), &filter, "linkerd"))
     };
-    assert_eq!(names("Exists"), ["a", "b"]);
-    assert_eq!(names("DoesNotExist"), [""; 0]);
+    assert_eq!(found("Exists"), ["a", "b"].map(Arc::from));
+    assert_eq!(found("DoesNotExist"), []);
 }
 
 #[test]
@@ -211,6 +211,33 @@ fn namespaces_that_are_never_injected_are_no_canary() {
     }
     let spec = config(&json!({"canary": selector()})).spec;
     let filter = namespaces_of(spec.canary.as_ref().unwrap());
-    let names = canary_namespaces(&feed.cluster.read(), &filter, "linkerd");
-    assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a", "b"]);
+    let found = canary_namespaces(&feed.cluster.read(), &filter, "linkerd");
+    assert_eq!(names(&found), ["a", "b"].map(Arc::from));
+}
+
+#[test]
+fn the_injectors_are_probed_for_the_namespaces_whose_annotations_change_the_injection_least() {
+    let namespace = |name: &str, annotations: &Value| {
+        let object = json!({"metadata": {"name": name, "annotations": annotations}});
+        Arc::new(Namespace::project(serde_json::from_value(object).unwrap(), &mut Problems::default()))
+    };
+    let invalid = namespace("aa", &json!({"linkerd.io/inject": "bogus"}));
+    let headers = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-log-http-headers": "bogus"});
+    let headers = namespace("bb", &headers);
+    let enabled = namespace("cc", &json!({"linkerd.io/inject": "enabled", "note": "of a person", "another": ""}));
+    let [disabled, plain] =
+        [("dd", json!({"linkerd.io/inject": "disabled"})), ("ee", json!({}))].map(|(name, it)| namespace(name, &it));
+    let probed = |namespaces: &[&Arc<Namespace>]| {
+        probed_namespaces(&namespaces.iter().map(|it| Arc::clone(it)).collect::<Vec<_>>())
+    };
+    let all = probed(&[&invalid, &headers, &enabled, &disabled, &plain]);
+    assert_eq!(all, Ok(vec!["ee".into(), "cc".into(), "dd".into()]));
+    assert_eq!(probed(&[&invalid, &headers]), Ok(vec!["bb".into()]));
+    assert_eq!(
+        probed(&[&invalid]),
+        Err("no Pod of the canary namespaces gets a proxy: the annotation linkerd.io/inject of namespace aa has an invalid \
+             value; set it to enabled, ingress or disabled"
+            .to_owned())
+    );
+    assert_eq!(probed(&[]), Err("no namespace has the labels of spec.canary.namespaceSelector".to_owned()));
 }

@@ -44,10 +44,11 @@ pub(super) struct ProbeRequest {
     pub(super) spec: InjectorSyncSpec,
 }
 
-/// What replicas inject into Pods of a canary namespace.
+/// What replicas inject into Pods of canary namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::linkerd_config) struct CanaryProbe {
-    pub(in crate::linkerd_config) namespace: Arc<str>,
+    /// The namespaces to probe, in this order, until the Pod of one of them has the configuration.
+    pub(in crate::linkerd_config) namespaces: Vec<Arc<str>>,
     pub(in crate::linkerd_config) injection_hash: String,
 }
 
@@ -283,7 +284,7 @@ mod tests {
         let mut answers = ProbeAnswers::default();
         let plain = request("a");
         let replica = plain.replicas[0].clone();
-        let canary = CanaryProbe { namespace: "app".into(), injection_hash: "b".to_owned() };
+        let canary = CanaryProbe { namespaces: vec!["app".into()], injection_hash: "b".to_owned() };
         let with_canary = ProbeRequest { canary: Some(canary), ..plain.clone() };
         answers.to(&plain);
         answers.note_program(&replica, true);

@@ -378,15 +378,19 @@ async fn probe_replica(
 
 /// Probes a replica that uses the configuration of all other namespaces for that of the canary, if the request has one.
 async fn probe_canary(endpoint: &WebhookClient, replica: &Replica, request: &ProbeRequest) -> ProbeAnswer {
-    let Some(CanaryProbe { namespace, injection_hash }) = &request.canary else { return ProbeAnswer::Current };
-    let pod = admission_review::pod(namespace);
-    let body = Bytes::from(admission_review::review(&pod).to_string());
+    let Some(CanaryProbe { namespaces, injection_hash }) = &request.canary else { return ProbeAnswer::Current };
     let expected = ExpectedInjection { injection_hash: injection_hash.clone(), ..request.expected.clone() };
-    match probe_replica(endpoint, replica, body, pod, &expected).await.0 {
-        answer @ (ProbeAnswer::Current | ProbeAnswer::Unreachable(_)) => answer,
-        // A denial may be caused by an annotation of the namespace. It does not count against the document of all others.
-        _ => ProbeAnswer::Stale(Stale::Canary),
+    for namespace in namespaces {
+        let pod = admission_review::pod(namespace);
+        let body = Bytes::from(admission_review::review(&pod).to_string());
+        // A denial may be caused by an annotation of the namespace. It counts neither against the configuration nor
+        // against the document of all others.
+        let answer = probe_replica(endpoint, replica, body, pod, &expected).await.0;
+        if matches!(answer, ProbeAnswer::Current | ProbeAnswer::Unreachable(_)) {
+            return answer;
+        }
     }
+    ProbeAnswer::Stale(Stale::Canary)
 }
 
 /// Creates the probe Pod in a dry run, and evaluates the answer of the API server.

@@ -117,6 +117,39 @@ async fn a_configuration_that_the_injector_refuses_is_taken_back_and_reaches_no_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_annotation_of_one_canary_namespace_does_not_decide_about_the_canary() -> Result<()> {
+    let canary = Canary::adopted(json!({"injectorSync": {"timeout": "3s"}})).await?;
+    let mut namespaces = [canary.mesh.app.clone(), canary.mesh.other.clone()];
+    namespaces.sort();
+    canary.mesh.label_namespace(&canary.mesh.other, "canary", &canary.mesh.app).await?;
+    let annotate = async |namespace: &str, inject: Value| {
+        canary
+            .mesh
+            .patch_namespace(namespace, json!({"metadata": {"annotations": {"linkerd.io/inject": inject}}}))
+            .await
+    };
+    for namespace in &namespaces {
+        annotate(namespace, json!("bogus")).await?;
+    }
+    canary.mesh.configure(1).await?;
+    let waiting = canary.is("Waiting").await?;
+    let why = text(&waiting["message"])?;
+    assert!(why.contains(&format!("the annotation linkerd.io/inject of namespace {} has", namespaces[0])), "{why}");
+
+    annotate(&namespaces[1], Value::Null).await?;
+    eventually(DEADLINE, "the other namespace to run with the configuration", async || {
+        let now = canary.is("Progressing").await?;
+        ensure!(text(&now["message"])?.starts_with("1 of 2 selected workloads"), "{now}");
+        Ok(())
+    })
+    .await?;
+    annotate(&namespaces[0], Value::Null).await?;
+    let promoted = canary.is("Promoted").await?;
+    assert_eq!(canary.mesh.is_complete().await?, text(&promoted["hash"])?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_canary_is_taken_back_when_linkerds_injector_replaces_the_operators_and_begins_again_after_it() -> Result<()>
 {
     let spec = json!({"canary": {"promotion": "Manual"}, "injectorSync": {"timeout": "3s"}});
