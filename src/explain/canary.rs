@@ -46,7 +46,11 @@ pub struct CanaryOutput {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soaks_until: Option<Time>,
     pub promotion: CanaryPromotion,
-    /// The command that promotes the configuration; absent if nothing promotes it now.
+    /// Whether the annotation that promotes the configuration is ignored, because it is from before the canary.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub promote_ignored: bool,
+    /// The command that promotes the configuration, or that removes the ignored annotation; absent if nothing promotes it
+    /// now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promote_command: Option<String>,
     /// What Pods of the canary namespaces get, and all others do not get yet.
@@ -65,7 +69,8 @@ impl CanaryOutput {
         let in_force = plan.effective.clone().unwrap_or_default();
         let declared = Document::parse(&document.values).unwrap_or_default();
         let is_promotable = phase.is_some_and(|phase| !matches!(phase, CanaryPhase::Failed | CanaryPhase::Promoted));
-        let (name, hash) = (&config.name, &document.hash);
+        let hash = &document.hash;
+        let is_ignored = known.as_ref().is_some_and(|known| known.promote_ignored == Some(true));
         Some(Self {
             phase,
             active: phase.is_some_and(CanaryPhase::is_active),
@@ -77,8 +82,8 @@ impl CanaryOutput {
             namespace_selector: spec.namespace_selector.clone(),
             soak: spec.soak.clone(),
             promotion: spec.promotion,
-            promote_command: is_promotable
-                .then(|| format!("kubectl annotate --overwrite linkerdconfig/{name} {PROMOTE_ANNOTATION}={hash}")),
+            promote_ignored: is_ignored,
+            promote_command: is_promotable.then(|| promote_command(&config.name, hash, is_ignored)),
             changes: PodChange::between(&in_force, &declared),
         })
     }
@@ -134,9 +139,20 @@ impl CanaryOutput {
             }
         };
         match &self.promote_command {
+            Some(command) if self.promote_ignored => {
+                format!("{after}; the annotation is from before the canary and is ignored, remove it with: {command}")
+            }
             Some(command) => format!("{after}; at once with: {command}"),
             None => after,
         }
+    }
+}
+
+/// Returns the command that promotes a canary. An annotation from before the canary must be removed first.
+fn promote_command(name: &str, hash: &str, is_ignored: bool) -> String {
+    match is_ignored {
+        true => format!("kubectl annotate linkerdconfig/{name} {PROMOTE_ANNOTATION}-"),
+        false => format!("kubectl annotate --overwrite linkerdconfig/{name} {PROMOTE_ANNOTATION}={hash}"),
     }
 }
 

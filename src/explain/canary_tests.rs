@@ -94,6 +94,24 @@ fn an_active_canary_says_who_has_the_configuration_and_when_it_is_promoted() {
 }
 
 #[test]
+fn an_ignored_annotation_must_be_removed_first() {
+    let spec = spec(&json!({}));
+    let mut input = input(&spec);
+    let mut explained = LinkerdConfig::clone(&config("mesh", &spec));
+    let canary = json!({"phase": "Soaking", "hash": hash(&spec), "since": SINCE, "promoteIgnored": true});
+    explained.status = Arc::new(serde_json::from_value(json!({"rollout": {}, "canary": canary})).unwrap());
+    input.config = Arc::new(explained);
+    let promotion = line(&text(&ExplainOutput::new(&input, false)), "Promotion");
+    assert_eq!(
+        promotion.as_deref(),
+        Some(
+            "automatic, not before 2026-11-25T12:30:00Z; the annotation is from before the canary and is ignored, remove it \
+             with: kubectl annotate linkerdconfig/mesh config.linkerd.io/promote-"
+        )
+    );
+}
+
+#[test]
 fn a_canary_that_no_namespace_has_says_so() {
     let spec = spec(&json!({}));
     let none = "no namespace has the configuration; all have the values in LIVE";

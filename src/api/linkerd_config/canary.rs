@@ -69,6 +69,10 @@ pub struct CanaryStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub namespaces: Vec<String>,
+    /// Whether the annotation config.linkerd.io/promote is ignored, because it had this hash before the canary began: it
+    /// promotes the canary after it was removed and set again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promote_ignored: Option<bool>,
     /// A description of the phase, in a sentence.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,

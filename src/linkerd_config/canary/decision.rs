@@ -117,6 +117,10 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     let CanaryFacts { spec, rollout, hash, now, .. } = *facts;
     let failed = facts.known.filter(|known| known.phase == Failed && !facts.is_retried);
     let known = facts.known.filter(|known| known.hash == hash && known.phase != Failed);
+    // An annotation from before the canary may be left over from an earlier canary of the same configuration.
+    let annotated = facts.promote == Some(hash);
+    let promote_ignored = (annotated && known.is_none_or(|known| known.promote_ignored == Some(true))).then_some(true);
+    let kept = |known: &CanaryStatus| CanaryStatus { promote_ignored, ..known.clone() };
     let next = |action, phase: CanaryPhase, message: String| {
         let since = known.filter(|known| known.phase == phase).and_then(|known| known.since.clone());
         let status = CanaryStatus {
@@ -124,6 +128,7 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
             hash: hash.to_owned(),
             since: since.or(Some(Time(now))),
             namespaces: facts.namespaces.iter().take(MAX_NAMESPACES).map(ToString::to_string).collect(),
+            promote_ignored,
             message,
         };
         CanaryDecision { action, status, recheck_after: RECHECK_INTERVAL }
@@ -132,7 +137,7 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     if let Some(failed) = failed {
         return CanaryDecision { status: failed.clone(), ..next(TakeBack, Failed, String::new()) };
     }
-    if facts.promote == Some(hash) {
+    if annotated && promote_ignored.is_none() {
         return next(Promote, Promoted, format!("the annotation {PROMOTE_ANNOTATION} promoted the configuration"));
     }
     // A former leader may have deleted the ConfigMap because of a failure that its status does not show yet.
@@ -140,7 +145,7 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
         || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && facts.probed.is_ok();
     let active = known.filter(|known| known.phase.is_active());
     if let Some(active) = active.filter(|_| facts.written == WrittenCanary::Absent && is_unassessed) {
-        return CanaryDecision { status: active.clone(), ..next(Hold, active.phase, String::new()) };
+        return CanaryDecision { status: kept(active), ..next(Hold, active.phase, String::new()) };
     }
     match (facts.written, &facts.injectors) {
         (WrittenCanary::Foreign, _) => {
@@ -169,8 +174,8 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     }
     // Without evidence, as after a change of the leader, a soak is neither promoted nor begun again.
     let unchanged = || {
-        let kept = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
-        kept.map(|known| CanaryDecision { status: known.clone(), ..next(Hold, known.phase, String::new()) })
+        let begun = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
+        begun.map(|known| CanaryDecision { status: kept(known), ..next(Hold, known.phase, String::new()) })
     };
     let progressing = |message: &str| next(Hold, Progressing, message.to_owned());
     let probed = match &facts.probed {
@@ -202,7 +207,8 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     if selected == 0 {
         return progressing(&format!(
             "no meshed workload of the canary namespaces opted in, so nothing shows that the configuration works; to promote it \
-             nevertheless, set the annotation {PROMOTE_ANNOTATION} to its hash"
+             nevertheless, {}",
+            to_promote(promote_ignored)
         ));
     }
     if uninjected > 0 {
@@ -218,11 +224,9 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
     let begun = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
     if begun.is_some_and(|known| known.phase == AwaitingPromotion) || soak_left(spec, begun, now).is_none() {
         return match spec.promotion {
-            CanaryPromotion::Manual => next(
-                Hold,
-                AwaitingPromotion,
-                format!("{all}; to promote it, set the annotation {PROMOTE_ANNOTATION} to its hash"),
-            ),
+            CanaryPromotion::Manual => {
+                next(Hold, AwaitingPromotion, format!("{all}; to promote it, {}", to_promote(promote_ignored)))
+            }
             CanaryPromotion::Automatic if rollout.paused => {
                 next(Hold, AwaitingPromotion, format!("{all}; not promoted while spec.rollout.paused is true"))
             }
@@ -235,6 +239,16 @@ pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
 }
 
 const RETRY: &str = "it was taken back; to retry, change the resource or its annotation config.linkerd.io/retry";
+
+/// Returns what promotes a canary at once.
+fn to_promote(is_ignored: Option<bool>) -> String {
+    match is_ignored {
+        Some(true) => format!(
+            "remove the annotation {PROMOTE_ANNOTATION}, which is from before the canary, and set it again to its hash"
+        ),
+        _ => format!("set the annotation {PROMOTE_ANNOTATION} to its hash"),
+    }
+}
 
 fn unsupported(replica: &str) -> String {
     format!(

@@ -22,6 +22,8 @@ struct Facts {
     /// Selected, updated, failures, without a proxy.
     workloads: Option<[i64; 4]>,
     promote: Option<&'static str>,
+    /// `status.canary.promoteIgnored`.
+    is_ignored: bool,
     now: i64,
 }
 
@@ -40,6 +42,7 @@ impl Facts {
             adoption: CanaryAdoption::Adopted,
             workloads: Some([2, 2, 0, 0]),
             promote: None,
+            is_ignored: false,
             now: NOON,
         }
     }
@@ -51,6 +54,7 @@ impl Facts {
             phase,
             hash: HASH.to_owned(),
             since: Some(Time(Timestamp::from_second(since).unwrap())),
+            promote_ignored: self.is_ignored.then_some(true),
             ..CanaryStatus::default()
         });
         let namespaces: Vec<Arc<str>> = self.namespaces.iter().map(|name| Arc::from(*name)).collect();
@@ -164,6 +168,40 @@ fn a_manual_canary_waits_for_the_annotation_with_its_hash() {
     assert_eq!(paused.result(), (Hold, AwaitingPromotion, 0));
     // The annotation promotes before the end of the soak too.
     assert_eq!(Facts { promote: Some(HASH), ..Facts::complete() }.result(), (Promote, Promoted, 0));
+}
+
+/// Otherwise the same values would be promoted without a soak when they are declared again later.
+#[test]
+fn an_annotation_from_before_the_canary_promotes_it_only_after_it_was_removed_and_set_again() {
+    let result = |facts: &Facts| (facts.result().0, facts.result().1, facts.decide().status.promote_ignored);
+    let begins = || Facts { known: None, promote: Some(HASH), ..Facts::complete() };
+    assert_eq!(result(&Facts { written: WrittenCanary::Absent, ..begins() }), (Write, Progressing, Some(true)));
+    let retried = Facts { known: Some((Failed, NOON - 99)), is_retried: true, ..begins() };
+    assert_eq!(result(&retried), (Hold, Soaking, Some(true)));
+    let ignored = |promote| Facts { known: Some((Soaking, NOON - 9)), promote, is_ignored: true, ..Facts::complete() };
+    assert_eq!(result(&ignored(Some(HASH))), (Hold, Soaking, Some(true)));
+    for other in [None, Some("fedcba9876543210")] {
+        assert_eq!(result(&ignored(other)), (Hold, Soaking, None));
+        // Also while nothing else is known.
+        let no_evidence = Facts { workloads: None, ..ignored(other) };
+        assert_eq!(result(&no_evidence), (Hold, Soaking, None));
+        let absent = Facts { written: WrittenCanary::Absent, ..no_evidence };
+        assert_eq!(result(&absent), (Hold, Soaking, None));
+    }
+    assert_eq!(result(&Facts { is_ignored: false, ..ignored(Some(HASH)) }), (Promote, Promoted, None));
+    let manual = Facts { spec: json!({"soak": "0s", "promotion": "Manual"}), ..ignored(Some(HASH)) };
+    assert_eq!(result(&manual), (Hold, AwaitingPromotion, Some(true)));
+    assert!(
+        manual.message().ends_with(
+            "to promote it, remove the annotation config.linkerd.io/promote, which is from before the canary, and set it again \
+             to its hash"
+        ),
+        "{}",
+        manual.message()
+    );
+    // The soak promotes it nevertheless.
+    let soaked = Facts { known: Some((Soaking, NOON - 60)), ..ignored(Some(HASH)) };
+    assert_eq!(result(&soaked), (Promote, Promoted, Some(true)));
 }
 
 #[test]

@@ -193,7 +193,29 @@ async fn a_manual_canary_is_promoted_by_the_annotation_with_its_hash_also_after_
     canary.is("Promoted").await?;
     assert_eq!(canary.mesh.is_complete().await?, hash);
     canary.rest.gets(1, &hash).await?;
-    canary.map_is_gone().await
+    canary.map_is_gone().await?;
+
+    // The annotation is left when the same values are declared again.
+    canary.mesh.change(json!({"canary": {"promotion": "Automatic"}, "proxy": {"inboundPort": 5002}})).await?;
+    eventually(DEADLINE, "other values to be promoted", async || {
+        let now = canary.is("Promoted").await?;
+        ensure!(now["hash"] != *hash, "{now}");
+        Ok(())
+    })
+    .await?;
+    canary.mesh.change(json!({"canary": {"promotion": "Manual"}, "proxy": {"inboundPort": 5001}})).await?;
+    let again = canary.is("AwaitingPromotion").await?;
+    assert_eq!((text(&again["hash"])?, &again["promoteIgnored"]), (&*hash, &json!(true)));
+    canary.mesh.annotate("promote", "").await?;
+    eventually(DEADLINE, "the removed annotation to be noticed", async || {
+        let now = canary.is("AwaitingPromotion").await?;
+        ensure!(now["promoteIgnored"] == Value::Null, "{now}");
+        Ok(())
+    })
+    .await?;
+    canary.mesh.annotate("promote", &hash).await?;
+    canary.is("Promoted").await?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
