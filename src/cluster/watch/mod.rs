@@ -10,6 +10,7 @@ mod list_transport;
 pub(in crate::cluster) mod metrics;
 mod relist;
 mod status;
+mod warnings;
 
 use std::{
     collections::HashMap,
@@ -31,7 +32,7 @@ use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, index::shared_values::SharedValues,
@@ -51,6 +52,7 @@ pub(in crate::cluster) use relist::Relist;
 use status::WatchFailure;
 pub use status::WatchProblem;
 pub(in crate::cluster) use status::WatchStatus;
+use warnings::Warnings;
 
 /// The timeout of a watch in seconds, after which the API server ends it and we resume it. kube drops a connection that
 /// was silent for five seconds longer; bookmarks keep an idle but healthy connection from being silent.
@@ -345,7 +347,7 @@ impl WatchContext {
                 if memory.is_new_problem(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
-                    warn!(object = %key, resource, %problems, "ignoring unusable parts of an object");
+                    memory.warnings.log("ignoring unusable parts of an object", &key, resource, &problems);
                 }
                 Some(projected)
             }
@@ -354,7 +356,8 @@ impl WatchContext {
                 problems = Problems::default();
                 problems.add(format_args!("{error}"));
                 if memory.is_new_problem(&key, &problems) {
-                    warn!(object = %key, resource, %error, "cannot read an object, keeping its last readable version");
+                    let what = "cannot read an object, keeping its last readable version";
+                    memory.warnings.log(what, &key, resource, &problems);
                 }
                 None
             }
@@ -400,6 +403,7 @@ pub(in crate::cluster) struct WatchMemory {
     reported: HashMap<u64, u64>,
     /// The parts of recent objects.
     shared: SharedValues,
+    warnings: Warnings,
 }
 
 impl WatchMemory {
