@@ -11,7 +11,7 @@ use ready::{EndpointReference, Instance, ReadySlice};
 
 use crate::{
     api::{
-        MANAGED_BY, MANAGED_BY_LABEL, NamespacedName,
+        MANAGED_BY, MANAGED_BY_LABEL, NamespacedName, Uid,
         endpoint_slice::{EndpointSlice, SliceObject},
     },
     cluster::{
@@ -28,6 +28,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Slice {
     key: NamespacedName,
+    uid: Option<Uid>,
     version: Option<String>,
     /// The whole content; `None` unless the ExternalWorkload controller manages the slice.
     pub managed: Option<Arc<EndpointSlice>>,
@@ -66,6 +67,7 @@ impl Projected for Slice {
         let managed = labels.and_then(|labels| labels.get(MANAGED_BY_LABEL)).is_some_and(|by| by == MANAGED_BY);
         Self {
             key: NamespacedName::of(&wire.metadata),
+            uid: wire.metadata.uid.as_deref().and_then(Uid::new),
             version: wire.metadata.resource_version.clone(),
             ready: ReadySlice::of(&wire, problems).map(Arc::new),
             managed: managed.then(|| Arc::new(wire.into())),
@@ -81,10 +83,11 @@ impl Projected for Slice {
     }
 }
 
-/// A resourceVersion identifies the content of a slice, so the content is not compared.
+/// A UID and a resourceVersion identify the content of a slice, so the content is not compared. Without the UID, a slice
+/// that was created after a restore of etcd, or in another cluster, could equal an earlier one.
 impl PartialEq for Slice {
     fn eq(&self, other: &Self) -> bool {
-        (&self.key, &self.version) == (&other.key, &other.version)
+        (&self.key, &self.uid, &self.version) == (&other.key, &other.uid, &other.version)
     }
 }
 
@@ -252,6 +255,19 @@ mod tests {
         assert!(slices.delete(&NamespacedName::new("ns", "s")).is_some());
         assert!(slices.is_empty());
         assert_eq!((slices.managed_endpoints_by_readiness(), slices.seen_version()), ((0, 0), 7));
+    }
+
+    /// After a restore of etcd, or in another cluster, a slice may have the version of another one.
+    #[test]
+    fn another_slice_with_the_name_and_the_version_of_a_known_one_is_a_change() {
+        let with_uid = |uid: &str| {
+            let metadata = json!({"name": "s", "namespace": "ns", "uid": uid, "resourceVersion": "7"});
+            let object = json!({"metadata": metadata, "addressType": "IPv4", "endpoints": []});
+            Slice::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+        };
+        let mut slices = Slices::default();
+        assert!(slices.apply(with_uid("a")).is_some() && slices.apply(with_uid("a")).is_none());
+        assert!(slices.apply(with_uid("b")).is_some());
     }
 
     #[test]
