@@ -50,7 +50,15 @@ pub enum NetworkAddress {
 
 /// Objects by address, or by address and port. Most addresses belong to one object.
 #[derive(Debug)]
-pub struct ByAddress<K, T>(HashMap<K, SmallVec<[Arc<T>; 1]>>);
+pub struct ByAddress<K, T> {
+    objects: HashMap<K, SmallVec<[Arc<T>; 1]>>,
+    /// The place of each object of an address that more than [`FEW`] objects have, by its pointer. Tenants choose the
+    /// addresses of ExternalWorkloads, and a relist of thousands with one address would scan all of them for each.
+    places: HashMap<K, HashMap<usize, usize>>,
+}
+
+/// The number of objects up to which a scan is fast enough.
+const FEW: usize = 32;
 
 // === impl NetworkAddress ===
 
@@ -75,39 +83,61 @@ impl NetworkAddress {
 
 impl<K, T> Default for ByAddress<K, T> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self { objects: HashMap::new(), places: HashMap::new() }
     }
 }
 
-impl<K: Hash + Eq, T> ByAddress<K, T> {
+impl<K: Hash + Eq + Copy, T> ByAddress<K, T> {
     pub fn get(&self, address: &K) -> &[Arc<T>] {
-        self.0.get(address).map(SmallVec::as_slice).unwrap_or_default()
+        self.objects.get(address).map(SmallVec::as_slice).unwrap_or_default()
     }
 
     pub fn insert(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
         for address in addresses {
-            let objects = self.0.entry(address).or_default();
-            if !objects.iter().any(|it| Arc::ptr_eq(it, object)) {
+            let objects = self.objects.entry(address).or_default();
+            if let Some(places) = self.places.get_mut(&address) {
+                if let Entry::Vacant(place) = places.entry(pointer(object)) {
+                    place.insert(objects.len());
+                    objects.push(Arc::clone(object));
+                }
+            } else if !objects.iter().any(|it| Arc::ptr_eq(it, object)) {
                 objects.push(Arc::clone(object));
+                if objects.len() > FEW {
+                    let places = objects.iter().enumerate().map(|(place, it)| (pointer(it), place));
+                    self.places.insert(address, places.collect());
+                }
             }
         }
     }
 
     pub fn remove(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
         for address in addresses {
-            if let Entry::Occupied(mut objects) = self.0.entry(address) {
-                objects.get_mut().retain(|it| !Arc::ptr_eq(it, object));
-                if objects.get().is_empty() {
-                    objects.remove();
+            let Entry::Occupied(mut entry) = self.objects.entry(address) else { continue };
+            let objects = entry.get_mut();
+            if let Some(places) = self.places.get_mut(&address) {
+                let Some(place) = places.remove(&pointer(object)) else { continue };
+                objects.swap_remove(place);
+                if let Some(moved) = objects.get(place) {
+                    places.insert(pointer(moved), place);
                 }
+            } else {
+                objects.retain(|it| !Arc::ptr_eq(it, object));
+            }
+            if objects.is_empty() {
+                entry.remove();
+                self.places.remove(&address);
             }
         }
     }
 
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.objects.is_empty() && self.places.is_empty()
     }
+}
+
+fn pointer<T>(object: &Arc<T>) -> usize {
+    Arc::as_ptr(object).addr()
 }
 
 #[cfg(test)]
@@ -156,6 +186,26 @@ mod tests {
         index.remove([1, 2], &one);
         assert_eq!((index.get(&1).len(), index.get(&2)), (0, &[Arc::clone(&other)][..]));
         index.remove([2, 7], &other);
+        assert!(index.is_empty());
+    }
+
+    #[test]
+    fn objects_of_an_address_that_many_have_are_found_and_removed_in_any_order() {
+        let mut index = ByAddress::default();
+        let objects: Vec<_> = (0..20_000).map(Arc::new).collect();
+        for object in objects.iter().chain(&objects) {
+            index.insert([1], object);
+        }
+        assert_eq!(index.get(&1).len(), 20_000);
+        let (removed, kept): (Vec<_>, Vec<_>) = objects.iter().partition(|number| ***number % 20 != 3);
+        for object in removed {
+            index.remove([1], object);
+        }
+        let found: HashSet<_> = index.get(&1).iter().map(|number| **number).collect();
+        assert_eq!(found, kept.iter().map(|number| ***number).collect());
+        for object in kept {
+            index.remove([1], object);
+        }
         assert!(index.is_empty());
     }
 }
