@@ -14,9 +14,16 @@ use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};
 use tokio::signal::unix::{SignalKind, signal};
 
+const USAGE: &str = "usage: control-plane build | build-node | build-helm | build-prometheus | build-release-tools | run | kubectl-path | helm-path | crane-path";
+
 #[tokio::main]
 async fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match command(&arguments) {
+        Some("help") => {
+            println!("{USAGE}");
+            Ok(())
+        }
         Some("build") => build("the Kubernetes binaries", Binaries::find_or_build).await,
         Some("build-node") => build("the kubelet and kube-proxy", Binaries::find_or_build_node).await,
         Some("build-helm") => build("Helm 3 and 4", Binaries::find_or_build_helm).await,
@@ -29,9 +36,18 @@ async fn main() -> Result<()> {
         Some("kubectl-path") => print_path("kubectl", Binaries::find_or_build).await,
         Some("helm-path") => print_path("helm4", Binaries::find_or_build_helm).await,
         Some("crane-path") => print_path("crane", Binaries::find_or_build_crane).await,
-        _ => bail!(
-            "usage: control-plane build | build-node | build-helm | build-prometheus | build-release-tools | run | kubectl-path | helm-path | crane-path"
-        ),
+        _ => bail!(USAGE),
+    }
+}
+
+/// Returns the command, which has no arguments of its own: `run --help` must not start a control plane.
+fn command(arguments: &[String]) -> Option<&str> {
+    if arguments.iter().any(|it| matches!(&**it, "-h" | "--help")) {
+        return Some("help");
+    }
+    match arguments {
+        [command] => Some(command),
+        _ => None,
     }
 }
 
@@ -63,4 +79,24 @@ async fn run() -> Result<()> {
         _ = terminate.recv() => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_and_unknown_arguments_start_nothing() {
+        for (arguments, expected) in [
+            (&["run"][..], Some("run")),
+            (&["--help"], Some("help")),
+            (&["run", "--help"], Some("help")),
+            (&["run", "-h"], Some("help")),
+            (&["run", "--nodes=2"], None),
+            (&[], None),
+        ] {
+            let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+            assert_eq!(command(&arguments), expected, "{arguments:?}");
+        }
+    }
 }

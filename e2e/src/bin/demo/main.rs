@@ -21,7 +21,15 @@ use e2e::{
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let keep = std::env::args().any(|argument| argument == "--keep");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let keep = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => false,
+        ["--keep"] => true,
+        _ => {
+            eprintln!("usage: demo [--keep]");
+            return ExitCode::FAILURE;
+        }
+    };
     match demo(keep).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
