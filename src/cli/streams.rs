@@ -2,7 +2,8 @@
 //!
 //! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of
 //!   each authority, or its changes one by one.
-//! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it.
+//! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it. A
+//!   refused authority ends no other one.
 
 use std::{
     cell::{Cell, RefCell},
@@ -51,7 +52,10 @@ struct AuthorityWatch<'a, T> {
 
 /// The reason why a stream ended.
 enum WatchEnd {
+    /// The same request would be refused again.
     Refused(DestinationError),
+    /// The first stream failed.
+    Failed(DestinationError),
     Lost(String),
 }
 
@@ -71,7 +75,7 @@ pub(super) async fn first_answer<T: AuthorityState>(
 /// Passes every change to `print`, without end.
 ///
 /// # Errors
-/// Fails if a stream is refused, if the first connection cannot be made, or if `print` fails.
+/// Fails if every authority is refused, if the first connection cannot be made, or if `print` fails.
 pub(super) async fn watch<T: AuthorityState>(
     connector: &Connector,
     authorities: &[String],
@@ -93,13 +97,20 @@ pub(super) async fn watch<T: AuthorityState>(
             }
             pending().await
         };
-        tokio::select! {
-            ended = watched.run(connector, &mut print) => ended,
+        let refused = tokio::select! {
+            refused = watched.run(connector, &mut print) => refused?,
             never = silence => never,
+        };
+        if authorities.len() > 1 {
+            eprintln!("{authority}: {refused}; not watched");
         }
+        Ok::<_, anyhow::Error>(refused)
     });
-    try_join_all(watched).await?;
-    anyhow::bail!("no authority to watch")
+    match try_join_all(watched).await?.pop() {
+        Some(refused) if authorities.len() == 1 => Err(refused.into()),
+        Some(_) => anyhow::bail!("the server refused every authority"),
+        None => anyhow::bail!("no authority to watch"),
+    }
 }
 
 async fn read_answer<T: AuthorityState>(
@@ -135,15 +146,17 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
         Self { authority, token, state: T::default(), accepted: false, printed_error: String::new() }
     }
 
+    /// Watches until the server refuses the authority.
     async fn run(
         &mut self,
         connector: &Connector,
         print: &mut impl FnMut(&T::Difference) -> Result<()>,
-    ) -> Result<Infallible> {
+    ) -> Result<DestinationError> {
         loop {
             let lost = match connector.destination().await {
                 Ok(destination) => match self.read(&destination, print).await? {
-                    WatchEnd::Refused(refused) => return Err(refused.into()),
+                    WatchEnd::Refused(refused) => return Ok(refused),
+                    WatchEnd::Failed(error) => return Err(error.into()),
                     WatchEnd::Lost(reason) => reason,
                 },
                 Err(error) if self.accepted => client::describe(&*error),
@@ -187,8 +200,10 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
     }
 
     fn failed(&self, status: Status) -> WatchEnd {
-        if !self.accepted || is_refusal(status.code()) {
+        if is_refusal(status.code()) {
             WatchEnd::Refused(DestinationError::from(status))
+        } else if !self.accepted {
+            WatchEnd::Failed(DestinationError::from(status))
         } else {
             WatchEnd::Lost(format!("the stream failed: {}", message_of(&status)))
         }
@@ -224,7 +239,8 @@ mod tests {
     #[test]
     fn every_error_ends_the_watch_until_a_stream_is_accepted_and_then_only_a_refusal() {
         let mut watched = AuthorityWatch::<EndpointsState>::new("web.prod.svc.cluster.local", "");
-        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Refused(_)));
+        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Failed(_)));
+        assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), WatchEnd::Refused(_)));
         watched.accepted = true;
         assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Lost(_)));
         assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), WatchEnd::Refused(_)));

@@ -199,6 +199,23 @@ async fn a_watch_prints_every_change_until_it_is_interrupted() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_watch_of_several_authorities_goes_on_without_those_that_the_server_refuses() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let directory = tempfile::tempdir()?;
+    let mut watch = web.watch(&directory, &["foo"])?;
+    prints(&watch, &["foo: Destination API error: ", "; not watched"]).await?;
+    prints(&watch, &["added", "192.0.2.11"]).await?;
+    web.set_addresses(&["192.0.2.12"]).await?;
+    prints(&watch, &["added", "192.0.2.12"]).await?;
+    watch.signal(Signal::INT)?;
+    assert_eq!(watch.wait(SOON).await?.code(), Some(0));
+    let refused = run(&["endpoints", "--watch", "--addr", &web.destination.to_string(), "foo", "bar"]).await?;
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.ends_with("the server refused every authority\n"), "{}", refused.stderr);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_profile_is_printed_with_the_field_names_of_linkerds_command() -> Result<()> {
     let web = Web::shared(&[]).await?;
     let by_address = web.profile(&["192.0.2.200:3306"]).await?;
