@@ -6,7 +6,8 @@
 //! - a write starts only within the renew deadline after our last renewal, and its own deadline ends before the Lease
 //!   can expire for any other replica;
 //! - a missing namespace, an unreachable API server and a deleted Lease are retried without limit;
-//! - an election that [requires](spawn) another one takes part only while this process leads there.
+//! - an election that [requires](spawn) another one writes its Lease only while this process leads there. Until then it
+//!   only reads the Lease, so that both Leases of a leader that is gone expire at the same time.
 
 mod fence;
 mod leadership;
@@ -27,7 +28,7 @@ use prometheus::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, error::Elapsed, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -88,7 +89,7 @@ enum ElectionStep {
 
 /// Starts the election task of a Lease. When `stop` is cancelled, the task releases the Lease and ends.
 ///
-/// With a `required` election, the task takes part only while this process leads in that one, and releases its Lease
+/// With a `required` election, the task acquires its Lease only while this process leads in that one, and releases it
 /// when it stops leading there. All processes acquire the two Leases in the same order, so no two of them wait for each
 /// other.
 pub fn spawn(
@@ -141,12 +142,24 @@ impl Elector {
         self.give_up("the process is stopping").await;
     }
 
-    /// Waits until this process leads in the required election. A Lease that we still hold is released first.
+    /// Waits until this process leads in the required election. A Lease that we still hold is released first, and
+    /// meanwhile the Lease is observed: how long its record has not changed must count from the end of its holder, not
+    /// from the time at which the required Lease is ours.
     async fn hold_required(&mut self) {
         let Some(required) = self.required.clone() else { return };
-        if required.term().is_none() {
-            self.give_up("the Lease that it requires was lost").await;
-            required.held().await;
+        if required.term().is_some() {
+            return;
+        }
+        self.give_up("the Lease that it requires was lost").await;
+        let observes = async {
+            loop {
+                self.look().await;
+                sleep(jittered(self.pause())).await;
+            }
+        };
+        tokio::select! {
+            () = required.held() => {}
+            () = observes => {}
         }
     }
 
@@ -170,11 +183,25 @@ impl Elector {
         self.claimed = false;
     }
 
+    /// Reads the Lease once, and writes nothing.
+    async fn look(&mut self) {
+        let read = timeout(self.settings.renew_deadline / 2, self.read()).await;
+        self.note_problem(read);
+    }
+
     /// Tries once to acquire or renew the Lease, within half the renew deadline, so that there is time for a second
     /// attempt.
     async fn step(&mut self) {
         let attempt = timeout(self.settings.renew_deadline / 2, self.informed_attempt()).await;
-        let problem = match attempt {
+        if self.renewed.is_some_and(|renewed| renewed.elapsed() >= self.settings.renew_deadline) {
+            self.lose("the Lease was not renewed in time");
+        }
+        self.note_problem(attempt);
+    }
+
+    /// Records why the last requests failed.
+    fn note_problem(&mut self, result: Result<kube::Result<()>, Elapsed>) {
+        let problem = match result {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
                 self.stale = true;
@@ -185,9 +212,6 @@ impl Elector {
                 Some(format!("{self}: the request to the API server timed out"))
             }
         };
-        if self.renewed.is_some_and(|renewed| renewed.elapsed() >= self.settings.renew_deadline) {
-            self.lose("the Lease was not renewed in time");
-        }
         self.state.send_if_modified(|state| {
             let changed = state.problem != problem;
             if let (true, Some(problem)) = (changed, &problem) {
@@ -213,9 +237,7 @@ impl Elector {
     async fn attempt(&mut self) -> kube::Result<()> {
         // A leader writes without reading first: its record is the newest, or the API server rejects the write.
         if self.renewed.is_none() || self.stale {
-            let lease = self.api.get_opt(self.settings.name).await?;
-            self.observe(lease);
-            self.stale = false;
+            self.read().await?;
         }
         let step =
             decide(self.seen.as_ref().map(|(lease, since)| (lease.spec.as_ref(), since.elapsed())), &self.settings);
@@ -237,6 +259,13 @@ impl Elector {
         };
         self.observe(Some(lease));
         self.win(sent);
+        Ok(())
+    }
+
+    async fn read(&mut self) -> kube::Result<()> {
+        let lease = self.api.get_opt(self.settings.name).await?;
+        self.observe(lease);
+        self.stale = false;
         Ok(())
     }
 

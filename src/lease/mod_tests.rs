@@ -1,3 +1,9 @@
+use std::{collections::HashMap, sync::Arc};
+
+use http_body_util::BodyExt;
+use kube::client::Body;
+use parking_lot::Mutex;
+
 use super::*;
 
 fn settings() -> ElectionSettings {
@@ -106,4 +112,104 @@ async fn a_term_ends_with_the_term_of_the_required_election() {
     assert_eq!(leadership.write_deadline(), Some(until(20)));
     tokio::time::advance(Duration::from_secs(4)).await;
     assert_eq!(leadership.write_deadline(), None);
+}
+
+const FORMER: &str = "linkerd-operator-system";
+const PRESENT: &str = "linkerd";
+
+/// An API server with one Lease in each of two namespaces. A killed leader holds both.
+#[derive(Clone)]
+struct LeaseServer {
+    started: Instant,
+    leases: Arc<Mutex<HashMap<String, Lease>>>,
+    /// The namespaces of the writes, with their times.
+    writes: Arc<Mutex<Vec<(String, Duration)>>>,
+}
+
+impl LeaseServer {
+    fn new() -> Self {
+        let server = Self { started: Instant::now(), leases: Arc::default(), writes: Arc::default() };
+        for namespace in [FORMER, PRESENT] {
+            server.renew_for_killed_leader(namespace);
+        }
+        server
+    }
+
+    /// Changes the record, as a renewal by the killed leader that was under way.
+    fn renew_for_killed_leader(&self, namespace: &str) {
+        let after = i64::try_from(self.started.elapsed().as_secs()).unwrap();
+        let renewed = MicroTime(Timestamp::from_second(after).unwrap());
+        let spec = LeaseSpec { renew_time: Some(renewed), ..held_by("killed", 30) };
+        let lease = Lease { spec: Some(spec), ..Lease::default() };
+        self.leases.lock().insert(namespace.to_owned(), lease);
+    }
+
+    async fn serve(&self, request: http::Request<Body>) -> http::Response<Body> {
+        let (parts, body) = request.into_parts();
+        let namespace = parts.uri.path().split('/').nth(5).unwrap().to_owned();
+        if parts.method != http::Method::GET {
+            let body = body.collect().await.unwrap().to_bytes();
+            self.leases.lock().insert(namespace.clone(), serde_json::from_slice(&body).unwrap());
+            self.writes.lock().push((namespace.clone(), self.started.elapsed()));
+        }
+        let lease = serde_json::to_vec(&self.leases.lock()[&namespace]).unwrap();
+        http::Response::new(Body::from(lease))
+    }
+
+    /// Starts the two elections of a replica. Returns the leadership of the second one.
+    fn replica(&self, tasks: &mut crate::tasks::Tasks) -> Leadership {
+        let server = self.clone();
+        let service = tower::service_fn(move |request| {
+            let server = server.clone();
+            async move { Ok::<_, std::convert::Infallible>(server.serve(request).await) }
+        });
+        let client = Client::new(service, "default");
+        let mut elect = |namespace: &str, required| {
+            let settings = ElectionSettings { namespace: namespace.to_owned(), ..settings() };
+            let metrics = ElectionMetrics::register(&Registry::new()).unwrap();
+            spawn(&client, settings, required, &metrics, CancellationToken::new(), tasks)
+        };
+        let former = elect(FORMER, None);
+        elect(PRESENT, Some(former))
+    }
+
+    /// Returns when a Lease was first written, in whole seconds.
+    fn taken(&self, namespace: &str) -> Option<u64> {
+        self.writes.lock().iter().find(|(it, _)| it == namespace).map(|(_, after)| after.as_secs())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_leases_of_a_killed_leader_are_taken_over_after_the_duration_of_one() {
+    let server = LeaseServer::new();
+    let mut tasks = crate::tasks::Tasks::default();
+    let leadership = server.replica(&mut tasks);
+    tokio::time::sleep(Duration::from_millis(29_900)).await;
+    assert_eq!(server.writes.lock().len(), 0, "a Lease that may still be renewed was written");
+    assert_eq!(leadership.holder().as_deref(), Some("killed"), "the Lease is read before it can be acquired");
+    timeout(Duration::from_secs(3), leadership.held()).await.expect("the second Lease took a duration of its own");
+    let order: Vec<_> = server.writes.lock().iter().map(|(namespace, _)| namespace.clone()).take(2).collect();
+    assert_eq!(order, [FORMER, PRESENT]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_second_lease_is_not_written_before_it_has_expired_and_the_first_one_is_held() {
+    let server = LeaseServer::new();
+    let mut tasks = crate::tasks::Tasks::default();
+    let leadership = server.replica(&mut tasks);
+    // The second Lease has expired by now, and the first one has not.
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        server.renew_for_killed_leader(FORMER);
+    }
+    assert_eq!((server.taken(FORMER), server.taken(PRESENT)), (None, None));
+    // Now it is the other way around.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        server.renew_for_killed_leader(PRESENT);
+    }
+    leadership.held().await;
+    let (former, present) = (server.taken(FORMER).unwrap(), server.taken(PRESENT).unwrap());
+    assert!((80..83).contains(&former), "{former}");
+    assert!((100..103).contains(&present), "{present}");
 }
