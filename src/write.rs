@@ -38,6 +38,15 @@ enum WriteResult {
 
 // === impl WriteError ===
 
+impl From<kube::Error> for WriteError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Refused(status),
+            error => Self::Transport(error),
+        }
+    }
+}
+
 impl WriteError {
     /// The metric labels of all results of a write that was sent.
     pub const RESULTS: &[&str] = WriteResult::VARIANTS;

@@ -38,8 +38,7 @@ impl Fence {
         };
         match response {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(kube::Error::Api(status))) => Err(WriteError::Refused(status)),
-            Ok(Err(error)) => Err(WriteError::Transport(error)),
+            Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(WriteError::TimedOut),
         }
     }

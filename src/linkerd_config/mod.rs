@@ -22,10 +22,10 @@ mod collector;
 pub mod conditions;
 mod consistency;
 pub mod control_plane;
+mod deletion;
 mod dereference;
 pub mod drift;
 mod events;
-mod finalize;
 mod injector;
 mod installers;
 mod observer;
@@ -54,8 +54,8 @@ pub(crate) use self::{
     canary::{PROMOTE_ANNOTATION, active_canary, holds_back, kept_canary},
 };
 use self::{
-    collector::LinkerdConfigCollector, injector::Injectors, reconcile_cache::ReconcileCache, rollout::Rollouts,
-    writer::ConfigWriter,
+    collector::LinkerdConfigCollector, deletion::release::Releaser, injector::Injectors,
+    reconcile_cache::ReconcileCache, rollout::Rollouts, writer::ConfigWriter,
 };
 pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver, validation::LinkerdConfigValidator};
 use crate::{
@@ -115,6 +115,8 @@ pub fn spawn(
         &deps.registry
     )?;
     deps.registry.register(Box::new(LinkerdConfigCollector::new(&deps.cluster)?))?;
+    let releaser = Releaser::new(&deps.client, &deps.cluster, &namespaces.control_plane);
+    tasks.spawn("linkerd-config-release", releaser.run(Arc::clone(&observer.released), stop.clone()));
     let fence = Fence::new(deps.leadership.clone(), stop.clone());
     let context = Arc::new(LinkerdConfigReconciler {
         gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),

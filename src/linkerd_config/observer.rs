@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::active;
 use crate::{
@@ -21,11 +21,16 @@ use crate::{
 
 /// The kinds that the controller reads.
 pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice];
+/// The kinds of the controller and of the [release](super::deletion::release) of resources. The controller does not wait
+/// for namespaces, because users may withhold the permission.
+const WATCHED: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice, Kind::Namespace];
 
 /// Adds the LinkerdConfigs that a change affects to the controller's queue.
 pub struct LinkerdConfigObserver {
     pub(super) queue: Arc<WorkQueue>,
     pub(super) configs: ObjectNames<api::LinkerdConfig>,
+    /// Notified after a change that may [release](super::deletion::release) a resource.
+    pub(super) released: Arc<Notify>,
     /// ConfigMaps are watched in the control-plane namespace only.
     control_plane_namespace: Arc<str>,
 }
@@ -37,6 +42,7 @@ impl LinkerdConfigObserver {
         Ok(Arc::new(Self {
             queue: WorkQueue::new(super::QUEUE, registry)?,
             configs: ObjectNames::default(),
+            released: Arc::default(),
             control_plane_namespace: control_plane_namespace.into(),
         }))
     }
@@ -44,7 +50,7 @@ impl LinkerdConfigObserver {
 
 impl Observer for LinkerdConfigObserver {
     fn kinds(&self) -> &'static [Kind] {
-        KINDS
+        WATCHED
     }
 
     fn scope(&self, kind: Kind) -> WatchScope {
@@ -69,6 +75,12 @@ impl Observer for LinkerdConfigObserver {
                     self.configs.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
                     // A deleted resource is queued too, so that the controller drops its cache entry.
                     add(&mut [diff.latest()].into_iter());
+                    if diff.latest().deleting {
+                        self.released.notify_one();
+                    }
+                }
+                Change::Namespace(diff) if *diff.latest().name == *self.control_plane_namespace => {
+                    self.released.notify_one();
                 }
                 Change::ConfigMap(diff) => {
                     let key = &diff.latest().key;

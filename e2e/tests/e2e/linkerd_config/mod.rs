@@ -22,6 +22,7 @@ mod helm;
 mod injectors;
 mod lent;
 mod modes;
+mod namespaces;
 mod overlay;
 mod permissions;
 mod process;
@@ -81,6 +82,8 @@ static PARSED: AtomicUsize = AtomicUsize::new(0);
 /// Linkerd in a dedicated namespace, and the proxy between its managers and the API server.
 struct Installation {
     namespace: String,
+    /// Except where a test needs another one, the same.
+    operator_namespace: String,
     client: Client,
     proxy: FaultProxy,
     maps: Api<ConfigMap>,
@@ -123,6 +126,7 @@ impl Installation {
             configs: Api::all_with(client.clone(), &kind()),
             revisions: Api::namespaced(client.clone(), &namespace),
             control_plane,
+            operator_namespace: namespace.clone(),
             namespace,
             client,
         })
@@ -164,12 +168,12 @@ impl Installation {
         proxy: &FaultProxy,
         args: &[&str],
     ) -> Result<Manager> {
-        let namespace = &self.namespace;
+        let Self { namespace, operator_namespace, .. } = self;
         let own = [
             "--enable-external-workload=false".to_owned(),
             "--enable-destination=false".to_owned(),
             format!("--controller-namespace={namespace}"),
-            format!("--operator-namespace={namespace}"),
+            format!("--operator-namespace={operator_namespace}"),
         ];
         let options = ManagerOptions {
             args: own.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect(),

@@ -1,4 +1,5 @@
-//! The deletion of a LinkerdConfig with our finalizer.
+//! The deletion of a LinkerdConfig with our finalizer, by the leader. Without a control plane's namespace no replica
+//! leads: then [`release`](super::release) removes the finalizer.
 //!
 //! Always holds: the finalizer is removed after a restore, after a rejection that a retry does not change, and after
 //! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit.
@@ -7,12 +8,12 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::{LinkerdConfigReconciler, base::Base, events::restore_event, writer::RestoreOutcome};
 use crate::{
     api::linkerd_config::{DeletionPolicy, Mode},
     cluster::kinds::linkerd_config::LinkerdConfig,
     controller::NextReconcile,
     events::Reason,
+    linkerd_config::{LinkerdConfigReconciler, base::Base, events::restore_event, writer::RestoreOutcome},
     write::WriteError,
 };
 
@@ -22,7 +23,7 @@ const MAX_RETRIES: Duration = Duration::from_secs(300);
 impl LinkerdConfigReconciler {
     /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it,
     /// or if the resource was suspended, observed or retained the document when it was deleted.
-    pub(super) async fn finalize(
+    pub(in crate::linkerd_config) async fn finalize(
         &self,
         config: &LinkerdConfig,
         is_taken_over: bool,
