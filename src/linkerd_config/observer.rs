@@ -85,7 +85,9 @@ impl Observer for LinkerdConfigObserver {
                 Change::ConfigMap(diff) => {
                     let key = &diff.latest().key;
                     match &*key.name {
-                        TRUST_ROOTS | CANARY_CONFIG_MAP => add(&mut active::in_namespace(configs, &key.namespace)),
+                        TRUST_ROOTS => add(&mut active::in_namespace(configs, &key.namespace)),
+                        // A resource that is no longer active takes its own canary back.
+                        CANARY_CONFIG_MAP => add(&mut configs.iter().filter(|it| it.target.namespace == key.namespace)),
                         _ => add(&mut active::of(configs, key).into_iter()),
                     }
                 }
@@ -116,7 +118,8 @@ fn changed_injectors(diff: &Diff<Slice>, control_plane: &Arc<str>) -> BTreeSet<A
     if namespaces.is_empty() || ready(diff.old()) == ready(diff.current()) { BTreeSet::new() } else { namespaces }
 }
 
-/// Returns all resources for the ConfigMaps whose active resource changed. The status of each names the active one.
+/// Returns all resources for the ConfigMaps whose active resource changed, or began or ended to enforce. The status of
+/// each names the active one, and only one that enforces supersedes the others.
 fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec<&'a Arc<LinkerdConfig>> {
     let diffs: Vec<_> = changes
         .iter()
@@ -131,8 +134,9 @@ fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec
     for target in targets {
         let unchanged = configs.targeting(target).filter(|config| !changed.contains(&config.name));
         let old = diffs.iter().filter_map(|diff| diff.old()).filter(|old| old.target == *target);
-        let before = active::first(unchanged.chain(old)).map(|config| &config.name);
-        if before != active::of(configs, target).map(|config| &config.name) {
+        let place = |config: &Arc<LinkerdConfig>| (Arc::clone(&config.name), config.enforces());
+        let before = active::first(unchanged.chain(old)).map(place);
+        if before != active::of(configs, target).map(place) {
             affected.extend(configs.targeting(target).filter(|config| !config.deleting));
         }
     }
@@ -192,6 +196,22 @@ mod tests {
     }
 
     #[test]
+    fn all_resources_are_reconciled_when_the_active_one_begins_or_ends_to_enforce() {
+        let mut world = World::new();
+        let mut affected = |event| world.affected(Kind::LinkerdConfig, event);
+        let with_mode = |mode: &str| {
+            let mut object = config("a", 7, OLD, None);
+            object["spec"]["mode"] = json!(mode);
+            Event::Apply(object)
+        };
+        affected(Event::Apply(config("b", 0, OLD, None)));
+        assert_eq!(affected(with_mode("Enforce")), "a b");
+        assert_eq!(affected(with_mode("Observe")), "a b");
+        assert_eq!(affected(with_mode("Suspend")), "a", "neither of the modes enforces");
+        assert_eq!(affected(with_mode("Enforce")), "a b");
+    }
+
+    #[test]
     fn a_relist_that_changes_the_active_resource_reconciles_all_resources() {
         let mut world = World::new();
         for (name, priority) in [("a", 7), ("b", 0), ("c", 0)] {
@@ -229,7 +249,7 @@ mod tests {
         };
         assert_eq!(config_map("linkerd", "linkerd-config"), "a");
         assert_eq!(config_map("linkerd", "linkerd-identity-trust-roots"), "a");
-        assert_eq!(config_map("linkerd", "linkerd-config-canary"), "a");
+        assert_eq!(config_map("linkerd", "linkerd-config-canary"), "a b", "its owner may be no longer active");
         assert_eq!(config_map("linkerd", "other"), "");
         assert_eq!(config_map("other", "linkerd-identity-trust-roots"), "");
         let slice = |service: &str, version: &str, address: &str| {

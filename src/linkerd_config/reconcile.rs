@@ -58,7 +58,7 @@ impl LinkerdConfigReconciler {
             return Ok(NextReconcile::OnChange);
         }
         let Some(input) = self.input(name) else { return Ok(NextReconcile::OnChange) };
-        let ReconcileInput { config, before, active, live, .. } = &input;
+        let ReconcileInput { config, before, active, live, canary_map, .. } = &input;
         if config.target.namespace != self.namespaces.control_plane {
             // If the operator of that namespace serves the resource, it manages the status and the finalizer.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
@@ -69,10 +69,12 @@ impl LinkerdConfigReconciler {
             return self.report_inactive(config, before, status).await;
         }
         if config.deleting {
-            return self.finalize(config, active.is_some()).await;
+            return self.finalize(&input).await;
         }
         if let Some(active) = active.as_ref().filter(|active| active.name != config.name) {
-            if config.finalized {
+            self.take_back_canary(config, canary_map.as_deref()).await?;
+            // Otherwise the ConfigMap keeps what this resource wrote, and its deletion restores the base.
+            if config.finalized && active.enforces() {
                 self.writer.set_finalizer(&config.name, false).await?;
             }
             let status = conflicted_status(config, before, active, Timestamp::now());
@@ -156,8 +158,11 @@ impl LinkerdConfigReconciler {
         revert_suspended: bool,
         outcome: &mut ReconcileOutcome,
     ) -> Result<(), WriteError> {
-        let ReconcileInput { config, before, live, .. } = input;
+        let ReconcileInput { config, before, live, canary_map, .. } = input;
         self.prepare(config, live.as_deref()).await?;
+        if !config.enforces() {
+            self.take_back_canary(config, canary_map.as_deref()).await?;
+        }
         let requires_rollback = self.rollouts.requires_rollback(config, before);
         let base = match self.base(&config.target.name, live.as_deref()).await? {
             Ok(base) => base,

@@ -6,7 +6,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::config_annotations;
 use crate::{
-    api::{self, INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER},
+    api::{
+        self, INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER,
+        linkerd_config::Mode,
+    },
     cluster::{
         Problems, Projected,
         index::{
@@ -38,6 +41,12 @@ pub struct LinkerdConfig {
 // === impl LinkerdConfig ===
 
 impl LinkerdConfig {
+    /// Whether the operator writes what the resource declares while it is active. Only such a resource supersedes
+    /// another one, restores the base and has a canary.
+    pub fn enforces(&self) -> bool {
+        self.spec.mode == Mode::Enforce && !self.deleting
+    }
+
     /// Whether both are equal except for the status and the resourceVersion.
     fn eq_ignoring_status(&self, other: &Self) -> bool {
         let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;

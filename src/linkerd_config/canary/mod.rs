@@ -9,7 +9,7 @@
 //! In: a plan that holds the declared document back. Out: the ConfigMap that the operator's injector reads for the
 //! canary namespaces, and `status.canary`. Always holds: `linkerd-config` has the document from before until the canary
 //! is promoted; a ConfigMap of another writer is neither changed nor deleted; a plan that failed or was not made changes
-//! nothing.
+//! nothing; a resource that is not active, does not enforce or is being deleted takes its own canary back.
 
 pub(super) mod decision;
 pub(super) mod document;
@@ -24,7 +24,7 @@ pub(crate) use self::decision::PROMOTE_ANNOTATION;
 pub(super) use self::decision::{CanaryAction, CanaryAdoption, CanaryDecision, InjectorKind};
 use self::{
     decision::{CanaryFacts, CanaryWorkloads, decide, without_held_document},
-    document::{CanaryContent, CanaryDocument},
+    document::{CanaryContent, CanaryDocument, OWNER_ANNOTATION},
 };
 use super::{
     LinkerdConfigReconciler,
@@ -122,6 +122,7 @@ pub(super) fn next_status(
     now: Timestamp,
 ) -> Option<CanaryStatus> {
     match decision {
+        _ if !config.enforces() => kept_canary(config, before).filter(|canary| canary.phase == CanaryPhase::Failed),
         Some(decision) => Some(decision.status.clone()),
         None if decides(&plan.verdict) => {
             let known = before.canary.as_ref().filter(|_| config.spec.canary.is_some());
@@ -252,6 +253,16 @@ impl LinkerdConfigReconciler {
             (None, ..) if !decides(&plan.verdict) => Ok(()),
             _ => self.delete_canary(canary_map.as_deref()).await,
         }
+    }
+
+    /// Deletes the ConfigMap of the canary if it belongs to this resource.
+    pub(super) async fn take_back_canary(
+        &self,
+        config: &LinkerdConfig,
+        found: Option<&ConfigMap>,
+    ) -> Result<(), WriteError> {
+        let is_own = |found: &&ConfigMap| found.annotations.get(OWNER_ANNOTATION).is_some_and(|it| **it == *config.uid);
+        self.delete_canary(found.filter(is_own)).await
     }
 
     /// Deletes the ConfigMap of the canary, unless another writer created it.

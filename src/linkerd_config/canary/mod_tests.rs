@@ -102,6 +102,20 @@ fn a_plan_that_decides_nothing_leaves_the_canary_as_it_is() {
 }
 
 #[test]
+fn a_resource_that_does_not_enforce_has_no_canary() {
+    for mode in ["Observe", "Suspend"] {
+        let spec = json!({"canary": selector(), "mode": mode});
+        let next = |phase| {
+            let plan = ConfigPlan::only(PlanVerdict::Suspended);
+            next_status(&config(&spec), &status(phase), &plan, None, Timestamp::UNIX_EPOCH).map(|canary| canary.phase)
+        };
+        for phase in [CanaryPhase::Progressing, CanaryPhase::Soaking, CanaryPhase::AwaitingPromotion] {
+            assert_eq!(next(phase), None, "{mode} {phase:?}");
+        }
+    }
+}
+
+#[test]
 fn a_canary_that_failed_is_kept_until_the_resource_changes_also_if_the_retry_cannot_be_written() {
     let with = |phase, observed| LinkerdConfigStatus { observed_generation: Some(observed), ..status(phase) };
     let spec = json!({"canary": selector()});

@@ -2,7 +2,8 @@
 //! leads: then [`release`](super::release) removes the finalizer.
 //!
 //! Always holds: the finalizer is removed after a restore, after a rejection that a retry does not change, and after
-//! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit.
+//! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit. The base is not restored only if the
+//! resource does not request it, or if a resource that enforces takes over: no other one writes the ConfigMap.
 
 use std::time::Duration;
 
@@ -13,7 +14,9 @@ use crate::{
     cluster::kinds::linkerd_config::LinkerdConfig,
     controller::NextReconcile,
     events::Reason,
-    linkerd_config::{LinkerdConfigReconciler, base::Base, events::restore_event, writer::RestoreOutcome},
+    linkerd_config::{
+        LinkerdConfigReconciler, base::Base, dereference::ReconcileInput, events::restore_event, writer::RestoreOutcome,
+    },
     write::WriteError,
 };
 
@@ -21,45 +24,56 @@ use crate::{
 const MAX_RETRIES: Duration = Duration::from_secs(300);
 
 impl LinkerdConfigReconciler {
-    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it,
-    /// or if the resource was suspended, observed or retained the document when it was deleted.
+    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource takes over, or if
+    /// the resource was suspended, observed or retained the document when it was deleted.
     pub(in crate::linkerd_config) async fn finalize(
         &self,
-        config: &LinkerdConfig,
-        is_taken_over: bool,
+        input: &ReconcileInput,
     ) -> Result<NextReconcile, WriteError> {
+        let ReconcileInput { config, active, canary_map, .. } = input;
+        match self.take_back_canary(config, canary_map.as_deref()).await {
+            // The garbage collector deletes the ConfigMap together with the resource.
+            Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
+                warn!(linkerd_config = %config.name, %error, "could not delete the configuration of the canary namespaces");
+            }
+            result => result?,
+        }
         if !config.finalized {
             return Ok(NextReconcile::OnChange);
         }
         let restores = config.spec.mode == Mode::Enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
-        if restores && !is_taken_over {
-            let (reason, note) = match self.restore_base(config).await {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) => return self.remove_finalizer(config).await,
-                Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
-                    let saved = config.status.revisions.as_ref().and_then(|revisions| revisions.base);
-                    let saved = saved.map(|revision| Base::name_at(&config.target.name, revision));
-                    let note = format!(
-                        "Could not restore the installer's document in ConfigMap {}: {error}; ControllerRevision {} has it",
-                        config.target,
-                        saved.unwrap_or_default()
-                    );
-                    (Reason::BaseNotRestored, note)
-                }
-                Err(error) => return Err(error),
-            };
+        let outcome = match active.as_ref().filter(|active| active.enforces()) {
+            _ if !restores => None,
+            Some(successor) => Some((Reason::BaseNotRestored, taken_over_note(config, successor))),
+            None => self.restore_or_give_up(config).await?,
+        };
+        if let Some((reason, note)) = outcome {
             match reason {
                 Reason::BaseRestored => info!(config_map = %config.target, "{note}"),
                 _ => warn!(config_map = %config.target, "{note}; the LinkerdConfig is deleted anyway"),
             }
             self.events.publish(restore_event(config, reason, note));
         }
-        self.remove_finalizer(config).await
-    }
-
-    async fn remove_finalizer(&self, config: &LinkerdConfig) -> Result<NextReconcile, WriteError> {
         self.writer.set_finalizer(&config.name, false).await?;
         Ok(NextReconcile::OnChange)
+    }
+
+    /// Restores the base, unless it failed for good. Returns the reason and the note of the Event; `None` if the
+    /// ConfigMap has nothing to restore.
+    async fn restore_or_give_up(&self, config: &LinkerdConfig) -> Result<Option<(Reason, String)>, WriteError> {
+        match self.restore_base(config).await {
+            Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
+                let saved = config.status.revisions.as_ref().and_then(|revisions| revisions.base);
+                let saved = saved.map(|revision| Base::name_at(&config.target.name, revision));
+                let note = format!(
+                    "Could not restore the installer's document in ConfigMap {}: {error}; ControllerRevision {} has it",
+                    config.target,
+                    saved.unwrap_or_default()
+                );
+                Ok(Some((Reason::BaseNotRestored, note)))
+            }
+            result => result,
+        }
     }
 
     /// Restores the base. Returns the reason and the note of the Event; `None` if the ConfigMap has nothing to restore.
@@ -92,6 +106,13 @@ impl LinkerdConfigReconciler {
             }
         })
     }
+}
+
+fn taken_over_note(config: &LinkerdConfig, successor: &LinkerdConfig) -> String {
+    format!(
+        "LinkerdConfig {} takes over ConfigMap {}, so the installer's document was not restored",
+        successor.name, config.target
+    )
 }
 
 /// Whether a failed restore no longer blocks the deletion. `failing_for` is how long restores of the resource have been

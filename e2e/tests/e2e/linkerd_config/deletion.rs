@@ -5,7 +5,7 @@ use e2e::{Action, Manager, Rule, eventually, holds, mesh::SOON};
 use kube::{ResourceExt, api::DeleteParams};
 use serde_json::json;
 
-use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, permissions};
 
 const FINALIZER: &str = "config.linkerd.io/restore-base";
 
@@ -72,11 +72,65 @@ async fn restore_base_is_skipped_when_another_resource_takes_over() -> Result<()
     installation.is_helm_with(json!({"proxy": {"logFormat": "json"}})).await?;
     assert_eq!(installation.writes("/configmaps/").len(), writes + 1, "the takeover must be one write");
     assert_eq!(installation.bases().await?, [HELM]);
+    let note = installation.expect_event("mesh", "BaseNotRestored").await?;
+    assert!(note.contains(&format!("LinkerdConfig {} takes over", installation.full("next"))), "{note}");
+    Ok(())
+}
+
+/// Deletes a resource that restores the base together with one that writes nothing, as `kubectl delete --all` does. With
+/// the shipped permissions.
+async fn deleted_with(mode: &str, priority: i64, order: [&str; 2]) -> Result<()> {
+    let installation = permissions::start().await?;
+    let _manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.declare("other", json!({"mode": mode, "priority": priority})).await?;
+    let reserve = if priority < 0 { "other" } else { "mesh" };
+    installation.reaches(reserve, &["Accepted=False/Conflicted"]).await?;
+    for name in order {
+        installation.delete(name).await?;
+    }
+    for name in order {
+        installation.is_deleted(name).await?;
+    }
+    ensure!(installation.text().await? == HELM, "the declared document stays");
+    has_no_annotation_of_ours(&installation).await?;
+    installation.expect_event("mesh", "BaseRestored").await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_finalizer_is_present_only_while_the_active_resource_restores_the_base() -> Result<()> {
+async fn the_deletion_of_all_resources_restores_the_base_in_every_order_if_the_others_do_not_enforce() -> Result<()> {
+    for mode in ["Observe", "Suspend"] {
+        for priority in [-1, 10] {
+            for order in [["mesh", "other"], ["other", "mesh"]] {
+                let case = format!("{mode}, priority {priority}, {order:?}");
+                deleted_with(mode, priority, order).await.map_err(|error| error.context(case))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The resource in effect observes and stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_base_is_restored_although_a_resource_that_observes_is_in_effect_afterwards() -> Result<()> {
+    let installation = permissions::start().await?;
+    let _manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let observing = json!({"mode": "Observe", "priority": -1, "proxy": {"accessLog": "apache"}});
+    installation.declare("observed", observing).await?;
+    installation.delete("mesh").await?;
+    installation.is_deleted("mesh").await?;
+    installation.reaches("observed", &["ConfigMapSynced=False/Observing", "Ready=True/Observing"]).await?;
+    assert_eq!(installation.text().await?, HELM);
+    has_no_annotation_of_ours(&installation).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_finalizer_is_present_only_while_the_resource_restores_the_base_and_none_that_enforces_supersedes_it()
+-> Result<()> {
     let (installation, _manager) = restoring().await?;
     let has = async |expected: &[&str], why: &str| {
         eventually(SOON, why, async || {
@@ -92,11 +146,16 @@ async fn the_finalizer_is_present_only_while_the_active_resource_restores_the_ba
     has(&[FINALIZER], "the finalizer for RestoreBase").await?;
     installation.declare("other", json!({"priority": 1})).await?;
     installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
-    has(&[], "no finalizer on an inactive resource").await?;
+    has(&[], "no finalizer on a superseded resource").await?;
     installation.delete("other").await?;
     installation.reaches("mesh", &WELL).await?;
     has(&[FINALIZER], "the finalizer on the active resource").await?;
-    Ok(())
+    // A resource that observes writes nothing, so the document of the other one still has to be restored.
+    installation.declare("observed", json!({"priority": 1, "mode": "Observe"})).await?;
+    installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
+    assert_eq!(installation.finalizers("mesh").await?, [FINALIZER]);
+    installation.change("observed", json!({"mode": "Enforce"})).await?;
+    has(&[], "no finalizer once the other one enforces").await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,6 +100,20 @@ impl Canary {
         Ok(())
     }
 
+    /// Waits until new Pods of both namespaces get the configuration from before.
+    async fn no_namespace_has_it(&self) -> Result<()> {
+        self.map_is_gone().await?;
+        for namespace in [&self.mesh.app, &self.mesh.other] {
+            eventually(SOON, "new Pods to have the configuration from before", async || {
+                let marker = self.marker_in(namespace).await?;
+                ensure!(marker.as_deref() == Some(&*self.before), "{marker:?}");
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
     async fn map_is_gone(&self) -> Result<()> {
         eventually(DEADLINE, "the ConfigMap of the canary to be deleted", async || {
             ensure!(self.maps.get_opt(CANARY_MAP).await?.is_none(), "it exists");
@@ -225,16 +239,8 @@ async fn a_canary_that_fails_is_taken_back_and_no_other_namespace_had_it() -> Re
     let failed = canary.is("Failed").await?;
     let why = text(&failed["message"])?;
     assert!(why.contains(&format!("Deployment {}/first: ProgressDeadlineExceeded", canary.mesh.app)), "{why}");
-    canary.map_is_gone().await?;
     canary.first.is_settled(1).await?;
-    for namespace in [&canary.mesh.app, &canary.mesh.other] {
-        eventually(SOON, "new Pods to have the configuration from before", async || {
-            let marker = canary.marker_in(namespace).await?;
-            ensure!(marker.as_deref() == Some(&*canary.before), "{marker:?}");
-            Ok(())
-        })
-        .await?;
-    }
+    canary.no_namespace_has_it().await?;
     let conditions = ["ConfigMapSynced=False/Canary", "Ready=False/Canary", "Stalled=True/CanaryFailed"];
     canary.mesh.installation.reaches("mesh", &conditions).await?;
     canary.mesh.expect_event("CanaryFailed").await?;
@@ -315,4 +321,45 @@ async fn the_config_map_of_a_canary_is_protected_and_deleted_with_the_resource()
         Ok(())
     })
     .await
+}
+
+/// A resource that observes takes the place of the one with the canary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_loses_its_place_takes_its_canary_back_although_the_other_one_writes_nothing() -> Result<()> {
+    let canary = Canary::adopted(json!({"canary": {"promotion": "Manual"}})).await?;
+    canary.mesh.configure(1).await?;
+    let hash = canary.is("AwaitingPromotion").await?["hash"].take();
+    let installation = &canary.mesh.installation;
+    let observed = json!({"priority": 10, "mode": "Observe", "proxy": {"accessLog": "apache"}});
+    installation.declare("observed", observed).await?;
+    canary.no_namespace_has_it().await?;
+    let status = installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
+    assert_eq!(status["canary"], Value::Null, "{status}");
+    installation.reaches("observed", &["ConfigMapSynced=False/Observing", "Ready=True/Observing"]).await?;
+    let refused = permissions::refused(installation);
+    assert!(refused.is_empty(), "{refused:?}");
+
+    installation.delete("observed").await?;
+    assert_eq!(canary.is("AwaitingPromotion").await?["hash"], hash);
+    canary.only_the_canary_has(text(&hash)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_no_longer_enforces_takes_its_canary_back() -> Result<()> {
+    let canary = Canary::adopted(json!({"canary": {"promotion": "Manual"}})).await?;
+    canary.mesh.configure(1).await?;
+    let hash = canary.is("AwaitingPromotion").await?["hash"].take();
+    for (mode, conditions) in [
+        ("Observe", ["ConfigMapSynced=False/Observing", "Ready=True/Observing"]),
+        ("Suspend", ["Accepted=False/Suspended", "Ready=True/Suspended"]),
+    ] {
+        canary.mesh.change(json!({ "mode": mode })).await?;
+        let status = canary.mesh.installation.reaches("mesh", &conditions).await?;
+        assert_eq!(status["canary"], Value::Null, "{mode}: {status}");
+        canary.no_namespace_has_it().await?;
+        canary.mesh.change(json!({"mode": "Enforce"})).await?;
+        assert_eq!(canary.is("AwaitingPromotion").await?["hash"], hash, "{mode}");
+        canary.only_the_canary_has(text(&hash)?).await?;
+    }
+    Ok(())
 }
