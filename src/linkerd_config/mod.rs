@@ -33,7 +33,6 @@ pub mod overlay;
 pub mod plan;
 mod reconcile;
 mod reconcile_cache;
-mod redeclare;
 mod resolve_base;
 pub mod revert;
 pub mod rollout;

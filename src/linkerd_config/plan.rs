@@ -15,9 +15,11 @@ use super::{
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
     overlay::{self, Overlay, ValueSource},
-    redeclare::declare_the_same,
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
-    revert::predecessor::{NoFallback, Predecessor},
+    revert::{
+        predecessor::{NoFallback, Predecessor},
+        redeclare::declare_the_same,
+    },
     rollout,
     trust_anchors::bundles::TrustBundles,
 };

@@ -15,7 +15,7 @@ use crate::{
         base::Base,
         drift::HASH_ANNOTATION,
         overlay::{proxy_shape, proxy_version},
-        redeclare::redeclare,
+        revert::redeclare::redeclare,
     },
     values::Document,
 };

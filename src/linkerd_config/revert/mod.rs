@@ -2,4 +2,5 @@
 
 pub(super) mod kept;
 pub mod predecessor;
+pub mod redeclare;
 pub(super) mod restore;

@@ -12,7 +12,7 @@ use crate::{
         base::Base,
         conditions::{CONFIG_MAP_SYNCED, RESTORED, condition_reason, list_problems},
         plan::{ConfigPlan, PlanVerdict},
-        redeclare::redeclare,
+        revert::redeclare::redeclare,
     },
     values::{Document, InjectionHashes, Problem},
 };

@@ -130,7 +130,12 @@ async fn the_first_document_is_restored(kind: Kind, rollout: Value) -> Result<()
     rolled_back(&mesh).await?;
     for workload in &others {
         if let Err(error) = workload.is_settled(if kind == Kind::DaemonSet { 2 } else { 1 }).await {
-            anyhow::bail!("{error}: {:#}", mesh.status().await?.0);
+            anyhow::bail!(
+                "{error}: {:#} {:#?} {:?}",
+                mesh.status().await?.0["rollout"],
+                workload.object().await?.metadata,
+                workload.events().await?
+            );
         }
     }
     mesh.is_quiet().await?;
@@ -182,7 +187,8 @@ async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -
     let (mesh, _) = one_failed(Kind::Deployment, json!({"maxFailures": "50%"})).await?;
     mesh.injector.set_behaviour(0, Behaviour::Denies("template: patch.json: bad value".to_owned())).await?;
     mesh.change(json!({"proxy": {"logLevel": "trace"}})).await?;
-    mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied"]).await?;
+    let denied = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
+    mesh.installation.reaches("mesh", &denied).await?;
     mesh.installation.document_is(&secure_over(&mesh, json!({})).await?).await?;
     // It stays after the injector accepts again, and over the next document of the installer.
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;

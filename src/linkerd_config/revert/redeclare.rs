@@ -7,16 +7,23 @@
 
 use serde_json::Value;
 
-use super::{
-    base::Base,
-    overlay::{anchors_path, environment_path, merge_env},
-    resolve_base::copy_paths,
+use crate::{
+    linkerd_config::{
+        base::Base,
+        overlay::{anchors_path, environment_path, merge_env},
+        resolve_base::copy_paths,
+    },
+    values::Document,
 };
-use crate::values::Document;
 
 /// Returns the values that were `declared` over `installed`, over another base. The trust anchors are those of
 /// `current`.
-pub(super) fn redeclare(base: &Document, installed: &Document, declared: &Document, current: &Document) -> Document {
+pub(in crate::linkerd_config) fn redeclare(
+    base: &Document,
+    installed: &Document,
+    declared: &Document,
+    current: &Document,
+) -> Document {
     let mut document = base.clone();
     let environment = environment_path();
     let (extended, others): (Vec<_>, Vec<_>) =
@@ -34,7 +41,7 @@ pub(super) fn redeclare(base: &Document, installed: &Document, declared: &Docume
 }
 
 /// Whether two bases declare the same values, whatever their installers' documents are.
-pub(super) fn declare_the_same(one: &Base, other: &Base) -> bool {
+pub(in crate::linkerd_config) fn declare_the_same(one: &Base, other: &Base) -> bool {
     let over_one = |base: &Base| redeclare(&one.document, &base.document, &base.effective, &one.document);
     over_one(one) == over_one(other)
 }
