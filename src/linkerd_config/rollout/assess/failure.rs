@@ -8,6 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::{
     annotations::RolloutAnnotations,
     completeness::is_complete,
+    coverage::CoverageGap,
     pod_counts::PodCounts,
     workload_state::{FailureWeight, WorkloadFailure},
 };
@@ -64,11 +65,17 @@ pub(super) fn recorded_failure(
 ) -> WorkloadFailure {
     let (reason, message) = annotated.message.split_once(": ").unwrap_or(("Failed", annotated.message));
     let recovered = is_current && is_complete(resource);
+    let weight = match weight {
+        _ if recovered => FailureWeight::Reported,
+        // The Pod without a proxy is gone, and the workload is not complete yet. The configuration did not fail.
+        FailureWeight::Counted if reason == CoverageGap::Uninjected.as_str() => FailureWeight::LostProxies,
+        weight => weight,
+    };
     WorkloadFailure {
         reason: truncate(reason, LONGEST_REASON).to_owned(),
         message: message.to_owned(),
         started: annotated.started,
-        weight: if recovered { FailureWeight::Reported } else { weight },
+        weight,
         recovered,
     }
 }

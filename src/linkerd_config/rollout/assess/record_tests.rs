@@ -104,6 +104,18 @@ fn a_real_failure_counts_until_the_workload_is_current() {
 }
 
 #[test]
+fn a_workload_that_failed_for_a_pod_without_a_proxy_says_nothing_about_the_configuration() {
+    let message = json!({"config.linkerd.io/rollout-message": "Uninjected: web-2 has no proxy"});
+    let mut world = World::new(&none());
+    world.deployment("web", &with(record("failed", Some(&key()), &message), &unavailable()));
+    world.pod("web-1", "web", Some(BEFORE), &none());
+    assert_eq!(failure(&world).weight, FailureWeight::LostProxies, "the Pod is gone, and no other is available yet");
+    world.deployment("web", &record("failed", Some(&key()), &message));
+    world.pod("web-1", "web", Some(WANTED), &none());
+    assert_eq!(failure(&world).weight, FailureWeight::Reported, "the workload has recovered");
+}
+
+#[test]
 fn a_copied_or_restored_workload_starts_clean() {
     let states = ["updating", "retrying", "failed", "rolled-back", "reverted"];
     // The UID is that of another object. A record without a UID begins before its workload was created.

@@ -95,15 +95,20 @@ async fn forbid_pods(mesh: &Mesh, namespace: &str) -> Result<()> {
     .await
 }
 
+/// The cluster has two nodes.
+fn pods_of(kind: Kind) -> usize {
+    if kind == Kind::DaemonSet { 2 } else { 1 }
+}
+
 /// A mesh in which one of four workloads, of this kind, failed with the first declared document, and all others run with
 /// it. No limit of failures is reached.
 async fn one_failed(kind: Kind, rollout: Value) -> Result<(Mesh, Vec<Workload>)> {
     let mut mesh = restricted().await?;
     let mut others = Vec::new();
     for name in ["w1", "w2", "w3"] {
-        others.push(mesh.put(&mesh.app, kind, name, 1, opted_in()).await?);
+        others.push(mesh.put(&mesh.app, kind, name, pods_of(kind), opted_in()).await?);
     }
-    let failing = mesh.put(&mesh.other, kind, "w4", 1, opted_in()).await?;
+    let failing = mesh.put(&mesh.other, kind, "w4", pods_of(kind), opted_in()).await?;
     let mut whole = json!({"rollout": {"maxFailures": 2, "progressDeadline": "3s"}});
     put_over(&mut whole["rollout"], &rollout);
     mesh.adopt(whole).await?;
@@ -129,14 +134,7 @@ async fn the_first_document_is_restored(kind: Kind, rollout: Value) -> Result<()
     let (mesh, others) = one_failed(kind, rollout).await?;
     rolled_back(&mesh).await?;
     for workload in &others {
-        if let Err(error) = workload.is_settled(if kind == Kind::DaemonSet { 2 } else { 1 }).await {
-            anyhow::bail!(
-                "{error}: {:#} {:#?} {:?}",
-                mesh.status().await?.0["rollout"],
-                workload.object().await?.metadata,
-                workload.events().await?
-            );
-        }
+        workload.is_settled(pods_of(kind)).await?;
     }
     mesh.is_quiet().await?;
     mesh.installation.document_is(&secure_over(&mesh, json!({})).await?).await
@@ -159,7 +157,7 @@ async fn a_failed_daemon_set_does_not_make_the_next_rollback_skip_the_document_i
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_eviction_does_not_make_the_next_rollback_skip_the_document_in_force() -> Result<()> {
-    the_first_document_is_restored(Kind::Deployment, json!({"method": "Evict"})).await
+    the_first_document_is_restored(Kind::Deployment, json!({"method": "Evict", "soak": "2s"})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
