@@ -254,31 +254,31 @@ fn plan_document(
     let version_problems = skew::problems(&declared, &base.document);
     let version_skew = skew::version_skew(&declared, &base.document);
     let mut hashes = injection_hashes(input.base, found, found_hash);
-    let in_force = held_back(input, &declared, &base.document, live, found, &hashes);
-    let canary = in_force.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
-    let effective = in_force.unwrap_or_else(|| declared.clone());
+    let held = held_back(input, &declared, &base.document, live, found, &hashes);
+    let canary = held.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
+    let effective = held.unwrap_or_else(|| declared.clone());
     base.effective = effective.clone();
     base.trust_bundles = input.trust_bundles.clone();
-    let mut wanted = effective.clone();
+    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
+    let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
+    let (is_restored, in_force) = match fallback {
+        Some(Ok(fallback)) => (true, fallback),
+        // A document that failed is not written again.
+        Some(Err(reason @ (NoFallback::Unusable(_) | NoFallback::Lost(_)))) if found != Some(&effective) => {
+            return ConfigPlan::only(PlanVerdict::InvalidBase(format!(
+                "the declared configuration failed, and {}",
+                reason.why()
+            )));
+        }
+        _ => (false, effective.clone()),
+    };
+    let mut wanted = in_force.clone();
     // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);
     if let (Some(drift), Some(found)) = (reported, found) {
         copy_paths(&mut wanted, found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
-    let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
-    let (is_restored, wanted) = match fallback {
-        Some(Ok(fallback)) => (true, fallback),
-        // A document that failed is not written again.
-        Some(Err(reason @ (NoFallback::Unusable(_) | NoFallback::Lost(_)))) if found != Some(&wanted) => {
-            return ConfigPlan::only(PlanVerdict::InvalidBase(format!(
-                "the declared configuration failed, and {}",
-                reason.why()
-            )));
-        }
-        _ => (false, wanted),
-    };
     let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
     let drift = drift.map(|drift| Drift { affects_injection, ..drift });
     let differences = found.map(|found| found.differences(&wanted));
@@ -369,9 +369,8 @@ fn plan_document(
             false => without_writes(PlanVerdict::Immutable),
         };
     }
-    let in_force = if is_restored { &wanted } else { &effective };
     let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
-    let write = ConfigMapWrite::new(&wanted, injection_hash, in_force, overwrites_others);
+    let write = ConfigMapWrite::new(&wanted, injection_hash, &in_force, overwrites_others);
     if let Some(problem) = too_long(&write.values) {
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }

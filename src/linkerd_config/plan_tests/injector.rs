@@ -104,6 +104,18 @@ fn an_edit_of_a_restored_document_is_drift_from_the_restored_document() {
 }
 
 #[test]
+fn a_reported_edit_of_a_restored_document_stays_and_brings_no_rejected_value_back() {
+    let (mut cluster, _) = denied();
+    cluster.spec.drift.action = DriftAction::Report;
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
+    let plan = cluster.reconcile();
+    assert_eq!(plan.drift.map(|drift| drift.paths), Some(vec![Path::from(&LOG_LEVEL[..])]));
+    assert_eq!((plan.verdict, plan.write.is_none()), (PlanVerdict::Restored, true));
+    assert_eq!([&LOG_LEVEL, &ACCESS_LOG].map(|keys| cluster.value(keys)), [Some(json!("trace")), Some(json!(""))]);
+}
+
+#[test]
 fn the_first_declared_document_is_rolled_back_to_the_installers_and_no_later_one_is() {
     let mut cluster = Cluster::new(&debug());
     let injection_hash = cluster.reconcile().injection_hash.unwrap();
