@@ -22,6 +22,10 @@ pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
 pub const OUTSIDE_WINDOW: &str = "OutsideWindow";
 pub const PAUSED: &str = "Paused";
 pub const DISABLED: &str = "RolloutDisabled";
+const ROLLED_BACK: &str = "RolledBack";
+const WAITING_FOR_CONFIG_MAP: &str = "WaitingForConfigMap";
+/// The reasons of RolloutComplete while the document in force is not the declared one.
+pub const UNDECLARED: [&str; 3] = [CANARY, ROLLED_BACK, WAITING_FOR_CONFIG_MAP];
 
 /// A closed gate: the reason and the message of the condition RolloutComplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,10 +65,10 @@ pub(super) fn undeclared(status: &LinkerdConfigStatus) -> Option<Gate> {
             gate(CANARY, "only the canary namespaces get the declared configuration: see status.canary")
         }
         Some(synced) if synced.reason == RESTORED => {
-            gate("RolledBack", "the declared configuration was rolled back: see the condition Stalled")
+            gate(ROLLED_BACK, "the declared configuration was rolled back: see the condition Stalled")
         }
         _ => gate(
-            "WaitingForConfigMap",
+            WAITING_FOR_CONFIG_MAP,
             "the ConfigMap does not have the declared configuration: see the conditions Accepted and ConfigMapSynced",
         ),
     }
@@ -93,23 +97,29 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus, 
     };
     if !condition("ConfigMapSynced").is_some_and(has_document) {
         return gate(
-            "WaitingForConfigMap",
+            WAITING_FOR_CONFIG_MAP,
             "the ConfigMap does not have the declared configuration: see the condition ConfigMapSynced".to_owned(),
         );
     }
     // Pods that are created while another writer keeps restoring its document would be out of date again.
     if condition("Stalled").is_some_and(|stalled| CONTESTED.contains(&&*stalled.reason)) {
         return gate(
-            "WaitingForConfigMap",
+            WAITING_FOR_CONFIG_MAP,
             "another writer keeps changing the ConfigMap: see the condition Stalled".to_owned(),
         );
     }
     let rolled_back = status.rollout.as_ref().and_then(|rollout| rollout.rolled_back.as_deref());
     let injection_hash = status.injection_hash.as_deref().unwrap_or_default();
     if rolled_back.is_some_and(|key| *key == *RolloutKey::of(injection_hash, trust, None).as_str()) {
-        return gate("WaitingForConfigMap", "the configuration is being rolled back".to_owned());
+        return gate(WAITING_FOR_CONFIG_MAP, "the configuration is being rolled back".to_owned());
     }
     let synced = condition("InjectorSynced");
+    // After a denial, InjectorSynced shows the answer to the declared document. The restored one has its own answers.
+    let counts = status.injector.as_ref().map(|injector| (injector.ready.unwrap_or_default(), injector.synced));
+    let is_restored = condition(CONFIG_MAP_SYNCED).is_some_and(|synced| synced.reason == RESTORED);
+    if is_restored && counts.is_some_and(|(ready, synced)| ready > 0 && synced == Some(ready)) {
+        return None;
+    }
     let proceeds = config.spec.injector_sync.on_timeout == OnTimeout::Proceed;
     let is_open = |synced: &&Condition| synced.status != "False" || synced.reason == "Timeout" && proceeds;
     match synced.filter(is_open) {

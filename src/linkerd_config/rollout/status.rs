@@ -10,7 +10,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    gate::Gate,
+    gate::{Gate, UNDECLARED},
     key::RolloutKey,
     progress::{CompleteCondition, RolloutPhase, RolloutProgress},
     target::RolloutTarget,
@@ -47,11 +47,13 @@ pub fn set_rollout_status(
     let generation = after.observed_generation.unwrap_or_default();
     let known_condition = before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some());
     // Until the engine has assessed the workloads for this target, the condition stays as another leader, or the
-    // previous generation, left it. It keeps its observedGeneration, and success of another generation or of another
-    // document is not kept.
-    let may_hold = target.gates.undeclared.is_none();
-    let is_kept =
-        known_condition.is_some_and(|it| it.status != "True" || it.observed_generation == Some(generation) && may_hold);
+    // previous generation, left it. It keeps its observedGeneration. Success of another generation is not kept, and
+    // neither is a statement about the document that is not true any more.
+    let is_declared = target.gates.undeclared.is_none();
+    let is_kept = known_condition.is_some_and(|it| match it.status.as_str() {
+        "True" => it.observed_generation == Some(generation) && is_declared,
+        _ => !(is_declared && UNDECLARED.contains(&&*it.reason)),
+    });
     let rollout_complete = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
             to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)

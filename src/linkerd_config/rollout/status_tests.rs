@@ -174,6 +174,26 @@ fn a_complete_rollout_of_another_document_is_none_of_the_declared_one() {
 }
 
 #[test]
+fn a_rollback_is_forgotten_with_the_document_that_failed_also_before_the_workloads_are_assessed() {
+    let mut target = rollout_target(&json!({}));
+    let hash = RolloutKey::of(WANTED, target.proxies.trust.key(), None).to_string();
+    let condition = json!({"type": "RolloutComplete", "status": "False", "reason": "RolledBack", "message": "",
+        "observedGeneration": 1, "lastTransitionTime": "2026-01-01T12:00:00Z"});
+    let before = json!({"conditions": [condition], "rollout": {"hash": hash}});
+    let before: LinkerdConfigStatus = serde_json::from_value(before).unwrap();
+    let mut reason = |undeclared| {
+        target.gates.undeclared = undeclared;
+        let mut after = LinkerdConfigStatus { observed_generation: Some(2), ..LinkerdConfigStatus::default() };
+        set_rollout_status(&mut after, &before, &target, None, Some(7), time("12:00:00"));
+        after.conditions.first().map(|condition| condition.reason.clone())
+    };
+    // The resource declares again what the rollback restored.
+    assert_eq!(reason(None).as_deref(), Some("Progressing"));
+    let gate = Gate { reason: "RolledBack", message: String::new() };
+    assert_eq!(reason(Some(gate)).as_deref(), Some("RolledBack"));
+}
+
+#[test]
 fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
     let mut target = rollout_target(&json!({}));
     let window = json!({"from": "2026-01-01T12:00:00Z", "to": "2026-01-01T12:00:09Z"});

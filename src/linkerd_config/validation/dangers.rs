@@ -26,10 +26,11 @@ const LONG_CLOSED: SignedDuration = SignedDuration::from_hours(90 * 24);
 /// The time in which trust anchors can be replaced without haste.
 const SOON_EXPIRED: SignedDuration = SignedDuration::from_hours(60 * 24);
 
+const DENY: &str = "proxies refuse every request to Pods for which no policy allows it";
 /// The values that are dangerous, with the reason.
 const DANGEROUS_VALUES: [(&[&str], &str, &str); 3] = [
     (&["proxy", "logHTTPHeaders"], "insecure", "proxies log headers, which may contain credentials"),
-    (&["proxy", "defaultInboundPolicy"], "deny", "proxies refuse every request to Pods for which no policy allows it"),
+    (&["proxy", "defaultInboundPolicy"], "deny", DENY),
     (
         &["identity", "serviceAccountTokenProjection"],
         "false",
@@ -49,6 +50,9 @@ pub fn dangers(spec: &LinkerdConfigSpec, bundle: Option<&str>, now: Timestamp) -
         found.push(
             "spec.drift.trustedManagers has *: no change to the ConfigMap is drift, and none is reverted".to_owned(),
         );
+    }
+    if spec.proxy.default_inbound_policy.as_deref() == Some("deny") {
+        found.push(format!("spec.proxy.defaultInboundPolicy is deny: {DENY}"));
     }
     for (path, dangerous, reason) in DANGEROUS_VALUES {
         let value = path.iter().try_fold(&json!(spec.values), |value, key| value.get(*key)).cloned();

@@ -42,6 +42,8 @@ const WORKLOADS: usize = 4;
 pub(super) enum Step {
     /// Another document with another security value.
     Declare,
+    /// The document in force before the declared one, as a person does who takes a change back.
+    DeclareAgain,
     /// The same document for some namespaces first, or for all.
     SetCanary(bool),
     Retry,
@@ -114,7 +116,8 @@ struct Model {
 impl Step {
     pub(super) fn random(random: &mut Random) -> Self {
         match random.below(20) {
-            0..=3 => Self::Declare,
+            0..=2 => Self::Declare,
+            3 => Self::DeclareAgain,
             4 => Self::SetCanary(random.below(2) == 0),
             5 => Self::Retry,
             6 | 7 => Self::Upgrade,
@@ -189,6 +192,14 @@ impl World {
                 let policy = POLICIES[usize::try_from(self.number).unwrap() % POLICIES.len()].to_owned();
                 self.spec = Declared { policy, marker: format!("warn,linkerd=d{}", self.number) };
                 self.declare(|_| {});
+            }
+            Step::DeclareAgain => {
+                let known = [self.model.before.clone(), self.model.in_force.clone()].into_iter().flatten();
+                if let Some(known) = known.into_iter().find(|known| *known != self.spec) {
+                    self.spec = known;
+                    self.declare(|_| {});
+                    self.model.is_rejected = false;
+                }
             }
             Step::SetCanary(true) => self.declare(|spec| {
                 spec["canary"] = json!({"namespaceSelector": {"matchLabels": {"canary": "yes"}}, "soak": "0s"});

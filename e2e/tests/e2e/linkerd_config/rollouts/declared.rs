@@ -182,7 +182,7 @@ async fn an_upgrade_that_fails_while_a_workload_has_failed_takes_nothing_back() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -> Result<()> {
-    let (mesh, _) = one_failed(Kind::Deployment, json!({"maxFailures": "50%"})).await?;
+    let (mesh, others) = one_failed(Kind::Deployment, json!({"maxFailures": "50%"})).await?;
     mesh.injector.set_behaviour(0, Behaviour::Denies("template: patch.json: bad value".to_owned())).await?;
     mesh.change(json!({"proxy": {"logLevel": "trace"}})).await?;
     let denied = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
@@ -199,7 +199,14 @@ async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -
     mesh.is_quiet().await?;
     mesh.installation.document_is(&declared).await?;
     history.never_had("logLevel: trace")?;
-    mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Restored", "Stalled=True/RolledBack"]).await?;
+    let status =
+        mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Restored", "Stalled=True/RolledBack"]).await?;
+    assert_eq!(status["proxyVersion"], "edge-26.8.4");
+    // The workloads get the installer's upgrade, although the declared document stays denied.
+    mesh.shows(json!({"hash": status["rollout"]["hash"], "workloads": {"updated": 3}})).await?;
+    for workload in &others {
+        workload.gets(1, super::hash_of(&status)?).await?;
+    }
     mesh.annotate("retry", "now").await?;
     mesh.installation
         .reaches("mesh", &["ConfigMapSynced=True/Synced", "InjectorSynced=True/AllReplicasCurrent"])
@@ -244,7 +251,13 @@ async fn after_a_rollback_no_change_of_the_installer_brings_the_rejected_documen
     mesh.installation.document_is(&declared).await?;
     // Only a change of the resource or its annotation ends that.
     mesh.annotate("retry", "now").await?;
-    eventually(SOON, "a retry", async || history.never_had(NEVER_READY).err().map(drop).context("none")).await
+    eventually(SOON, "a retry", async || history.never_had(NEVER_READY).err().map(drop).context("none")).await?;
+    mesh.rollout_is("False/RolledBack").await?;
+    // As a person does who takes the change back.
+    mesh.change(json!({"proxy": {"proxyVersion": null}})).await?;
+    mesh.is_complete().await?;
+    mesh.installation.reaches("mesh", &["ConfigMapSynced=True/Synced", "Ready=True/Reconciled"]).await?;
+    mesh.installation.document_is(&declared).await
 }
 
 /// The owner declares that a restarted workload needs no proxy, and annotates its new Pod as if it needed one.
