@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 pub(super) use admission_review::ExpectedInjection;
 use admission_review::{ProbeAnswer, Stale};
@@ -51,6 +51,7 @@ use crate::{
 pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
 /// The name of the one port that injectors serve on.
 const PORT: &str = "proxy-injector";
+const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
 /// A replica of the proxy injector.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -202,6 +203,8 @@ impl Injectors {
         let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);
         let counted = before.injector.as_ref().and_then(|injector| Some(injector.last_probe_time.as_ref()?.0));
         let since = [written_at, counted].into_iter().flatten().fold(waiting, Timestamp::max);
+        // These times are whole seconds, rounded down. A timeout must not begin before the write.
+        let since = if since == now { now } else { since.saturating_add(SECOND).unwrap_or(now) };
         let status = evaluate(&SyncInput { spec, answers: &answers, since, now, is_proven });
         if !status.is_denied {
             return status;
