@@ -20,6 +20,7 @@ use super::{
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
     status::kept_revisions,
+    writer::written_revision,
 };
 use crate::{
     api::{
@@ -100,8 +101,10 @@ impl LinkerdConfigReconciler {
     pub(super) async fn apply(&self, input: &ReconcileInput, outcome: &mut ReconcileOutcome) -> Result<(), WriteError> {
         let ReconcileInput { config, before, live, .. } = input;
         let target = &config.target.name;
+        let written = live.as_deref().and_then(written_revision);
+        let keep = [kept_revisions(before), written.into_iter().collect()].concat();
         if let Some(base) = &outcome.plan.new_base {
-            let saved = Arc::new(self.writer.save_base(base, target, &kept_revisions(before)).await?);
+            let saved = Arc::new(self.writer.save_base(base, target, &keep).await?);
             outcome.base_revision = Some(saved.revision);
             info!(config_map = %config.target, revision = saved.revision, "saved the installer's document and the declared document");
             self.cache.set_base(target, Some(saved));
@@ -126,7 +129,9 @@ impl LinkerdConfigReconciler {
         if let Some(drift) = outcome.plan.drift.as_ref().filter(|_| outcome.plan.verdict != PlanVerdict::Drifted) {
             outcome.reverted = Some(self.keep_reverted(live, &drift.manager).await?);
         }
-        let version = self.writer.write_config_map(live, write, outcome.base_revision.unwrap_or_default()).await?;
+        // The next change finds here what it replaces, also if the status says something else by then.
+        let revision = outcome.plan.restored_revision.or(outcome.base_revision).unwrap_or_default();
+        let version = self.writer.write_config_map(live, write, revision).await?;
         outcome.written = true;
         self.cache.note_own_write(target, version);
         if write.overwrites_others {

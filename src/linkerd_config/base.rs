@@ -32,6 +32,8 @@ pub struct Base {
     pub document: Document,
     /// The declared document, which the ConfigMap must hold.
     pub effective: Document,
+    /// Whether the whole list `proxy.additionalEnv` is declared, and not only variables in it.
+    pub replaces_environment: bool,
     /// The value of the annotation with the installer's name and version.
     pub created_by: Option<String>,
     /// The UID of the ConfigMap.
@@ -52,7 +54,18 @@ impl Base {
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         let (text, effective, trust_bundles) = (text.into(), document.clone(), TrustBundles::default());
         let injection_hashes = InjectionHashes::default();
-        Ok(Self { revision, text, effective, document, created_by, uid, trust_bundles, injection_hashes })
+        let replaces_environment = false;
+        Ok(Self {
+            revision,
+            text,
+            effective,
+            document,
+            replaces_environment,
+            created_by,
+            uid,
+            trust_bundles,
+            injection_hashes,
+        })
     }
 
     /// Whether both have the same content, regardless of the revision.
@@ -84,6 +97,7 @@ impl Base {
             data: Some(RawExtension(json!({
                 "values": *self.text,
                 "effective": effective,
+                "replacesEnvironment": self.replaces_environment,
                 "createdBy": self.created_by,
                 "uid": *self.uid,
                 "trustBundles": self.trust_bundles.to_json(),
@@ -125,6 +139,7 @@ impl Base {
             base.effective =
                 Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.split_injection_hash().0;
         }
+        base.replaces_environment = data.get("replacesEnvironment").and_then(Value::as_bool).unwrap_or_default();
         base.uid = text("uid").unwrap_or_default().into();
         base.trust_bundles = TrustBundles::from_json(data.get("trustBundles"));
         for (document, field) in [(&base.effective, "effectiveInjectionHash"), (&base.document, "injectionHash")] {

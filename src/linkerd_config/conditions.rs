@@ -269,6 +269,9 @@ pub(super) fn add_injector_condition(
             ready.message.clone_from(&message);
         }
         rows.push(ConditionRow::new(STALLED, Some(true), "RolledBack", message));
+    } else if *verdict == PlanVerdict::Drifted && sync_status.reason == SyncReason::Denied {
+        let why = "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
+        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", format!("{}; {why}", injectors.message)));
     } else if sync_status.is_denied {
         let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
         rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));

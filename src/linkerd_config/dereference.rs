@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{
     LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
     revert::predecessor::Predecessor, status::failed_hashes, trust_anchors::bundles::TrustBundles,
-    writer::REVISION_ANNOTATION,
+    writer::written_revision,
 };
 use crate::{
     api::{CANARY_CONFIG_MAP, linkerd_config::LinkerdConfigStatus},
@@ -119,7 +119,7 @@ impl LinkerdConfigReconciler {
         live: Option<&ConfigMap>,
     ) -> Result<Result<Option<Arc<Base>>, String>, WriteError> {
         // Another replica may have saved a newer base. An annotation of the ConfigMap holds its revision.
-        let written = live.and_then(|live| live.annotations.get(REVISION_ANNOTATION)?.parse::<i64>().ok());
+        let written = live.and_then(written_revision);
         let is_current = |base: &Option<Arc<Base>>| written <= base.as_ref().map(|base| base.revision);
         if let Some(known) = self.cache.base(config_map).filter(is_current) {
             return Ok(Ok(known));

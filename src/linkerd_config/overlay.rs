@@ -162,6 +162,11 @@ impl Overlay {
         patch_leaves(&self.patch).into_iter().chain(typed).chain(environment).chain(anchors)
     }
 
+    /// Whether `spec.values` declares the whole list of variables, as a merge patch does.
+    pub(super) fn replaces_environment(&self) -> bool {
+        self.patch.get("proxy").and_then(|proxy| proxy.get("additionalEnv")).is_some()
+    }
+
     /// Returns the source of the trust anchors, if one is known.
     pub fn anchors_source(&self) -> Option<ValueSource> {
         self.anchors.as_ref().map(|anchors| anchors.source)

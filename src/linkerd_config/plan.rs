@@ -16,10 +16,7 @@ use super::{
     drift::{Drift, HASH_ANNOTATION},
     overlay::{self, Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
-    revert::{
-        predecessor::{NoFallback, Predecessor},
-        redeclare::declare_the_same,
-    },
+    revert::predecessor::{NoFallback, Predecessor},
     rollout,
     trust_anchors::bundles::TrustBundles,
 };
@@ -83,8 +80,8 @@ pub struct ConfigPlan {
     pub proxy_shape: Option<ProxyShapeStatus>,
     /// The injection hash of the installer's document.
     pub installed_hash: Option<String>,
-    /// The saved revision that declares the same values over its installer's document, if it does.
-    pub declares_like: Option<i64>,
+    /// The revision of the declared document that is restored; 0 is the installer's.
+    pub restored_revision: Option<i64>,
     /// The declared document, if it is held back. `effective` is then the document that stays in force.
     pub canary: Option<CanaryDocument>,
 }
@@ -150,7 +147,7 @@ impl ConfigPlan {
             proxy_version: None,
             proxy_shape: None,
             installed_hash: None,
-            declares_like: None,
+            restored_revision: None,
             canary: None,
         }
     }
@@ -256,6 +253,9 @@ fn plan_document(
     let mut hashes = injection_hashes(input.base, found, found_hash);
     let held = held_back(input, &declared, &base.document, live, found, &hashes);
     let canary = held.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
+    if held.is_none() {
+        base.replaces_environment = overlay.replaces_environment();
+    }
     let effective = held.unwrap_or_else(|| declared.clone());
     base.effective = effective.clone();
     base.trust_bundles = input.trust_bundles.clone();
@@ -299,7 +299,6 @@ fn plan_document(
     }
     base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
-    let declares_like = input.base.filter(|known| declare_the_same(known, &base)).map(|known| known.revision);
     let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
     // A rule may be wrong about an installer's document. The injectors are probed after every write.
     let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
@@ -347,7 +346,7 @@ fn plan_document(
         base_change,
         injection_hash: Some(injection_hash),
         installed_hash,
-        declares_like,
+        restored_revision: predecessor.filter(|_| is_restored).map(Predecessor::revision),
         proxy_version: overlay::proxy_version(&wanted),
         proxy_shape: Some(overlay::proxy_shape(&wanted)),
         canary,

@@ -31,7 +31,7 @@ use super::{
         ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status, within_limit,
     },
     trust_anchors::bundles::TrustBundles,
-    writer::REVISION_ANNOTATION,
+    writer::written_revision,
 };
 use crate::{
     api::{
@@ -256,7 +256,7 @@ impl LinkerdConfigReconciler {
             failure: failure.map(|error| (reason_of(error), error.to_string())),
             target: target_status(config, input.live.as_deref()),
             base_revision,
-            written_revision: written_revision(input.live.as_deref()),
+            written_revision: input.live.as_deref().and_then(written_revision),
             sync_status,
             canary,
             is_contested: self.cache.contested_for(&config.target.name).is_some(),
@@ -347,6 +347,10 @@ fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut Reconcil
     }
     // Workloads failed with the document in the status. Another one, such as a correction, was not tried yet.
     let is_tried = plan.injection_hash == before.injection_hash;
+    if requires_rollback && is_tried && plan.verdict == PlanVerdict::Drifted {
+        let why = "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
+        outcome.rollback_refused = Some(why.to_owned());
+    }
     if requires_rollback && is_tried && plan.verdict == PlanVerdict::Synced {
         let refused = rollback_refused(input, documents, &plan);
         (outcome.rolls_back, outcome.rollback_refused) = (refused.is_none(), refused);
@@ -373,11 +377,6 @@ fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &Co
     let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
     let fallback = predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes);
     fallback.err().map(|reason| format!("not rolled back, because {}", reason.why()))
-}
-
-/// Returns the revision in the annotation of the ConfigMap, which any writer may have changed.
-fn written_revision(live: Option<&ConfigMap>) -> Option<i64> {
-    live?.annotations.get(REVISION_ANNOTATION)?.parse().ok()
 }
 
 /// Whether the write failed because the cached object is stale.

@@ -72,6 +72,7 @@ pub(super) fn resolve_base(
             text: text.into(),
             effective: document.clone(),
             document: document.clone(),
+            replaces_environment: false,
             created_by: created_by.clone(),
             uid: Arc::clone(&live.uid),
             trust_bundles: TrustBundles::default(),

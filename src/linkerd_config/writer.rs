@@ -44,7 +44,7 @@ use crate::{
 
 /// The maximum number of attempts to write a status in one reconcile.
 const MAX_STATUS_ATTEMPTS: u32 = 5;
-pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
+const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct ConfigWriter {
     pub(super) fence: Fence,
@@ -327,6 +327,12 @@ impl ConfigWriter {
 
 fn is_linkerd_config_owner(owner: &OwnerReference) -> bool {
     owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP)
+}
+
+/// Returns the revision in the annotation of the ConfigMap, which any writer may have changed: the one whose declared
+/// document it has.
+pub(super) fn written_revision(live: &ConfigMap) -> Option<i64> {
+    live.annotations.get(REVISION_ANNOTATION)?.parse().ok()
 }
 
 pub(super) fn post_params() -> PostParams {

@@ -62,6 +62,7 @@ pub(in crate::linkerd_config) fn held(input: &HeldInput<'_>) -> Document {
     let HeldInput { saved, live, found, first_time, installed, declared } = *input;
     let written = live.annotations.get(HASH_ANNOTATION);
     let is_written = |document: &Document| written == Some(&document.hash().to_string());
+    let is_whole = saved.is_some_and(|base| base.replaces_environment);
     let last = saved.map(|base| match found {
         // The base of a rollback has the document that failed. The ConfigMap has the one before it.
         Some(found) if !is_written(&base.effective) && is_written(found) => (&base.document, found),
@@ -70,7 +71,7 @@ pub(in crate::linkerd_config) fn held(input: &HeldInput<'_>) -> Document {
         _ => (&base.document, &base.effective),
     });
     let (installed_then, in_force) = last.unwrap_or((installed, installed));
-    redeclare(installed, installed_then, in_force, declared)
+    redeclare(installed, installed_then, in_force, declared, is_whole)
 }
 
 // === impl CanaryDocument ===

@@ -11,6 +11,7 @@ use crate::{
     linkerd_config::{
         base::Base,
         conditions::{CONFIG_MAP_SYNCED, RESTORED, condition_reason, list_problems},
+        injector::INJECTOR_SYNCED,
         plan::{ConfigPlan, PlanVerdict},
         revert::redeclare::redeclare,
     },
@@ -55,14 +56,24 @@ impl Predecessor {
         })
     }
 
+    pub fn revision(&self) -> i64 {
+        match self {
+            Self::Installer => INSTALLER,
+            Self::Declared(base) => base.revision,
+            Self::Lost(revision) => *revision,
+        }
+    }
+
     /// Returns the predecessor's declared values over a base, with the trust anchors of `current`.
     ///
     /// # Errors
     /// When they are lost.
     pub fn over(&self, base: &Document, current: &Document) -> Result<Document, NoFallback> {
         match self {
-            Self::Installer => Ok(redeclare(base, base, base, current)),
-            Self::Declared(known) => Ok(redeclare(base, &known.document, &known.effective, current)),
+            Self::Installer => Ok(redeclare(base, base, base, current, false)),
+            Self::Declared(known) => {
+                Ok(redeclare(base, &known.document, &known.effective, current, known.replaces_environment))
+            }
             Self::Lost(revision) => Err(NoFallback::Lost(*revision)),
         }
     }
@@ -124,10 +135,11 @@ fn is_restored(status: &LinkerdConfigStatus) -> bool {
 }
 
 /// Returns the revision of the predecessor in the next status. `written` is the revision in the annotation of the
-/// ConfigMap before this reconcile; `trust_roots` is the hash of the present bundle.
+/// ConfigMap before this reconcile: the one whose declared document it has, also after a rollback. `trust_roots` is the
+/// hash of the present bundle.
 ///
 /// The predecessor is always the last document that was in force, even if workloads failed with it: to go back further
-/// would take back declared values that did not fail.
+/// would take back declared values that did not fail. A document that the injectors have not accepted was not in force.
 pub(in crate::linkerd_config) fn next_previous(
     before: &LinkerdConfigStatus,
     plan: &ConfigPlan,
@@ -138,27 +150,26 @@ pub(in crate::linkerd_config) fn next_previous(
     let Some(hash) = plan.injection_hash.as_ref().filter(|_| plan.verdict != PlanVerdict::Restored) else {
         return known;
     };
-    let revisions = before.revisions.as_ref();
+    let has_same_roots = before.trust_roots_sha256.is_none() || before.trust_roots_sha256.as_deref() == trust_roots;
     match &before.injection_hash {
         // Restarts for new trust anchors are no restarts for the document.
-        Some(was) if was == hash => {
-            known.filter(|_| before.trust_roots_sha256.is_none() || before.trust_roots_sha256.as_deref() == trust_roots)
-        }
-        // The last document was a fallback.
-        Some(_) if known.is_some() && is_restored(before) => known,
-        // The injectors have not accepted the declared values yet, and the installer changed its own.
-        Some(was)
-            if known.is_some()
-                && plan.declares_like.is_some()
-                && plan.declares_like == revisions.and_then(|revisions| revisions.base)
-                && revisions.and_then(|revisions| revisions.last_known_good_hash.as_ref()) != Some(was) =>
-        {
-            known
-        }
-        Some(_) => revisions?.base,
+        Some(was) if was == hash => known.filter(|_| has_same_roots || !is_accepted(before, was)),
+        Some(was) if known.is_some() && (is_restored(before) || !is_accepted(before, was)) => known,
+        // A ConfigMap without our annotation is that of a new installation.
+        Some(_) if plan.write.is_some() => written.or(known).or(before.revisions.as_ref()?.base),
+        // A former leader wrote it.
+        Some(_) => before.revisions.as_ref()?.base,
         // This resource becomes active. The document before it may be that of another resource.
         None => plan.write.as_ref().map(|_| written.unwrap_or(INSTALLER)),
     }
+}
+
+/// Whether the injectors have accepted the document with this hash, or cannot be asked, or were late.
+fn is_accepted(before: &LinkerdConfigStatus, hash: &String) -> bool {
+    let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
+    let is_open = condition_reason(before, INJECTOR_SYNCED)
+        .is_some_and(|reason| ["Propagating", "ProbeFailed", "NoReadyReplicas", "Denied"].contains(&reason));
+    good == Some(hash) || !is_open
 }
 
 #[cfg(test)]

@@ -112,15 +112,34 @@ fn the_predecessor_stays_while_the_document_is_not_proven() {
 }
 
 #[test]
-fn the_installers_change_ends_the_trial_of_a_document_that_the_injectors_accepted() {
-    let before =
-        |good: &str| json!({"injectionHash": "b", "revisions": {"base": 4, "previous": 3, "lastKnownGoodHash": good}});
-    let upgrade = |plan: &mut ConfigPlan| plan.declares_like = Some(4);
-    // Revision 4 declares the same values, so a rollback takes nothing back.
-    assert_eq!(next(&before("b"), Some("c"), upgrade, Some(4)), Some(4));
-    assert_eq!(next(&before("a"), Some("c"), upgrade, Some(4)), Some(3), "b was not accepted yet");
-    let other = |plan: &mut ConfigPlan| plan.declares_like = Some(5);
-    assert_eq!(next(&before("a"), Some("c"), other, Some(4)), Some(4), "a former leader saved 5 and wrote no status");
+fn a_document_that_the_injectors_have_not_accepted_is_no_predecessor() {
+    let before = |reason: &str, good: &str| {
+        let condition = json!({"type": "InjectorSynced", "status": "False", "reason": reason, "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        json!({"injectionHash": "b", "trustRootsSHA256": "roots", "conditions": [condition],
+            "revisions": {"base": 4, "previous": 3, "lastKnownGoodHash": good}})
+    };
+    for reason in ["Propagating", "ProbeFailed", "NoReadyReplicas", "Denied"] {
+        assert_eq!(next(&before(reason, "a"), Some("c"), writes, Some(4)), Some(3), "{reason}");
+        assert_eq!(next(&before(reason, "b"), Some("c"), writes, Some(4)), Some(4), "accepted, and {reason} since");
+    }
+    // What is late was not denied, and what is not probed is never accepted.
+    assert_eq!(next(&before("Timeout", "a"), Some("c"), writes, Some(4)), Some(4));
+    assert_eq!(next(&before("ProbeDisabled", "a"), Some("c"), writes, Some(4)), Some(4));
+    // New trust anchors end the trial of an accepted document only.
+    let mut rotated = before("Propagating", "a");
+    rotated["trustRootsSHA256"] = json!("other roots");
+    assert_eq!(next(&rotated, Some("b"), |_| {}, Some(4)), Some(3));
+}
+
+#[test]
+fn the_config_map_says_which_document_is_in_force_whatever_the_status_says() {
+    // After a rollback from 4 to 3, the resource was suspended, or had a typo.
+    let before = json!({"injectionHash": "a", "trustRootsSHA256": "roots", "revisions": {"base": 4, "previous": 3}});
+    assert_eq!(next(&before, Some("c"), writes, Some(3)), Some(3));
+    assert_eq!(next(&before, Some("c"), writes, Some(INSTALLER)), Some(INSTALLER));
+    assert_eq!(next(&before, Some("c"), writes, None), Some(3), "the ConfigMap was installed again");
+    assert_eq!(next(&before, Some("c"), |_| {}, Some(5)), Some(4), "a former leader wrote 5 and no status");
 }
 
 #[test]

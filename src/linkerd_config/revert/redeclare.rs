@@ -2,14 +2,13 @@
 //!
 //! In: the installer's document then, the document that was declared over it, the present base. Out: the present base
 //! with the values that were declared then. Always holds: the installer's present values stay, also the variables that
-//! it adds to or removes from `proxy.additionalEnv`, which the resource extends by name; the trust anchors are copied
-//! separately, because they are never taken back.
+//! it adds to or removes from `proxy.additionalEnv`, unless the resource declares the whole list in `spec.values`; the
+//! trust anchors are copied separately, because they are never taken back.
 
 use serde_json::Value;
 
 use crate::{
     linkerd_config::{
-        base::Base,
         overlay::{anchors_path, environment_path, merge_env},
         resolve_base::copy_paths,
     },
@@ -17,19 +16,20 @@ use crate::{
 };
 
 /// Returns the values that were `declared` over `installed`, over another base. The trust anchors are those of
-/// `current`.
+/// `current`. `is_whole` is whether the resource declares the whole list of variables.
 pub(in crate::linkerd_config) fn redeclare(
     base: &Document,
     installed: &Document,
     declared: &Document,
     current: &Document,
+    is_whole: bool,
 ) -> Document {
     let mut document = base.clone();
     let environment = environment_path();
     let (extended, others): (Vec<_>, Vec<_>) =
         installed.differences(declared).into_iter().partition(|path| *path == environment);
     copy_paths(&mut document, declared, &others);
-    match (extended.is_empty(), variables(declared)) {
+    match (extended.is_empty() || is_whole, variables(declared)) {
         (false, Some(declared)) => {
             let [then, now] = [installed, base].map(|document| variables(document).unwrap_or_default());
             document.set(&environment, extend_like(now, &then, &declared));
@@ -38,12 +38,6 @@ pub(in crate::linkerd_config) fn redeclare(
     }
     copy_paths(&mut document, current, &[anchors_path()]);
     document
-}
-
-/// Whether two bases declare the same values, whatever their installers' documents are.
-pub(in crate::linkerd_config) fn declare_the_same(one: &Base, other: &Base) -> bool {
-    let over_one = |base: &Base| redeclare(&one.document, &base.document, &base.effective, &one.document);
-    over_one(one) == over_one(other)
 }
 
 fn variables(document: &Document) -> Option<Vec<Value>> {
@@ -69,7 +63,7 @@ mod tests {
 
     fn over(base: &str, installed: &str, declared: &str) -> Document {
         let document = |text| Document::parse(text).unwrap();
-        redeclare(&document(base), &document(installed), &document(declared), &document("proxy: {}"))
+        redeclare(&document(base), &document(installed), &document(declared), &document("proxy: {}"), false)
     }
 
     #[test]
@@ -97,17 +91,5 @@ mod tests {
         let base = "proxy: {additionalEnv: [{name: B, value: '2'}, {name: C, value: '1'}]}";
         let expected = "proxy: {additionalEnv: [{name: C, value: '1'}]}";
         assert_eq!(over(base, installed, declared), Document::parse(expected).unwrap());
-    }
-
-    #[test]
-    fn the_same_values_over_another_base_are_the_same_declaration() {
-        let base = |installed: &str, level: &str| {
-            let mut base = Base::new(1, installed, None).unwrap();
-            base.effective.set(&crate::values::Path::from(&["proxy", "logLevel"][..]), level.into());
-            base
-        };
-        let (old, new) = ("linkerdVersion: v1\nproxy: {logLevel: warn}", "linkerdVersion: v2\nproxy: {logLevel: info}");
-        assert!(declare_the_same(&base(old, "debug"), &base(new, "debug")));
-        assert!(!declare_the_same(&base(old, "debug"), &base(new, "trace")));
     }
 }

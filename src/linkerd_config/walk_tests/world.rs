@@ -47,6 +47,10 @@ pub(super) enum Step {
     /// The same document for some namespaces first, or for all.
     SetCanary(bool),
     Retry,
+    /// The resource is suspended, and then enforces again.
+    Suspend,
+    /// The resource cannot be applied, and is corrected.
+    Mistype,
     /// The installer writes another document over ours.
     Upgrade,
     /// The installer changes the list that the resource extends.
@@ -109,13 +113,15 @@ struct Model {
     is_rejected: bool,
     /// Whether a failure may still be blamed on the document in force: it is new, and nothing else changed since.
     on_trial: bool,
+    /// Whether the injectors have accepted the document in force. Until then, the one before it stays the predecessor.
+    is_accepted: bool,
 }
 
 // === impl Step ===
 
 impl Step {
     pub(super) fn random(random: &mut Random) -> Self {
-        match random.below(20) {
+        match random.below(22) {
             0..=2 => Self::Declare,
             3 => Self::DeclareAgain,
             4 => Self::SetCanary(random.below(2) == 0),
@@ -129,6 +135,8 @@ impl Step {
             15 => Self::LoseProxy,
             16 | 17 => Self::Deny(true),
             18 => Self::Deny(false),
+            19 => Self::Suspend,
+            20 => Self::Mistype,
             _ => Self::Kill(u32::try_from(random.below(5)).unwrap_or_default()),
         }
     }
@@ -214,6 +222,8 @@ impl World {
                 let metadata = json!({"resourceVersion": version, "annotations": annotations});
                 json_patch::merge(&mut objects.config["metadata"], &metadata);
             }
+            Step::Suspend => self.interrupt(|spec| spec["mode"] = json!("Suspend")).await?,
+            Step::Mistype => self.interrupt(|spec| spec["values"]["proxy"]["uid"] = json!("many")).await?,
             Step::Upgrade | Step::ExtendEnvironment => {
                 self.base += if matches!(step, Step::Upgrade) { 1 } else { 1000 };
                 self.api.write_values("helm", &installed(self.base));
@@ -231,14 +241,26 @@ impl World {
             Step::Deny(false) => self.denied.clear(),
             Step::Kill(writes) => self.api.objects().dies_after = Some(writes),
         }
-        if matches!(step, Step::Retry | Step::Declare | Step::SetCanary(_)) {
+        if matches!(step, Step::Retry | Step::Declare | Step::SetCanary(_) | Step::Suspend | Step::Mistype) {
             self.model.is_rejected = false;
         }
         let was_accepted = self.reason("InjectorSynced") == "AllReplicasCurrent";
         if matches!(step, Step::Upgrade | Step::ExtendEnvironment) && was_accepted {
             self.model.on_trial = false;
         }
-        self.settle().await
+        self.settle().await?;
+        self.check()
+    }
+
+    /// Changes the resource, lets the controller act on it, and takes the change back.
+    async fn interrupt(&mut self, change: impl FnOnce(&mut Value)) -> Result<(), String> {
+        self.declare(change);
+        self.settle().await?;
+        self.declare(|spec| {
+            spec.as_object_mut().unwrap().remove("mode");
+            spec["values"]["proxy"].as_object_mut().unwrap().remove("uid");
+        });
+        Ok(())
     }
 
     fn declare(&mut self, change: impl FnOnce(&mut Value)) {
@@ -256,7 +278,7 @@ impl World {
         json_patch::merge(&mut objects.config["metadata"], &metadata);
     }
 
-    /// Reconciles until nothing changes, and checks every write and the result.
+    /// Reconciles until nothing changes, and checks every write.
     async fn settle(&mut self) -> Result<(), String> {
         let mut quiet = 0;
         for _ in 0..60 {
@@ -276,7 +298,7 @@ impl World {
             let is_quiet = self.api.objects().next_version() == next(&before) && !answered;
             quiet = if is_quiet { quiet + 1 } else { 0 };
             if quiet == 3 {
-                return self.check();
+                return Ok(());
             }
         }
         Err("it does not settle".to_owned())
@@ -377,8 +399,20 @@ impl World {
         match self.reason("ConfigMapSynced").as_str() {
             "Synced" if self.model.is_rejected => return Err("a rejected document was written again".to_owned()),
             "Synced" => {
+                // Also at an earlier time: the injectors then fail for another reason.
+                let status = self.api.objects().config["status"].clone();
+                let is_accepted = status["revisions"]["lastKnownGoodHash"] == status["injectionHash"];
                 if !is_in_force {
-                    self.model.before = self.model.in_force.replace(self.spec.clone());
+                    let known = self.model.in_force.replace(self.spec.clone());
+                    if self.model.is_accepted {
+                        self.model.before = known;
+                    }
+                    self.model.is_accepted = false;
+                }
+                self.model.is_accepted |= is_accepted;
+                let is_denied = self.reason("InjectorSynced") == "Denied";
+                if is_denied && !self.model.is_accepted && self.model.on_trial {
+                    return Err("a document that was never accepted is denied and stays".to_owned());
                 }
                 let is_complete = self.reason("RolloutComplete") == "UpToDate";
                 self.model.on_trial = !is_complete && (!is_in_force || self.model.on_trial);
@@ -391,14 +425,14 @@ impl World {
                 if is_in_force {
                     self.model.in_force = self.model.before.take();
                 }
-                (self.model.is_rejected, self.model.on_trial) = (true, false);
+                (self.model.is_rejected, self.model.on_trial, self.model.is_accepted) = (true, false, true);
             }
             // A kill after the rollback and before the write of the status: the next leader tries the document first.
             "Canary"
                 if is_in_force && self.model.on_trial && self.has(&self.document(), self.model.before.as_ref()) =>
             {
                 self.model.in_force = self.model.before.take();
-                self.model.on_trial = false;
+                (self.model.on_trial, self.model.is_accepted) = (false, true);
             }
             "Restored" | "Canary" => {}
             other => return Err(format!("ConfigMapSynced is {other:?}")),
