@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::{
@@ -36,7 +36,7 @@ use serde_json::json;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::{AbortHandle, JoinHandle},
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -46,6 +46,12 @@ pub use rule::{Action, Fault, Rule};
 use crate::{certificate, control_plane::ControlPlane, gate::Gate, kubeconfig, tls};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a client at rest must not write: as long as the longest backoff of the operator.
+const REST: Duration = Duration::from_secs(60);
+/// A client that has written nothing for this time has completed its work.
+const SETTLED: Duration = Duration::from_secs(5);
+/// How long a client may take until it rests.
+const REST_DEADLINE: Duration = Duration::from_secs(60);
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 type Body = BoxBody<Bytes, hyper::Error>;
@@ -141,6 +147,32 @@ impl FaultProxy {
     pub fn log(&self) -> Vec<Request> {
         self.shared.record.log()
     }
+
+    /// The newest write requests, including failed ones, as `METHOD path`, oldest first. Requests for Leases are left
+    /// out: their holders renew them every few seconds.
+    pub fn writes(&self) -> Vec<String> {
+        let writes = self.log().into_iter().filter(Request::is_write);
+        writes.map(|request| format!("{} {}", request.method, request.path_without_query())).collect()
+    }
+
+    /// Waits until the client has written nothing for a few seconds. Then fails if it writes within 60 s.
+    pub async fn rests(&self) -> Result<()> {
+        let begun = Instant::now();
+        let mut before = self.writes();
+        loop {
+            sleep(SETTLED).await;
+            let now = self.writes();
+            if now == before {
+                break;
+            }
+            ensure!(begun.elapsed() < REST_DEADLINE, "it keeps writing: {:?}", newer(&now, &before));
+            before = now;
+        }
+        sleep(REST).await;
+        let now = self.writes();
+        ensure!(now == before, "it wrote at rest: {:?}", newer(&now, &before));
+        Ok(())
+    }
 }
 
 impl Drop for FaultProxy {
@@ -148,6 +180,11 @@ impl Drop for FaultProxy {
         self.accepting.abort();
         self.cut_all();
     }
+}
+
+/// The writes that were recorded since `before`.
+fn newer<'a>(now: &'a [String], before: &[String]) -> &'a [String] {
+    now.get(before.len()..).unwrap_or_default()
 }
 
 impl Shared {

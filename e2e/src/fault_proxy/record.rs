@@ -18,6 +18,17 @@ pub struct Request {
     pub status: Option<u16>,
 }
 
+impl Request {
+    /// Whether the request changes an object other than a Lease.
+    pub(super) fn is_write(&self) -> bool {
+        self.method != "GET" && !self.path.contains("/leases")
+    }
+
+    pub(super) fn path_without_query(&self) -> &str {
+        self.path.split('?').next().unwrap_or(&self.path)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Record(Mutex<Inner>);
 

@@ -187,13 +187,7 @@ impl Installation {
 
     /// The write requests of the managers that contain this text, as `METHOD path`. Requests for Leases are left out.
     fn writes(&self, contains: &str) -> Vec<String> {
-        let log = self.proxy.log().into_iter();
-        let writes = log.filter(|request| request.method != "GET" && !request.path.contains("/leases"));
-        let line = writes.map(|request| {
-            let path = request.path.split('?').next().unwrap_or_default();
-            format!("{} {path}", request.method)
-        });
-        line.filter(|line| line.contains(contains)).collect()
+        self.proxy.writes().into_iter().filter(|line| line.contains(contains)).collect()
     }
 
     // === the ConfigMap ===
