@@ -70,7 +70,9 @@ pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
         // The watch has not delivered the namespace yet.
         None => WorkloadState::Unmeshed,
     };
-    let rolling = facts.resource.filter(|_| state.is_selected()).and_then(rolling);
+    // Nothing waits for a workload that is being deleted, so it takes no place.
+    let takes_a_place = state.is_selected() && state != WorkloadState::Skipped(SkipReason::Deleting);
+    let rolling = facts.resource.filter(|_| takes_a_place).and_then(rolling);
     let PodCounts { counts: pods, suspects, trust, .. } = pod_counts;
     Assessment { pods, suspects, trust, state, rolling, is_canary: false }
 }
@@ -131,6 +133,14 @@ fn selected_state(
     let annotated = RolloutAnnotations::of(resource);
     let attempt = target.key.attempt(annotated.hash);
     let outdated = reachable(resource, pod_counts);
+    // Its controller does not complete a restart any more, and the absence of its Pods says nothing about the configuration.
+    if resource.deleting || namespace.deleting {
+        return match (pod_counts.counts.meshed > 0, pod_counts.outdated.is_empty()) {
+            (_, false) => WorkloadState::Skipped(SkipReason::Deleting),
+            (true, true) => WorkloadState::UpToDate,
+            (false, true) => WorkloadState::Unmeshed,
+        };
+    }
     let is_complete = is_complete(resource);
     let is_in_template = resource.template.restarted_for.as_deref() == Some(annotated.hash);
     let adopted = target.proxies.baseline.as_ref().and_then(|baseline| baseline.adopted);
@@ -279,7 +289,6 @@ fn skip_reason(
     let requested = facts.pods.iter().any(|pod| pod.inject == Inject::Enabled);
     let by_template = method == RolloutMethod::Restart;
     [
-        (resource.deleting || namespace.deleting, SkipReason::Deleting),
         (breaking_annotation(namespace).is_some(), SkipReason::NamespaceBreaksInjection),
         (!requests_proxy && (!requested || resource.template.inject != Inject::Absent), SkipReason::InjectionDisabled),
         (resource.paused && by_template, SkipReason::Paused),

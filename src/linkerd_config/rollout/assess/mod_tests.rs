@@ -237,6 +237,31 @@ fn a_new_pod_without_a_proxy_is_reported_and_an_older_one_is_not() {
 }
 
 #[test]
+fn a_restart_or_failure_of_a_deleted_workload_is_neither_monitored_nor_reverted_nor_counted() {
+    let unavailable = json!({"status": {"updatedReplicas": 0, "availableReplicas": 0}});
+    let deleted = json!({"metadata": {"deletionTimestamp": "2026-01-01T12:01:00Z"}});
+    for state in ["updating", "retrying", "failed", "rolled-back"] {
+        for rolled_back in [None, Some(RolloutKey::of(WANTED, Some("roots"), None))] {
+            let object = with(annotated(state, &key(), Some(&key())), &unavailable);
+            let mut world = World::outdated(&object);
+            world.target.rolled_back.clone_from(&rolled_back);
+            world.namespace("ns", &deleted["metadata"]);
+            assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::Deleting), "{state}");
+
+            let mut world = World::outdated(&with(object.clone(), &deleted));
+            world.target.rolled_back.clone_from(&rolled_back);
+            assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::Deleting), "{state}");
+
+            // Its Pods are deleted first.
+            let mut world = World::new(&json!({}));
+            world.target.rolled_back = rolled_back;
+            world.deployment("web", &with(object, &deleted));
+            assert_eq!(world.state("Deployment", "web"), WorkloadState::Unmeshed, "{state}");
+        }
+    }
+}
+
+#[test]
 fn a_failure_lasts_until_the_key_changes() {
     let mut failed = annotated("failed", &key(), Some(&key()));
     failed["metadata"]["annotations"]["config.linkerd.io/rollout-message"] = json!("StillOutdated: twice: so");

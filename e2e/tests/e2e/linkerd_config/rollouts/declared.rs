@@ -36,7 +36,7 @@ async fn secure_over(mesh: &Mesh, installed: Value) -> Result<Value> {
     mesh.installation.helm_with(document).await
 }
 
-async fn restricted() -> Result<Mesh> {
+pub(super) async fn restricted() -> Result<Mesh> {
     let installation = Installation::on(Arc::new(Lent::take_with_nodes().await?)).await?;
     let installation = permissions::restricted(installation.installed().await?).await?;
     Mesh::on(installation, 1).await
@@ -83,7 +83,7 @@ impl Drop for History {
 }
 
 /// Forbids new Pods in a namespace, and waits until the quota is in force.
-async fn forbid_pods(mesh: &Mesh, namespace: &str) -> Result<()> {
+pub(super) async fn forbid_pods(mesh: &Mesh, namespace: &str) -> Result<()> {
     let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), namespace);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;

@@ -22,6 +22,7 @@ mod hostile;
 mod injectors;
 mod limits;
 mod midway;
+mod namespaces;
 mod operator_upgrade;
 mod opt_in;
 mod permissions;
