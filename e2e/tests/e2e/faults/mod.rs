@@ -4,7 +4,18 @@
 //! Each test has a dedicated control plane. The manager connects through the fault proxy and the test directly, so
 //! faults never affect the test itself.
 
+mod compaction;
 mod crash;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod large_objects;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod linkerd;
 mod lost_answers;
 mod namespaces;
 mod permissions;
@@ -22,6 +33,7 @@ use anyhow::{Result, ensure};
 use e2e::{
     ControlPlane, Fault, FaultProxy, Manager, ManagerOptions, Options, TestNamespace, eventually,
     mesh::{MANAGED_BY, Mesh, SOON},
+    shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 use futures::StreamExt;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -41,9 +53,9 @@ const KINDS: [&str; 3] = ["/services", "/endpointslices", "/externalworkloads"];
 /// The uid and resourceVersion of each slice, by name: every write changes them.
 type Versions = BTreeMap<String, String>;
 
-struct Rig {
-    mesh: Mesh,
-    proxy: FaultProxy,
+pub(super) struct Rig {
+    pub(super) mesh: Mesh,
+    pub(super) proxy: FaultProxy,
     client: Client,
     control_plane: ControlPlane,
 }
@@ -58,6 +70,21 @@ impl Rig {
         let mesh = new_mesh(&client).await?;
         let proxy = FaultProxy::start(&control_plane).await?;
         Ok(Self { mesh, proxy, client, control_plane })
+    }
+
+    /// As [`Rig::start`], with the objects of `make deploy`: managers have the operator's ServiceAccount, the shipped
+    /// permissions and the shipped admission policies.
+    pub(super) async fn shipped(options: Options) -> Result<Self> {
+        let mut rig = Self::start(options).await?;
+        rig.control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
+        let token = rig.control_plane.operator_token().await?;
+        rig.proxy = FaultProxy::start_with_token(&rig.control_plane, OPERATOR_ACCOUNT, &token).await?;
+        Ok(rig)
+    }
+
+    /// Starts a manager with all jobs in the namespaces of [`Rig::shipped`].
+    pub(super) fn shipped_manager(&self) -> Result<Manager> {
+        self.start_manager(&[&format!("--operator-namespace={OPERATOR_NAMESPACE}")])
     }
 
     /// Starts a manager behind the proxy that only writes slices, and waits until it is ready.

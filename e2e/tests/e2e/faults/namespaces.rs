@@ -82,9 +82,10 @@ async fn in_a_terminating_namespace_possible_writes_succeed_and_others_are_not_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slowly_terminating_namespace_receives_few_requests() -> Result<()> {
-    let rig = Rig::start(with_controllers()).await?;
-    let manager = rig.manager().await?;
+async fn a_slowly_terminating_namespace_receives_few_requests_and_none_at_rest() -> Result<()> {
+    let rig = Rig::shipped(with_controllers()).await?;
+    let mut manager = rig.shipped_manager()?;
+    manager.ready(SOON).await?;
     let holding = json!({"metadata": {"finalizers": ["example.com/slow"]}});
     for service in ["web", "stays"] {
         rig.mesh.put_service(service, json!({})).await?;
@@ -117,6 +118,7 @@ async fn a_slowly_terminating_namespace_receives_few_requests() -> Result<()> {
         Ok(())
     })
     .await?;
+    rig.proxy.rests().await?;
     let log = manager.log();
     assert!(log.matches("Events are denied").count() <= 1, "{log}");
     assert!(!log.contains("could not be written"), "{log}");
