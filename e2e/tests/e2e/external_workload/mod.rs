@@ -4,6 +4,8 @@
 //! of endpoints in them. The tests here need a real API server, with its defaults, its garbage collector and its own
 //! slices.
 
+mod service_types;
+
 use std::{
     collections::BTreeMap,
     ops::Deref,
