@@ -5,6 +5,7 @@
 
 mod denials;
 mod operators;
+mod restored;
 
 use std::time::Duration;
 
