@@ -34,6 +34,9 @@ pub(super) const STALLED: &str = "Stalled";
 pub(super) const CANARY: &str = "Canary";
 /// The reason of ConfigMapSynced while the ConfigMap has a fallback document.
 pub(super) const RESTORED: &str = "Restored";
+/// Why a document that failed stays while a change of another writer is reported.
+pub(super) const KEPT_WITH_DRIFT: &str =
+    "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
 const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
 
 /// The reasons of Stalled while another writer keeps undoing the operator's writes.
@@ -270,8 +273,8 @@ pub(super) fn add_injector_condition(
         }
         rows.push(ConditionRow::new(STALLED, Some(true), "RolledBack", message));
     } else if *verdict == PlanVerdict::Drifted && sync_status.reason == SyncReason::Denied {
-        let why = "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
-        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", format!("{}; {why}", injectors.message)));
+        let message = format!("{}; {KEPT_WITH_DRIFT}", injectors.message);
+        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));
     } else if sync_status.is_denied {
         let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
         rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));

@@ -17,7 +17,7 @@ use super::{
     apply::ReconcileOutcome,
     base::baseline,
     canary::{CanaryAction, active_canary, decides, holds_back, kept_canary, next_status},
-    conditions::explain_refused_rollback,
+    conditions::{KEPT_WITH_DRIFT, explain_refused_rollback},
     dereference::{PlanDocuments, ReconcileInput},
     events::{EventInput, events_for},
     injector::{ExpectedInjection, SyncRequest, SyncStatus},
@@ -348,8 +348,7 @@ fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut Reconcil
     // Workloads failed with the document in the status. Another one, such as a correction, was not tried yet.
     let is_tried = plan.injection_hash == before.injection_hash;
     if requires_rollback && is_tried && plan.verdict == PlanVerdict::Drifted {
-        let why = "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
-        outcome.rollback_refused = Some(why.to_owned());
+        outcome.rollback_refused = Some(KEPT_WITH_DRIFT.to_owned());
     }
     if requires_rollback && is_tried && plan.verdict == PlanVerdict::Synced {
         let refused = rollback_refused(input, documents, &plan);

@@ -42,7 +42,7 @@ pub(super) struct CanaryFacts<'a> {
     pub(super) injectors: InjectorKind,
     /// The canary namespaces, by name.
     pub(super) namespaces: &'a [Arc<str>],
-    /// Those for which the injectors are probed, or why there is none.
+    /// The canary namespaces for which the injectors are probed; an error is the reason why no namespace is suitable.
     pub(super) probed: Result<Vec<Arc<str>>, String>,
     pub(super) adoption: CanaryAdoption,
     /// `None` before the workloads were compared with the document.

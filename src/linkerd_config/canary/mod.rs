@@ -170,9 +170,12 @@ fn names(namespaces: &[Arc<Namespace>]) -> Vec<Arc<str>> {
     namespaces.iter().map(|namespace| Arc::clone(&namespace.name)).collect()
 }
 
-/// Returns the canary namespaces for which the injectors are probed, in this order, or why there is none. An annotation
-/// of a namespace can make the injection into its Pods fail, which says nothing about the configuration: those with the
-/// fewest annotations come first, and those whose Pods never get a proxy are left out.
+/// Returns the canary namespaces for which the injectors are probed, in this order. An annotation of a namespace can
+/// make the injection into its Pods fail, which says nothing about the configuration: those with the fewest annotations
+/// come first, and those whose Pods never get a proxy are left out.
+///
+/// # Errors
+/// The reason why no namespace is suitable.
 fn probed_namespaces(namespaces: &[Arc<Namespace>]) -> Result<Vec<Arc<str>>, String> {
     let Some(first) = namespaces.first() else { return Err(NO_NAMESPACE.to_owned()) };
     let mut probed: Vec<_> = namespaces.iter().filter(|namespace| namespace.inject != Inject::Invalid).collect();

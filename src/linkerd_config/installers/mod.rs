@@ -2,8 +2,8 @@
 //! installer that keeps restoring its own document. Pure.
 //!
 //! In: the patterns of `spec.drift.trustedManagers`, a field manager, the text that it wrote. Always holds: a match
-//! takes at most the product of both lengths in steps; a copy of the operator's document is not an installation, whoever
-//! wrote it.
+//! takes at most the product of both lengths in steps; a copy of the operator's document is not an installation,
+//! whatever its field manager is.
 
 pub(super) mod revert_history;
 

@@ -39,8 +39,8 @@ pub struct Gate {
 pub struct Gates {
     /// The gate that blocks restarts, if any.
     pub closed: Option<Gate>,
-    /// Why the document in force is not the declared one, if it is another one. Restarts for it may go on, but a complete
-    /// rollout of it is none of the declared document.
+    /// Why the document in force is not the declared one, if it is another one. Workloads may be restarted for it, but
+    /// that does not complete the rollout of the declared document.
     pub undeclared: Option<Gate>,
     /// When the bundle of trust anchors was written: the control plane has to be restarted after that.
     pub trust_roots_written: Option<Timestamp>,

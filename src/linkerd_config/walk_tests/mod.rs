@@ -6,9 +6,10 @@
 //! only from the first one; a rejected document is not written again before a change of the resource or its annotation.
 
 mod api_server;
+mod step;
 mod world;
 
-use self::world::{Step, World};
+use self::{step::Step, world::World};
 
 /// A small generator (xorshift64*), so that a seed stands for the same walk forever.
 struct Random(u64);

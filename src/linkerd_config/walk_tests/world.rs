@@ -8,7 +8,7 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Random, api_server::ApiServer};
+use super::{api_server::ApiServer, step::Step};
 use crate::{
     api::linkerd_config::RolloutPods,
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
@@ -37,39 +37,6 @@ const POLICIES: [&str; 3] = ["deny", "all-authenticated", "cluster-authenticated
 /// The policy and the marker of the installer's document.
 const INSTALLED: (&str, &str) = ("all-unauthenticated", "warn");
 const WORKLOADS: usize = 4;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
-    /// Another document with another security value.
-    Declare,
-    /// The document in force before the declared one, as a person does who takes a change back.
-    DeclareAgain,
-    /// The same document for some namespaces first, or for all.
-    SetCanary(bool),
-    Retry,
-    /// The resource is suspended, and then enforces again.
-    Suspend,
-    /// The resource cannot be applied, and is corrected.
-    Mistype,
-    /// The installer writes another document over ours.
-    Upgrade,
-    /// The installer changes the list that the resource extends.
-    ExtendEnvironment,
-    /// A person edits the declared security value.
-    Edit,
-    /// All workloads run with the configuration in effect.
-    Complete,
-    /// One workload fails for as long as the configuration is in effect, which is below the limit.
-    FailOne,
-    /// Workloads fail with the configuration in effect, up to the limit.
-    Fail,
-    /// A Pod of a workload has no proxy.
-    LoseProxy,
-    /// The injectors deny the declared document, or accept it again.
-    Deny(bool),
-    /// The leader is killed in a later step, after this number of writes.
-    Kill(u32),
-}
 
 /// The state of the workloads for one configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,31 +82,6 @@ struct Model {
     on_trial: bool,
     /// Whether the injectors have accepted the document in force. Until then, the one before it stays the predecessor.
     is_accepted: bool,
-}
-
-// === impl Step ===
-
-impl Step {
-    pub(super) fn random(random: &mut Random) -> Self {
-        match random.below(22) {
-            0..=2 => Self::Declare,
-            3 => Self::DeclareAgain,
-            4 => Self::SetCanary(random.below(2) == 0),
-            5 => Self::Retry,
-            6 | 7 => Self::Upgrade,
-            8 => Self::ExtendEnvironment,
-            9 => Self::Edit,
-            10 | 11 => Self::Complete,
-            12 => Self::FailOne,
-            13 | 14 => Self::Fail,
-            15 => Self::LoseProxy,
-            16 | 17 => Self::Deny(true),
-            18 => Self::Deny(false),
-            19 => Self::Suspend,
-            20 => Self::Mistype,
-            _ => Self::Kill(u32::try_from(random.below(5)).unwrap_or_default()),
-        }
-    }
 }
 
 // === impl World ===
