@@ -132,9 +132,15 @@ async fn an_annotation_of_one_canary_namespace_does_not_decide_about_the_canary(
         annotate(namespace, json!("bogus")).await?;
     }
     canary.mesh.configure(1).await?;
-    let waiting = canary.is("Waiting").await?;
-    let why = text(&waiting["message"])?;
-    assert!(why.contains(&format!("the annotation linkerd.io/inject of namespace {} has", namespaces[0])), "{why}");
+    // Before the injectors have answered, the canary waits for that.
+    eventually(DEADLINE, "the annotation to be named", async || {
+        let waiting = canary.is("Waiting").await?;
+        let why = text(&waiting["message"])?;
+        let named = format!("the annotation linkerd.io/inject of namespace {} has", namespaces[0]);
+        ensure!(why.contains(&named), "{why}");
+        Ok(())
+    })
+    .await?;
 
     annotate(&namespaces[1], Value::Null).await?;
     eventually(DEADLINE, "the other namespace to run with the configuration", async || {
