@@ -125,7 +125,8 @@ pub(super) fn resolve_base(
             let mut edited = base.document.clone();
             copy_paths(&mut edited, document, &theirs);
             // Allowed changes that make the document unusable are drift.
-            let is_unusable = !theirs.is_empty() && overlay.apply_to(&edited).adds_problems_to(&base.document);
+            let is_unusable =
+                !theirs.is_empty() && !overlay.apply_to(&edited).problems_added_to(&base.document).is_empty();
             let (edited, protected) = match is_unusable {
                 false => (edited, protected),
                 true => (base.document.clone(), [protected, theirs].concat()),

@@ -180,10 +180,10 @@ impl Document {
         problems::problems(self)
     }
 
-    /// Returns whether the document has a problem that the other one does not have.
-    pub fn adds_problems_to(&self, other: &Self) -> bool {
+    /// Returns the problems that the other document does not have.
+    pub fn problems_added_to(&self, other: &Self) -> Vec<Problem> {
         let known = other.problems();
-        self.problems().iter().any(|problem| !known.contains(problem))
+        self.problems().into_iter().filter(|problem| !known.contains(problem)).collect()
     }
 
     /// Returns the private keys in the document. A document with private keys must not even be copied.

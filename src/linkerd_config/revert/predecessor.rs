@@ -56,6 +56,7 @@ impl Predecessor {
         })
     }
 
+    /// Returns its revision; 0 is the installer's document.
     pub fn revision(&self) -> i64 {
         match self {
             Self::Installer => INSTALLER,
@@ -97,8 +98,7 @@ impl Predecessor {
         if failed.contains(&hashes.of(&document)) {
             return Err(NoFallback::Failed);
         }
-        let known = base.problems();
-        let added: Vec<_> = document.problems().into_iter().filter(|problem| !known.contains(problem)).collect();
+        let added = document.problems_added_to(base);
         if added.is_empty() { Ok(document) } else { Err(NoFallback::Unusable(added)) }
     }
 }

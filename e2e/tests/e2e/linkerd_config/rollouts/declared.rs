@@ -130,6 +130,15 @@ async fn rolled_back(mesh: &Mesh) -> Result<Value> {
     Ok(status)
 }
 
+/// Helm upgrades Linkerd. Returns the first document over the new base, once the ConfigMap has it.
+async fn upgrade(mesh: &Mesh) -> Result<Value> {
+    let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.8.4");
+    mesh.installation.rewrite("helm", &upgraded).await?;
+    let declared = secure_over(mesh, json!({"linkerdVersion": "edge-26.8.4"})).await?;
+    mesh.installation.document_is(&declared).await?;
+    Ok(declared)
+}
+
 async fn the_first_document_is_restored(kind: Kind, rollout: Value) -> Result<()> {
     let (mesh, others) = one_failed(kind, rollout).await?;
     rolled_back(&mesh).await?;
@@ -191,11 +200,7 @@ async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -
     // It stays after the injector accepts again, and over the next document of the installer.
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
     let history = History::follow(&mesh.installation).await?;
-    mesh.installation
-        .rewrite("helm", &HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.8.4"))
-        .await?;
-    let declared = secure_over(&mesh, json!({"linkerdVersion": "edge-26.8.4"})).await?;
-    mesh.installation.document_is(&declared).await?;
+    let declared = upgrade(&mesh).await?;
     mesh.is_quiet().await?;
     mesh.installation.document_is(&declared).await?;
     history.never_had("logLevel: trace")?;
@@ -225,11 +230,7 @@ async fn after_a_rollback_no_change_of_the_installer_brings_the_rejected_documen
     rolled_back(&mesh).await?;
     mesh.is_quiet().await?;
     let history = History::follow(&mesh.installation).await?;
-    mesh.installation
-        .rewrite("helm", &HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.8.4"))
-        .await?;
-    let declared = secure_over(&mesh, json!({"linkerdVersion": "edge-26.8.4"})).await?;
-    mesh.installation.document_is(&declared).await?;
+    let declared = upgrade(&mesh).await?;
     // The workloads get the restored document over the installer's new one.
     let status = eventually(DEADLINE, "all workloads to run with the restored document", async || {
         let (status, _) = mesh.status().await?;
