@@ -67,7 +67,8 @@ pub struct RolloutSpec {
     #[schemars(schema_with = "schema::duration")]
     pub soak: String,
     /// The time without progress after which a restarted workload counts as failed, as in a Deployment. Each Pod that is
-    /// updated or becomes ready is progress. The default is 10m.
+    /// updated or becomes ready is progress. A workload may extend it, by its minReadySeconds and by a longer
+    /// progressDeadlineSeconds of a Deployment than the default of 600, up to one hour in total. The default is 10m.
     #[schemars(schema_with = "schema::some_time")]
     pub progress_deadline: String,
     /// The number of failed workloads that triggers onFailure: a number, or a percentage of the selected workloads,

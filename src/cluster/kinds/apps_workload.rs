@@ -23,6 +23,8 @@ use crate::{
 /// The longest failure message that is kept, in bytes. Kubernetes quotes quotas and answers of webhooks in it, at any
 /// length.
 const LONGEST_FAILURE: usize = 256;
+/// The `progressDeadlineSeconds` that the API server writes into a Deployment without one.
+const DEFAULT_PROGRESS_DEADLINE: u32 = 600;
 
 /// A kind of [`AppsWorkload`].
 #[derive(
@@ -63,6 +65,7 @@ pub struct AppsWorkload {
     /// `spec.paused` of a Deployment: it does not replace Pods, even if its template changes.
     pub paused: bool,
     pub progress: WorkloadProgress,
+    pub pace: WorkloadPace,
     /// Why the update of a Deployment makes no progress.
     pub failure: Option<Box<str>>,
 }
@@ -107,6 +110,16 @@ pub struct WorkloadProgress {
     pub misscheduled: i64,
 }
 
+/// How much time the owner of a workload allows for an update, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadPace {
+    /// `minReadySeconds`: how long a Pod is ready before it is available.
+    pub min_ready: u32,
+    /// `progressDeadlineSeconds` of a Deployment, if it is longer than the default: the default is not a choice of the
+    /// owner.
+    pub progress_deadline: Option<u32>,
+}
+
 /// An [`AppsWorkload`] of the kind `K`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppsWorkloadOf<K> {
@@ -139,6 +152,8 @@ pub struct AppsObject<K> {
 pub struct WorkloadSpec {
     replicas: Option<i64>,
     paused: Option<bool>,
+    min_ready_seconds: Option<i64>,
+    progress_deadline_seconds: Option<i64>,
     template: Option<TemplateObject>,
     /// The name of the field in a Deployment.
     strategy: Option<Strategy>,
@@ -234,6 +249,7 @@ impl AppsWorkload {
             update: UpdateStrategy::of(kind, &spec),
             paused: kind == WorkloadKind::Deployment && spec.paused.unwrap_or_default(),
             progress: WorkloadProgress::of(kind, metadata.generation, spec.replicas, status),
+            pace: WorkloadPace::of(kind, &spec),
             failure: if kind == WorkloadKind::Deployment { status.failure() } else { None },
             template: Template::of(spec.template.unwrap_or_default()),
         }
@@ -242,11 +258,11 @@ impl AppsWorkload {
     /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
-        let Self { paused, progress, failure, created, controlled, .. } = self;
+        let Self { paused, progress, pace, failure, created, controlled, .. } = self;
         (workload, kind, uid, deleting, labels)
             == (&other.workload, &other.kind, &other.uid, &other.deleting, &other.labels)
             && (annotations, template, update) == (&other.annotations, &other.template, &other.update)
-            && (paused, progress, failure) == (&other.paused, &other.progress, &other.failure)
+            && (paused, progress, pace, failure) == (&other.paused, &other.progress, &other.pace, &other.failure)
             && (created, controlled) == (&other.created, &other.controlled)
     }
 }
@@ -306,6 +322,15 @@ impl WorkloadProgress {
         let observed = status.observed_generation.unwrap_or_default() >= generation.unwrap_or_default();
         let misscheduled = status.number_misscheduled.unwrap_or_default();
         Self { observed, wanted, total, updated, ready, available, misscheduled }
+    }
+}
+
+impl WorkloadPace {
+    fn of(kind: WorkloadKind, spec: &WorkloadSpec) -> Self {
+        let seconds = |value: Option<i64>| u32::try_from(value.unwrap_or_default().max(0)).unwrap_or(u32::MAX);
+        let progress_deadline = Some(seconds(spec.progress_deadline_seconds))
+            .filter(|it| kind == WorkloadKind::Deployment && *it > DEFAULT_PROGRESS_DEADLINE);
+        Self { min_ready: seconds(spec.min_ready_seconds), progress_deadline }
     }
 }
 

@@ -117,6 +117,28 @@ fn progress_counts_only_for_the_observed_generation() {
 }
 
 #[test]
+fn the_pace_of_a_workload_is_read_from_its_spec() {
+    for (kind, spec, min_ready, progress_deadline) in [
+        (Deployment, json!({}), 0, None),
+        // The API server writes 600 into each Deployment without a deadline.
+        (Deployment, json!({"minReadySeconds": 45, "progressDeadlineSeconds": 600}), 45, None),
+        (Deployment, json!({"minReadySeconds": 45, "progressDeadlineSeconds": 60}), 45, None),
+        (Deployment, json!({"minReadySeconds": 45, "progressDeadlineSeconds": 3600}), 45, Some(3600)),
+        (Deployment, json!({"progressDeadlineSeconds": i64::MAX}), 0, Some(u32::MAX)),
+        (Deployment, json!({"minReadySeconds": -1, "progressDeadlineSeconds": -1}), 0, None),
+        (StatefulSet, json!({"minReadySeconds": 30, "progressDeadlineSeconds": 3600}), 30, None),
+        (DaemonSet, json!({"minReadySeconds": 30}), 30, None),
+        (DaemonSet, json!({"minReadySeconds": null}), 0, None),
+    ] {
+        let found = workload(kind, &json!({}), &spec, &json!({})).pace;
+        assert_eq!(found, WorkloadPace { min_ready, progress_deadline }, "{kind:?} {spec}");
+    }
+    let paces =
+        [json!({}), json!({"minReadySeconds": 1})].map(|spec| workload(DaemonSet, &json!({}), &spec, &json!({})));
+    assert!(!paces[0].eq_ignoring_version(&paces[1]), "a change of the pace is a change");
+}
+
+#[test]
 fn a_replica_failure_is_reported_before_a_missed_deadline() {
     let condition = |kind: &str, status: &str, message: &str| json!({"type": kind, "status": status, "reason": "Reason", "message": message});
     let (late, fine) = (condition("Progressing", "False", "too long"), condition("Progressing", "True", "fine"));

@@ -65,7 +65,9 @@ impl NoProgressTimer {
             return None;
         }
         let since = self.advance(progress, now);
-        let due = since.checked_add(limit(progress.target.rollout())).unwrap_or(Timestamp::MAX);
+        let rollout = progress.target.rollout();
+        let limit = limit(rollout, schedule.longest_extension(rollout.progress_deadline()));
+        let due = since.checked_add(limit).unwrap_or(Timestamp::MAX);
         if now < due {
             return Some(due);
         }
@@ -102,8 +104,9 @@ fn could_continue(progress: &RolloutProgress) -> bool {
 }
 
 /// How long a rollout may take for its slowest step: a restart up to its deadline, its soak, the pause before the next.
-fn limit(rollout: &RolloutSpec) -> SignedDuration {
-    let limit: Duration = rollout.progress_deadline() * 2 + rollout.soak() + rollout.interval();
+/// `extension` is that of the deadline of the slowest restart in progress.
+fn limit(rollout: &RolloutSpec, extension: Duration) -> SignedDuration {
+    let limit = rollout.progress_deadline() * 2 + extension + rollout.soak() + rollout.interval();
     SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX)
 }
 
@@ -141,7 +144,7 @@ mod tests {
     use super::*;
     use crate::{
         api::linkerd_config::{RolloutMethod, RolloutPods},
-        cluster::index::workload_key::WorkloadKey,
+        cluster::{index::workload_key::WorkloadKey, kinds::apps_workload::WorkloadPace},
         linkerd_config::rollout::{
             assess::{
                 annotations::RolloutState,
@@ -179,8 +182,9 @@ mod tests {
     ) -> (&'static str, bool, String) {
         let mut schedule = RolloutSchedule::default();
         let pods = RolloutPods { meshed: 2, outdated, ..RolloutPods::default() };
+        let pace = WorkloadPace::default();
         let assessment =
-            Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary: false };
+            Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary: false, pace };
         schedule.set(&WorkloadKey::new("ns", "Deployment", "web"), Some(assessment), time("12:00:00"));
         let mut progress = rollout_progress(&schedule, &Arc::new(rollout_target(&rollout())), gate, None);
         clock.check(&mut progress, &schedule, time(now));
@@ -205,6 +209,27 @@ mod tests {
         assert_eq!(at(2, "12:40:00").0, "NoProgress", "one Pod more is not progress");
         assert_eq!(at(1, "12:41:00").0, "NoProgress", "the same number as before is not progress");
         assert_eq!(at(0, "12:42:00").0, "Progressing");
+    }
+
+    #[test]
+    fn a_workload_that_asks_for_more_time_is_waited_for() {
+        let workload = WorkloadKey::new("ns", "Deployment", "web");
+        let pace = WorkloadPace { min_ready: 900, progress_deadline: None };
+        for (state, no_progress) in [(in_progress(), false), (WorkloadState::UpToDate, true)] {
+            let (mut clock, mut schedule) = (NoProgressTimer::default(), RolloutSchedule::default());
+            let (pods, trust) = (RolloutPods { outdated: 1, ..RolloutPods::default() }, TrustCounts::new());
+            let assessment = Assessment { pods, suspects: 0, trust, state, rolling: None, is_canary: false, pace };
+            schedule.set(&workload, Some(assessment.clone()), time("12:00:00"));
+            let pending = Assessment { state: pending(), pace: WorkloadPace::default(), ..assessment };
+            schedule.set(&WorkloadKey::new("ns", "Deployment", "next"), Some(pending), time("12:00:00"));
+            let mut check = |now| {
+                let mut progress = rollout_progress(&schedule, &Arc::new(rollout_target(&rollout())), None, None);
+                clock.check(&mut progress, &schedule, time(now));
+                progress.no_progress
+            };
+            assert!(!check("12:00:00"));
+            assert_eq!((check("12:34:59"), check("12:35:00")), (no_progress, true));
+        }
     }
 
     #[test]

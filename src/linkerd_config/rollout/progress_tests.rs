@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::linkerd_config::{RolloutMethod, RolloutPods},
+    cluster::kinds::apps_workload::WorkloadPace,
     linkerd_config::rollout::{
         assess::{
             annotations::RolloutState,
@@ -24,6 +25,7 @@ fn schedule(states: &[WorkloadState]) -> RolloutSchedule {
             state: state.clone(),
             rolling: None,
             is_canary: false,
+            pace: WorkloadPace::default(),
         };
         schedule.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
     }
@@ -186,6 +188,7 @@ fn the_largest_status_of_a_rollout_has_less_than_256_kib() {
             state,
             rolling: None,
             is_canary: false,
+            pace: WorkloadPace::default(),
         };
         schedule.set(&workload, Some(assessment), time("12:00:00"));
         schedule.record_failure(&workload, worst(1 << 20), false, time("12:00:00"), |_| std::time::Duration::ZERO);

@@ -42,7 +42,7 @@ pub struct CanaryTotals {
 impl RolloutTotals {
     /// Adds the numbers of one workload, or subtracts them with a `sign` of -1.
     pub(super) fn add(&mut self, assessment: &Assessment, sign: i64) {
-        let Assessment { pods, suspects, trust, state, rolling: _, is_canary } = assessment;
+        let Assessment { pods, suspects, trust, state, rolling: _, is_canary, pace: _ } = assessment;
         add_pods(&mut self.pods, pods, sign);
         self.suspects += sign * suspects;
         for (hash, pods) in trust {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{api_server::ApiServer, step::Step};
 use crate::{
     api::linkerd_config::RolloutPods,
-    cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
+    cluster::{Kind, index::workload_key::WorkloadKey, kinds::apps_workload::WorkloadPace, testing::Feed},
     controller::LeaderGate,
     events::Events,
     lease::{Fence, Leadership},
@@ -442,7 +442,8 @@ fn schedule(states: Workloads, canary: Option<Workloads>) -> RolloutSchedule {
             _ => WorkloadState::UpToDate,
         };
         let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-        let assessment = Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary };
+        let (trust, pace) = (TrustCounts::new(), WorkloadPace::default());
+        let assessment = Assessment { pods, suspects: 0, trust, state, rolling: None, is_canary, pace };
         let name = Arc::<str>::from(number.to_string());
         schedule.set(&WorkloadKey::new("first", "Deployment", name), Some(assessment), Timestamp::UNIX_EPOCH);
     }

@@ -74,7 +74,8 @@ pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
     let takes_a_place = state.is_selected() && state != WorkloadState::Skipped(SkipReason::Deleting);
     let rolling = facts.resource.filter(|_| takes_a_place).and_then(rolling);
     let PodCounts { counts: pods, suspects, trust, .. } = pod_counts;
-    Assessment { pods, suspects, trust, state, rolling, is_canary: false }
+    let pace = facts.resource.map(|resource| resource.pace).unwrap_or_default();
+    Assessment { pods, suspects, trust, state, rolling, is_canary: false, pace }
 }
 
 fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {

@@ -8,6 +8,7 @@ use strum::{EnumIter, IntoStaticStr};
 use super::{annotations::RolloutState, selection::NotSelected};
 use crate::{
     api::linkerd_config::{RolloutMethod, RolloutPods},
+    cluster::kinds::apps_workload::WorkloadPace,
     linkerd_config::rollout::trust::TrustCounts,
 };
 
@@ -24,6 +25,7 @@ pub struct Assessment {
     pub rolling: Option<Timestamp>,
     /// Whether it was compared with the configuration of a canary.
     pub is_canary: bool,
+    pub pace: WorkloadPace,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -112,6 +112,12 @@ impl RolloutSchedule {
         self.pending.values().flatten().any(|workload| !is_refused(workload))
     }
 
+    /// Returns by how much the longest deadline of a restart in progress exceeds that of the rollout.
+    pub fn longest_extension(&self, deadline: Duration) -> Duration {
+        let in_progress = self.in_progress.iter().filter_map(|workload| self.workloads.get(workload));
+        in_progress.map(|entry| entry.extension(deadline)).max().unwrap_or_default()
+    }
+
     /// Returns one of the workloads whose writes fail, and the error.
     pub fn refused(&self) -> Option<(&WorkloadKey, &str)> {
         let mut refused = self.refused.iter().filter(|(_, refused)| refused.count >= REPORTED_FAILURES);
@@ -337,7 +343,7 @@ impl RolloutSchedule {
                     now < entry.due(limits)
                 }
                 WorkloadState::InProgress(_) => true,
-                _ => entry.assessment.rolling.is_some_and(|since| now < later(since, limits.deadline)),
+                _ => entry.assessment.rolling.is_some_and(|since| now < later(since, entry.deadline(limits))),
             }
         };
         let open = self.refused.iter().filter(|(_, refused)| refused.outcome_unknown).map(|(workload, _)| workload);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
     api::linkerd_config::RolloutMethod,
+    cluster::kinds::apps_workload::WorkloadPace,
     linkerd_config::rollout::{
         assess::workload_state::{SkipReason, Start},
         testing,
@@ -18,7 +19,8 @@ fn at(seconds: i64) -> Timestamp {
 
 fn of(state: WorkloadState) -> Option<Assessment> {
     let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-    Some(Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None, is_canary: false })
+    let (trust, pace) = (TrustCounts::new(), WorkloadPace::default());
+    Some(Assessment { pods, suspects: 0, trust, state, rolling: None, is_canary: false, pace })
 }
 
 fn pending() -> Option<Assessment> {
@@ -159,6 +161,50 @@ fn a_workload_that_exceeds_its_deadline_fails_with_what_is_missing() {
     );
     schedule.set(&name, None, at(701));
     assert!(schedule.failed.is_empty() && schedule.totals == RolloutTotals::default());
+}
+
+/// The seconds of the workload's own `minReadySeconds` and `progressDeadlineSeconds`.
+fn at_its_pace(min_ready: u32, progress_deadline: Option<u32>, assessment: Option<Assessment>) -> Option<Assessment> {
+    Some(Assessment { pace: WorkloadPace { min_ready, progress_deadline }, ..assessment? })
+}
+
+#[test]
+fn a_workload_has_the_time_that_it_asks_for_up_to_one_hour_more_than_others() {
+    const HOUR: u32 = 3600;
+    for (min_ready, progress_deadline, due) in [
+        (0, None, 600),
+        (45, None, 645),
+        // The deadline of the rollout, if it is longer than that of the workload.
+        (45, Some(601), 646),
+        (45, Some(900), 945),
+        (900, Some(1800), 2700),
+        (HOUR, None, 4200),
+        (HOUR, Some(HOUR), 4200),
+        (u32::MAX, Some(u32::MAX), 4200),
+    ] {
+        let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+        let with = |assessment| at_its_pace(min_ready, progress_deadline, assessment);
+        schedule.set(&name, with(but(progressing(), |it| it.since = Some(at(0)))), at(0));
+        assert_eq!(failure(&mut schedule, due - 1), None, "{min_ready} {progress_deadline:?}");
+        assert_eq!(failure(&mut schedule, due), Some("ProgressDeadlineExceeded"), "{min_ready} {progress_deadline:?}");
+        // A tenant who asks for more time meanwhile gets no more than the maximum.
+        schedule.set(&name, at_its_pace(u32::MAX, None, but(progressing(), |it| it.since = Some(at(0)))), at(due));
+        assert_eq!(failure(&mut schedule, 4200), Some("ProgressDeadlineExceeded"));
+    }
+}
+
+#[test]
+fn a_place_is_kept_for_the_time_that_a_workload_asks_for() {
+    let nodes = || in_progress(RolloutState::Updating, Health::WaitingForNodes("1 of 9".to_owned()));
+    let older = || Some(Assessment { rolling: Some(at(0)), ..of(WorkloadState::UpToDate).unwrap() });
+    for (assessment, is_stalled) in [(nodes(), true), (older(), false)] {
+        let mut schedule = waiting(&[("b", "1")]);
+        schedule.set(&workload("a", "1"), at_its_pace(300, None, assessment), at(100));
+        let end = if is_stalled { 1000 } else { 900 };
+        assert!(schedule.next(&LIMITS, at(end - 1)).steps.is_empty());
+        assert_eq!(names(&schedule.next(&LIMITS, at(end))), ["b/1"]);
+        assert_eq!(schedule.stalled.is_some(), is_stalled);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::{
     progress_clock::{ProgressClock, later},
 };
 use crate::{
+    cluster::kinds::apps_workload::WorkloadPace,
     linkerd_config::rollout::{
         assess::{
             annotations::{LONGEST_MESSAGE, RolloutState},
@@ -24,6 +25,10 @@ use crate::{
 const SETTLED: Duration = Duration::from_secs(5);
 /// Delay between the start of a Pod and the next eviction.
 const EVICTION_PAUSE: Duration = Duration::from_secs(2);
+
+/// The longest time that a workload may ask for in addition to the deadline of the rollout. Everyone who may change the
+/// workload can write what it asks for, and all others wait meanwhile.
+const LONGEST_EXTENSION: Duration = Duration::from_secs(3600);
 
 pub(super) struct ScheduledWorkload {
     pub(super) assessment: Assessment,
@@ -122,9 +127,23 @@ impl ScheduledWorkload {
     /// Returns when the progress deadline of its restart is over.
     pub(super) fn due(&self, limits: &RolloutLimits) -> Timestamp {
         match &self.clock {
-            Some(clock) => clock.due(limits.deadline),
-            None => later(self.health_since, limits.deadline),
+            Some(clock) => clock.due(self.deadline(limits)),
+            None => later(self.health_since, self.deadline(limits)),
         }
+    }
+
+    /// Returns the time without progress after which its restart has failed.
+    pub(super) fn deadline(&self, limits: &RolloutLimits) -> Duration {
+        limits.deadline + self.extension(limits.deadline)
+    }
+
+    /// Returns the part of its deadline that the workload asks for: its own deadline, if that is longer, and the time
+    /// that its Pods are ready but not available yet, which no count shows as progress.
+    pub(super) fn extension(&self, deadline: Duration) -> Duration {
+        let WorkloadPace { min_ready, progress_deadline } = self.assessment.pace;
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let longer = progress_deadline.map(seconds).unwrap_or_default().saturating_sub(deadline);
+        (longer + seconds(min_ready)).min(LONGEST_EXTENSION)
     }
 
     pub(super) fn attempt_eviction(&mut self, now: Timestamp) {

@@ -7,9 +7,9 @@ use e2e::{
     mesh::SOON,
     workload::{Kind, Workload, opted_in},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{DEADLINE, Mesh, QUIET, names};
+use super::{DEADLINE, Mesh, QUIET, names, put_over};
 
 /// Scenario 1.
 #[tokio::test(flavor = "multi_thread")]
@@ -162,4 +162,34 @@ async fn is_counted(mesh: &Mesh) -> Result<()> {
         Ok(())
     })
     .await
+}
+
+/// Pods of these workloads are ready at once, and count as available much later than the deadline of the rollout.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_whose_pods_are_available_late_by_its_own_settings_does_not_fail() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let slowly = |over: Value| {
+        let mut object = opted_in();
+        put_over(&mut object, &json!({"spec": {"minReadySeconds": 8}}));
+        put_over(&mut object, &over);
+        object
+    };
+    let deployment = json!({"spec": {"progressDeadlineSeconds": 3600}});
+    let workloads = [
+        mesh.put(&mesh.app, Kind::Deployment, "a", 1, slowly(deployment)).await?,
+        mesh.put(&mesh.app, Kind::StatefulSet, "b", 1, slowly(json!({}))).await?,
+        mesh.put(&mesh.other, Kind::DaemonSet, "c", 2, slowly(json!({}))).await?,
+    ];
+    let rollout = json!({"progressDeadline": "3s", "maxConcurrent": 3, "maxConcurrentPerNamespace": 3});
+    mesh.adopt(json!({ "rollout": rollout })).await?;
+    mesh.configure(1).await?;
+    let marker = mesh.is_complete().await?;
+    for workload in &workloads {
+        workload.is_marked(&marker).await?;
+        assert_eq!(workload.event_count("ProxyRolloutFailed").await?, 0, "{:?}", workload.events().await?);
+        assert_eq!(mesh.restarts.of(workload)?.len(), 1, "{workload}");
+    }
+    assert_eq!(mesh.installation.event_count("mesh", "RolloutHalted").await?, 0);
+    mesh.shows(json!({"phase": "Complete", "summary": "3/3"})).await?;
+    Ok(())
 }
