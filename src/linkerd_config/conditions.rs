@@ -19,7 +19,7 @@ use super::{
 use crate::{
     api::{
         NamespacedName,
-        linkerd_config::{CanaryPhase, CanaryStatus, LinkerdConfigStatus},
+        linkerd_config::{CanaryPhase, CanaryStatus, LinkerdConfigStatus, Mode},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::{and_more, truncated},
@@ -84,6 +84,7 @@ pub fn verdict_condition(target: &NamespacedName, verdict: &PlanVerdict, drift: 
 /// and the message if the plan was not applied.
 pub(super) fn condition_rows(
     target: &NamespacedName,
+    mode: Mode,
     verdict: &PlanVerdict,
     drift: Option<&Drift>,
     failure: Option<(&'static str, String)>,
@@ -106,7 +107,11 @@ pub(super) fn condition_rows(
     if row.type_ == ACCEPTED {
         return vec![row, ready];
     }
-    let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", "the resource is in effect");
+    let message = match mode {
+        Mode::Observe => "mode is Observe: the ConfigMap is compared with the resource, and nothing is written",
+        Mode::Enforce | Mode::Suspend => "the resource is in effect",
+    };
+    let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", message);
     let mut rows = vec![accepted, row, ready];
     match verdict {
         PlanVerdict::InvalidBase(error) => {

@@ -87,7 +87,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
     };
     let proxy_shape = if input.failure.is_some() { before.proxy_shape } else { plan.proxy_shape };
-    let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
+    let rows = condition_rows(&config.target, config.spec.mode, &plan.verdict, plan.drift.as_ref(), input.failure);
     let rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
     let mut rows = if input.is_contested { add_contest(rows, before, &plan.verdict) } else { rows };
     rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));

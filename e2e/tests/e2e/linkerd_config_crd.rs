@@ -399,15 +399,16 @@ async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()>
     let lines = table(&shown);
     assert_eq!(
         lines[0],
-        ["NAME", "CONTROL PLANE NAMESPACE", "CONFIGMAP", "ACTIVE", "READY", "VERSION", "UPDATED", "PHASE", "AGE"],
+        ["NAME", "MODE", "ACTIVE", "READY", "REASON", "VERSION", "UPDATED", "PHASE", "AGE"],
         "{shown}"
     );
-    let row = ["mesh", "mesh-system", "linkerd-config", "true", "False", "edge-26.8.3", "12/40", "Progressing"];
+    let row = ["mesh", "Observe", "true", "False", "Tested", "edge-26.8.3", "12/40", "Progressing"];
     assert_eq!(lines[1][..8], row, "{shown}");
     let shown = control_plane.kubectl(&["get", "linkerdconfigs", "-o", "wide"]).await?;
     let lines = table(&shown);
-    assert_eq!(lines[0][8..], ["HASH", "DRIFT", "INJECTOR", "AGE"], "{shown}");
-    assert_eq!(lines[1][8..10], ["0123456789ab", "3"], "{shown}");
+    let wide = ["CONTROL PLANE NAMESPACE", "CONFIGMAP", "HASH", "DRIFT", "INJECTOR", "AGE"];
+    assert_eq!(lines[0][8..], wide, "{shown}");
+    assert_eq!(lines[1][8..12], ["mesh-system", "linkerd-config", "0123456789ab", "3"], "{shown}");
     Ok(())
 }
 

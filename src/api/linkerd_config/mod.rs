@@ -52,13 +52,15 @@ pub use status::{
     doc = "LinkerdConfig declares the configuration that the proxies of a Linkerd mesh are injected with. The operator applies it on top of the values that the installer of Linkerd wrote into the ConfigMap linkerd-config, keeps it there, and reports its actions in status and Events. A value that a resource does not set stays as the installer wrote it."
 )]
 #[kube(
-    printcolumn = r#"{"name": "Control Plane Namespace", "type": "string", "jsonPath": ".spec.global.linkerdNamespace", "description": "The namespace of the configured control plane"}"#,
-    printcolumn = r#"{"name": "ConfigMap", "type": "string", "jsonPath": ".status.target.name", "description": "The configured ConfigMap"}"#,
+    printcolumn = r#"{"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "Whether the operator writes the ConfigMap (Enforce), only compares it (Observe), or does neither (Suspend)"}"#,
     printcolumn = r#"{"name": "Active", "type": "boolean", "jsonPath": ".status.active", "description": "Whether this resource is the one in effect for the ConfigMap"}"#,
-    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the declared configuration is in effect"}"#,
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the operator does what the resource declares; absent for a resource in reserve"}"#,
+    printcolumn = r#"{"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].reason", "description": "The reason of Ready"}"#,
     printcolumn = r#"{"name": "Version", "type": "string", "jsonPath": ".status.proxyVersion", "description": "The version of the proxies that are injected now"}"#,
     printcolumn = r#"{"name": "Updated", "type": "string", "jsonPath": ".status.rollout.summary", "description": "The selected workloads that run with the configuration, of all selected workloads"}"#,
     printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.rollout.phase", "description": "The phase of the rollout"}"#,
+    printcolumn = r#"{"name": "Control Plane Namespace", "type": "string", "jsonPath": ".spec.global.linkerdNamespace", "priority": 1, "description": "The namespace of the configured control plane"}"#,
+    printcolumn = r#"{"name": "ConfigMap", "type": "string", "jsonPath": ".status.target.name", "priority": 1, "description": "The configured ConfigMap"}"#,
     printcolumn = r#"{"name": "Hash", "type": "string", "jsonPath": ".status.configHash", "priority": 1, "description": "The hash of the effective configuration"}"#,
     printcolumn = r#"{"name": "Drift", "type": "integer", "jsonPath": ".status.drift.count", "priority": 1, "description": "The number of changes to the ConfigMap by other field managers"}"#,
     printcolumn = r#"{"name": "Injector", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"InjectorSynced\")].status", "priority": 1, "description": "Whether all replicas of the proxy injector use the configuration"}"#,

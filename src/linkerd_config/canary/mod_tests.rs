@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::NamespacedName,
+    api::{NamespacedName, linkerd_config::Mode},
     cluster::{Problems, Projected, testing::Feed},
     linkerd_config::{
         conditions::{add_canary, condition_message, condition_rows, to_conditions},
@@ -32,7 +32,7 @@ fn selector() -> Value {
 /// The conditions as `Type=Status/Reason`.
 fn conditions(phase: CanaryPhase) -> (LinkerdConfigStatus, Vec<String>) {
     let target = NamespacedName::new("linkerd", "linkerd-config");
-    let mut rows = condition_rows(&target, &PlanVerdict::Canary, None, None);
+    let mut rows = condition_rows(&target, Mode::Enforce, &PlanVerdict::Canary, None, None);
     add_canary(&mut rows, &canary(phase));
     let none = LinkerdConfigStatus::default();
     let conditions = to_conditions(&rows, &none, 1, Timestamp::UNIX_EPOCH);

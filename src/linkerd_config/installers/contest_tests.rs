@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
+    api::linkerd_config::Mode,
     cluster::{Problems, Projected},
     linkerd_config::{
         rollout::target::{RolloutContext, RolloutTarget},
@@ -16,12 +17,34 @@ const NOW: &str = "2026-01-01T00:00:00Z";
 /// The status with the conditions of a verdict, after a status with these conditions.
 fn status(before: &LinkerdConfigStatus, verdict: &PlanVerdict, is_contested: bool) -> LinkerdConfigStatus {
     let target = NamespacedName::new("linkerd", "linkerd-config");
-    let mut rows = condition_rows(&target, verdict, None, None);
+    let mut rows = condition_rows(&target, Mode::Enforce, verdict, None, None);
     rows.insert(2, ConditionRow::new(INJECTOR_SYNCED, Some(true), "AllReplicasCurrent", ""));
     let rows = if is_contested { add_contest(rows, before, verdict) } else { rows };
     LinkerdConfigStatus {
         conditions: to_conditions(&rows, before, 1, NOW.parse().unwrap()),
         ..LinkerdConfigStatus::default()
+    }
+}
+
+#[test]
+fn a_resource_that_observes_says_that_nothing_is_written_whatever_the_document_is() {
+    let target = NamespacedName::new("linkerd", "linkerd-config");
+    for (mode, verdict, expected) in [
+        (Mode::Enforce, PlanVerdict::Synced, "the resource is in effect"),
+        (
+            Mode::Observe,
+            PlanVerdict::Synced,
+            "mode is Observe: the ConfigMap is compared with the resource, and nothing is written",
+        ),
+        (
+            Mode::Observe,
+            PlanVerdict::Observing(Vec::new()),
+            "mode is Observe: the ConfigMap is compared with the resource, and nothing is written",
+        ),
+    ] {
+        let rows = condition_rows(&target, mode, &verdict, None, None);
+        let conditions = to_conditions(&rows, &LinkerdConfigStatus::default(), 1, NOW.parse().unwrap());
+        assert_eq!((&*conditions[0].type_, &*conditions[0].message), ("Accepted", expected), "{verdict:?}");
     }
 }
 

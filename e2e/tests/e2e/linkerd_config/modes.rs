@@ -20,6 +20,8 @@ async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Resu
     });
     installation.declare("mesh", json!({"mode": "Observe", "deletionPolicy": "RestoreBase", "proxy": proxy})).await?;
     let status = installation.reaches("mesh", &OBSERVING).await?;
+    let accepted = message(&status, "Accepted")?;
+    assert!(accepted.ends_with("nothing is written"), "{accepted}");
     let why = message(&status, "ConfigMapSynced")?;
     // The message names the first ten of twelve paths, in their order.
     for part in
