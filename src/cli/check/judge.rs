@@ -100,9 +100,10 @@ pub(super) fn without_client(reason: &str) -> CheckReport {
 pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
     let mut linkerd = vec![match &facts.linkerd_config {
         Ok(true) => InstallationCheck::success("Linkerd's control plane is installed"),
-        Ok(false) => InstallationCheck::error(
+        // ExternalWorkloads and discovery do not need it, and the operator waits for it.
+        Ok(false) => InstallationCheck::warning(
             "Linkerd's control plane is installed",
-            "there is no ConfigMap linkerd-config: install Linkerd",
+            "there is no ConfigMap linkerd-config: LinkerdConfigs are applied once Linkerd is installed",
         ),
         Err(reason) => InstallationCheck::error("Linkerd's control plane is installed", reason),
     }];
@@ -204,14 +205,17 @@ fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<InstallationChe
             Err(reason) => not_ready.push(format!("{name}: {reason}")),
         }
     }
-    let mut checks = vec![
-        InstallationCheck::of("all Pods of the operator are running", &not_running),
-        InstallationCheck::of("all replicas are ready", &not_ready),
-    ];
-    checks.push(match waiting.as_slice() {
-        [] => InstallationCheck::success("no replica waits for anything"),
-        waiting => InstallationCheck::warning("no replica waits for anything", listed(waiting)),
-    });
+    // Without the answer of each replica, nothing can be said about all of them.
+    let is_known = replicas.iter().all(|replica| replica.ready.is_ok());
+    let mut checks = vec![InstallationCheck::of("all Pods of the operator are running", &not_running)];
+    if is_known || !not_ready.is_empty() {
+        checks.push(InstallationCheck::of("all replicas are ready", &not_ready));
+    }
+    match waiting.as_slice() {
+        [] if is_known => checks.push(InstallationCheck::success("no replica waits for anything")),
+        [] => {}
+        waiting => checks.push(InstallationCheck::warning("no replica waits for anything", listed(waiting))),
+    }
     let managers = replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager).count();
     if managers == 1 {
         checks.push(InstallationCheck::warning(
@@ -228,7 +232,10 @@ fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> Installatio
     let lease = match lease {
         Ok(Some(lease)) => lease,
         Ok(None) => {
-            return InstallationCheck::warning(description, "it does not exist: no replica runs the job of this Lease");
+            return InstallationCheck::warning(
+                description,
+                "it does not exist: the job of this Lease is disabled, or no replica may create it",
+            );
         }
         Err(reason) => return InstallationCheck::error(description, reason),
     };
@@ -256,9 +263,14 @@ fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
     };
     let mut checks = Vec::new();
     for config in configs {
-        let description = format!("LinkerdConfig {} is ready", config.name);
         let condition = |name: &str| config.conditions.iter().find(|condition| condition.type_ == name);
         let explained = |it: &Condition| format!("{}: {}", it.reason, it.message);
+        let is_in_reserve = condition("Accepted").is_some_and(|it| it.reason == "Conflicted");
+        if config.is_observed && !config.is_active && is_in_reserve {
+            checks.push(InstallationCheck::success(format!("LinkerdConfig {} is in reserve", config.name)));
+            continue;
+        }
+        let description = format!("LinkerdConfig {} is ready", config.name);
         checks.push(match condition("Ready") {
             _ if !config.is_observed => InstallationCheck::error(
                 description,
@@ -266,13 +278,16 @@ fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
             ),
             Some(ready) if ready.status == "True" => InstallationCheck::success(description),
             Some(ready) if config.is_active => InstallationCheck::error(description, explained(ready)),
-            // Another one is in effect.
+            // It is for the control plane of another operator.
             Some(ready) => InstallationCheck::warning(description, explained(ready)),
             None => InstallationCheck::error(description, "it has no condition Ready: is the job enabled?"),
         });
         let present = WARNING_CONDITIONS.iter().filter_map(|name| condition(name)).filter(|it| it.status == "True");
         checks.extend(present.map(|it| {
-            InstallationCheck::warning(format!("LinkerdConfig {} has no {}", config.name, it.type_), explained(it))
+            InstallationCheck::warning(
+                format!("LinkerdConfig {} has no condition {}", config.name, it.type_),
+                explained(it),
+            )
         }));
     }
     checks

@@ -147,13 +147,11 @@ fn a_lease_that_is_missing_free_or_not_renewed_is_a_problem() {
 }
 
 #[test]
-fn a_linkerd_config_that_is_not_ready_is_an_error_unless_another_one_is_in_effect() {
+fn a_linkerd_config_in_effect_that_is_not_ready_is_an_error() {
     let not_ready = || config("mesh", &[("Ready", "False", "the injector does not answer")]);
     let (success, found) = changed(|facts| facts.configs = Ok(vec![not_ready()]));
     let expected = "Error: LinkerdConfig mesh is ready: Reason: the injector does not answer";
     assert_eq!((success, found), (false, vec![expected.to_owned()]));
-    let (success, _) = changed(|facts| facts.configs = Ok(vec![CheckedConfig { is_active: false, ..not_ready() }]));
-    assert!(success);
     let (success, found) = changed(|facts| {
         let config = config("mesh", &[("Ready", "True", "")]);
         facts.configs = Ok(vec![CheckedConfig { is_observed: false, ..config }]);
@@ -164,8 +162,67 @@ fn a_linkerd_config_that_is_not_ready_is_an_error_unless_another_one_is_in_effec
     });
     assert_eq!(
         (success, found),
-        (true, vec!["Warning: LinkerdConfig mesh has no VersionSkew: Reason: too old".to_owned()])
+        (true, vec!["Warning: LinkerdConfig mesh has no condition VersionSkew: Reason: too old".to_owned()])
     );
+}
+
+/// A resource with these conditions, as its JSON in the cluster.
+fn stored(name: &str, active: bool, conditions: &Value) -> CheckedConfig {
+    let metadata = json!({"name": name, "generation": 3});
+    let status = json!({"observedGeneration": 3, "active": active, "conditions": conditions});
+    let object = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": metadata,
+        "spec": {}, "status": status});
+    CheckedConfig::of(serde_json::from_value(object).unwrap())
+}
+
+#[test]
+fn a_linkerd_config_in_reserve_is_no_problem_whatever_becomes_of_the_one_in_effect() {
+    let condition = |type_: &str, status: &str, reason: &str, message: &str| json!({"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": NOW});
+    // The status of a reserve has no Ready.
+    let conflict = "LinkerdConfig mesh is in effect for linkerd/linkerd-config: it has a higher priority";
+    let reserve = || stored("spare", false, &json!([condition("Accepted", "False", "Conflicted", conflict)]));
+    let mesh = |status, reason, message| {
+        let accepted = condition("Accepted", "True", "Accepted", "the resource is in effect");
+        stored("mesh", true, &json!([accepted, condition("Ready", status, reason, message)]))
+    };
+    let (success, found) = changed(|facts| {
+        facts.configs = Ok(vec![mesh("True", "Reconciled", "the declared configuration is in effect"), reserve()]);
+    });
+    assert_eq!((success, found), (true, Vec::new()));
+    let (success, found) =
+        changed(|facts| facts.configs = Ok(vec![reserve(), mesh("False", "Drifted", "helm changed it")]));
+    assert_eq!(
+        (success, found),
+        (false, vec!["Error: LinkerdConfig mesh is ready: Drifted: helm changed it".to_owned()])
+    );
+    // A resource for the ConfigMap of another control plane has Ready, and this operator does not apply it.
+    let foreign = "this operator manages namespace linkerd";
+    let foreign = json!([
+        condition("Accepted", "False", "TargetNotFound", foreign),
+        condition("Ready", "False", "TargetNotFound", foreign)
+    ]);
+    let (success, found) = changed(|facts| facts.configs = Ok(vec![stored("other", false, &foreign)]));
+    assert!(success && found.len() == 1 && found[0].starts_with("Warning: LinkerdConfig other is ready"), "{found:?}");
+}
+
+#[test]
+fn nothing_is_said_about_replicas_that_could_not_be_read() {
+    let mut facts = good();
+    for replica in facts.replicas.as_mut().unwrap() {
+        replica.ready = Err("cannot read /ready of the Pod: pods \"a\" is forbidden".to_owned());
+    }
+    let printed = super::super::print::text(&installation(&facts));
+    assert!(!printed.contains("waits for anything"), "{printed}");
+    assert!(
+        printed.contains("× all replicas are ready\n    operators/a: cannot read /ready of the Pod: pods"),
+        "{printed}"
+    );
+    // One Pod does not run, and the other one is ready.
+    let mut facts = good();
+    let replica = &mut facts.replicas.as_mut().unwrap()[0];
+    (replica.pod_problem, replica.ready) = (Some("is Pending".to_owned()), Err("its Pod is not running".to_owned()));
+    let printed = super::super::print::text(&installation(&facts));
+    assert!(!printed.contains("waits for anything") && !printed.contains("all replicas are ready"), "{printed}");
 }
 
 #[test]
@@ -219,9 +276,12 @@ fn the_preflight_names_what_is_missing() {
     let report = preflight(&facts);
     let found = problems(&report);
     assert!(!report.success && found.len() == 3, "{found:?}");
-    assert!(found[0].starts_with("Error: Linkerd's control plane is installed: "), "{found:?}");
+    assert!(found[0].starts_with("Warning: Linkerd's control plane is installed: "), "{found:?}");
     assert!(found[1].starts_with("Warning: the CRD servers.policy.linkerd.io exists: "), "{found:?}");
     assert!(found[2].starts_with("Error: can create services: "), "{found:?}");
+    // The operator is useful without Linkerd, and waits for it.
+    let report = preflight(&PreflightFacts { permissions: Vec::new(), ..facts });
+    assert!(report.success && problems(&report).len() == 2, "{report:?}");
 }
 
 #[test]

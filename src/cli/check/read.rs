@@ -25,12 +25,14 @@ use kube::{
     api::{ListParams, PostParams},
     client::Body,
 };
+use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::metrics::{CheckedCluster, remote_clusters};
 use crate::{
     api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP},
     client, external_workload, linkerd_config,
+    text::truncate,
 };
 
 /// The label of the operator's Pods.
@@ -44,6 +46,8 @@ const CONCURRENCY: usize = 8;
 /// The maximum length of an answer of a replica.
 const ANSWER_BYTES: usize = 16 << 20;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// The maximum length of an answer that is an error, as it is shown.
+const REFUSAL_BYTES: usize = 512;
 
 /// A fact, or why it is unknown.
 pub(super) type Known<T> = Result<T, String>;
@@ -116,6 +120,22 @@ impl CheckedReplica {
     }
 }
 
+// === impl CheckedConfig ===
+
+impl CheckedConfig {
+    pub(super) fn of(config: api::LinkerdConfig) -> Self {
+        let generation = config.metadata.generation;
+        let name = config.name_any();
+        let status = config.status.unwrap_or_default();
+        Self {
+            name,
+            is_active: status.active.unwrap_or_default(),
+            is_observed: status.observed_generation >= generation,
+            conditions: status.conditions,
+        }
+    }
+}
+
 // === impl CheckedReadiness ===
 
 impl CheckedReadiness {
@@ -159,6 +179,8 @@ pub(super) async fn preflight(client: &Client, linkerd_namespace: &str) -> Prefl
         ("apps", "deployments", None),
         ("policy", "poddisruptionbudgets", None),
         ("apiextensions.k8s.io", "customresourcedefinitions", None),
+        ("admissionregistration.k8s.io", "validatingadmissionpolicies", None),
+        ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", None),
         ("rbac.authorization.k8s.io", "clusterroles", None),
         ("rbac.authorization.k8s.io", "clusterrolebindings", None),
         ("rbac.authorization.k8s.io", "roles", Some(linkerd_namespace)),
@@ -223,18 +245,7 @@ async fn configs(client: &Client) -> Known<Vec<CheckedConfig>> {
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
         found => known(found)?,
     };
-    let checked = |config: api::LinkerdConfig| {
-        let generation = config.metadata.generation;
-        let name = config.name_any();
-        let status = config.status.unwrap_or_default();
-        CheckedConfig {
-            name,
-            is_active: status.active.unwrap_or_default(),
-            is_observed: status.observed_generation >= generation,
-            conditions: status.conditions,
-        }
-    };
-    Ok(found.items.into_iter().map(checked).collect())
+    Ok(found.items.into_iter().map(CheckedConfig::of).collect())
 }
 
 async fn replicas(client: &Client, operator_namespace: &str, linkerd_namespace: &str) -> Result<Vec<CheckedReplica>> {
@@ -330,8 +341,26 @@ async fn answer(client: &Client, namespace: &str, pod: &str, port: i32, path: &s
     match status {
         StatusCode::OK => Ok(text),
         StatusCode::SERVICE_UNAVAILABLE if text.starts_with("not ready") => Ok(text),
-        StatusCode::FORBIDDEN => bail!("cannot read /{path} of the Pod: permission for pods/proxy is needed"),
-        status => bail!("cannot read /{path} of the Pod: the API server answers {status}"),
+        status => bail!("cannot read /{path} of the Pod: {}", refusal(status, &text)),
+    }
+}
+
+/// Describes an answer that is an error: the message of the API server, or the start of another body. On the way to the
+/// Pod, a proxy or a policy can refuse the request, too.
+fn refusal(status: StatusCode, body: &str) -> String {
+    #[derive(Deserialize)]
+    struct ApiStatus {
+        message: String,
+    }
+    let text = match serde_json::from_str::<ApiStatus>(body) {
+        Ok(ApiStatus { message }) => message,
+        Err(_) => body.to_owned(),
+    };
+    // A terminal must not interpret what a Pod answers.
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match truncate(text.trim(), REFUSAL_BYTES) {
+        "" => format!("the answer is {status}"),
+        text => format!("the answer is {status}: {text}"),
     }
 }
 
@@ -367,6 +396,23 @@ mod tests {
         // Linkerd's own containers.
         assert_eq!(read("ok\n"), None);
         assert_eq!(read(""), None);
+    }
+
+    #[test]
+    fn a_refusal_is_shown_with_its_body() {
+        let denied = r#"{"kind": "Status", "code": 403, "message": "pods \"a\" is forbidden: User \"u\" cannot get \"pods/proxy\""}"#;
+        for (status, body, expected) in [
+            (
+                StatusCode::FORBIDDEN,
+                denied,
+                r#"the answer is 403 Forbidden: pods "a" is forbidden: User "u" cannot get "pods/proxy""#,
+            ),
+            (StatusCode::FORBIDDEN, "denied by\u{1b}[2J policy\n", "the answer is 403 Forbidden: denied by [2J policy"),
+            (StatusCode::BAD_GATEWAY, "", "the answer is 502 Bad Gateway"),
+        ] {
+            assert_eq!(refusal(status, body), expected);
+        }
+        assert!(refusal(StatusCode::FORBIDDEN, &"x".repeat(9999)).len() < 600);
     }
 
     #[test]
