@@ -5,7 +5,7 @@ use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Process, Spawn,
+    Manager, ManagerOptions, Process, Spawn,
     dashboard::{DashboardWorld, Followed, status_for_host},
     eventually,
     executable::operator_binary,
@@ -73,6 +73,30 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
         .collect();
     assert_eq!(workloads, [("web", "Pending"), ("db", "NotSelected")]);
     Ok(())
+}
+
+/// `linkerd-operator dashboard` opens the page of any replica.
+#[tokio::test]
+async fn a_replica_that_does_not_lead_shows_who_holds_each_lease() -> Result<()> {
+    let world = DashboardWorld::start().await?;
+    let identity = Some("operator-2".to_owned());
+    let mut follower = Manager::start(&world.control_plane, ManagerOptions { identity, ..ManagerOptions::default() })?;
+    follower.ready(SOON).await?;
+    eventually(SOON, "the holders on the page of the other replica", async || {
+        let (status, body) = follower.get("/dashboard/overview.json").await?;
+        ensure!(status == StatusCode::OK, "{status}: {body}");
+        let overview: Value = serde_json::from_str(&body)?;
+        let leases = overview["leases"].as_array().context("no leases")?;
+        let shown: Vec<_> =
+            leases.iter().map(|it| (&it["namespace"], &it["name"], &it["holder"], &it["leads"])).collect();
+        ensure!(shown.len() == 3, "{shown:?}");
+        let by_other = |(.., holder, leads): &(&Value, &Value, &Value, &Value)| {
+            **holder == DashboardWorld::IDENTITY && **leads == false
+        };
+        ensure!(shown.iter().all(by_other), "{shown:?}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
