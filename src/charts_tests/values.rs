@@ -172,6 +172,29 @@ fn the_schemas_describe_each_value_and_refuse_others() {
     }
 }
 
+/// Helm removes a key whose value is null. A list, a map or a text without a value is empty; without any other value, a
+/// template would fail with an unclear error, or a default of Kubernetes would apply.
+#[test]
+fn null_is_refused_for_each_value_that_has_no_empty_form() {
+    fn check(schema: &Value, key: &str) {
+        let required = schema["required"].as_sequence().cloned().unwrap_or_default();
+        for (name, property) in group(schema).into_iter().flatten() {
+            let key = format!("{key}.{}", name.as_str().unwrap());
+            let has_empty_form = match text(property, "type") {
+                "object" => group(property).is_none(),
+                "array" => true,
+                "string" => property["default"] == "" || text(property, "description").contains("if empty"),
+                _ => false,
+            };
+            assert_eq!(required.contains(name), !has_empty_form, "{key}");
+            check(property, &key);
+        }
+    }
+    for chart in CHARTS {
+        check(&schema(chart), chart);
+    }
+}
+
 #[test]
 fn the_files_of_values_are_generated_from_the_schemas() {
     for chart in CHARTS {

@@ -9,7 +9,7 @@ labels:
     "app.kubernetes.io/version" .Chart.AppVersion
     "app.kubernetes.io/managed-by" .Release.Service
     "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
-  {{- toYaml (merge $own (deepCopy .Values.labels)) | nindent 2 }}
+  {{- toYaml (merge $own (deepCopy (.Values.labels | default dict))) | nindent 2 }}
 annotations:
   helm.sh/resource-policy: keep
   {{- with .Values.annotations }}

@@ -16,7 +16,7 @@ has one installation. */ -}}
   "app.kubernetes.io/version" $root.Chart.AppVersion
   "app.kubernetes.io/managed-by" $root.Release.Service
   "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
-{{- toYaml (merge $own (deepCopy $root.Values.labels)) }}
+{{- toYaml (merge $own (deepCopy ($root.Values.labels | default dict))) }}
 {{- end }}
 
 {{- define "linkerd-operator.image" -}}

@@ -182,7 +182,13 @@ async fn both_versions_of_helm_refuse_values_that_the_schema_does_not_have() -> 
             (OPERATOR, "replicas=many", "replicas"),
             (OPERATOR, "jobs.validation.failurePolicy=Never", "failurePolicy"),
             (OPERATOR, "resources.limit.memory=1Gi", "limit"),
+            // Without these values, a template would fail, or a default of Kubernetes would apply.
+            (OPERATOR, "jobs.destination=null", "destination"),
+            (OPERATOR, "jobs.validation.failurePolicy=null", "failurePolicy"),
+            (OPERATOR, "podDisruptionBudget=null", "podDisruptionBudget"),
+            (OPERATOR, "env[0].value=5,env[0].name=A", "string"),
             (CRDS, "linkerdCrds.install=true", "linkerdCrds"),
+            (CRDS, "linkerdCRDs=null", "linkerdCRDs"),
         ] {
             let values = if chart == OPERATOR { [&IMAGE[..], &[value]].concat() } else { vec![value] };
             let refusal = helm.manifest(chart, OPERATOR_NAMESPACE, &values).await.err();
@@ -195,6 +201,77 @@ async fn both_versions_of_helm_refuse_values_that_the_schema_does_not_have() -> 
         for chart in [OPERATOR, CRDS] {
             helm.run(&["lint", "--strict", &path(chart)]).await?;
         }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_port_without_peers_is_closed_and_null_is_an_empty_map() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    let ports = |policy: &Value| -> Vec<(String, usize)> {
+        let rules = policy["spec"]["ingress"].as_array().into_iter().flatten();
+        let rule = |rule: &Value| {
+            let port = rule["ports"][0]["port"].as_str().unwrap_or_default().to_owned();
+            (port, rule["from"].as_array().map_or(0, Vec::len))
+        };
+        rules.map(rule).collect()
+    };
+    let nothing = ["labels", "annotations", "podLabels", "podAnnotations", "dashboard.labels", "podMonitor.labels"];
+    let nothing =
+        [&nothing[..], &["env", "settings", "resources", "tolerations", "podMonitor.interval", "priorityClassName"]];
+    let nothing: Vec<_> = nothing.concat().iter().map(|key| format!("{key}=null")).collect();
+    for version in VERSIONS {
+        let helm = Helm::new(version, control_plane).await?;
+        let values_file = control_plane.directory().join(format!("{version}-values.json"));
+        let with = async |values: Value| -> Result<Vec<Value>> {
+            tokio::fs::write(&values_file, values.to_string()).await?;
+            let (chart, file) = (path(OPERATOR), values_file.display().to_string());
+            let image = ["--set", IMAGE[0], "--values", &file];
+            let template = ["template", OPERATOR, &chart, "--kube-version=v1.36.3"];
+            super::objects(&helm.run(&[&template[..], &image].concat()).await?)
+        };
+        for (peers, expected) in [
+            (json!({}), &[("grpc", 1), ("admin", 1)][..]),
+            (json!({"metricsFrom": []}), &[("grpc", 1)]),
+            (json!({"metricsFrom": null}), &[("grpc", 1)]),
+            (json!({"discoveryFrom": null}), &[("admin", 1)]),
+            (json!({"discoveryFrom": [], "metricsFrom": null}), &[]),
+        ] {
+            let mut policy = json!({"enabled": true});
+            policy.as_object_mut().context("a map")?.extend(peers.as_object().context("a map")?.clone());
+            let objects = with(json!({ "networkPolicy": policy })).await?;
+            let rendered = of_kind(&objects, "NetworkPolicy")[0];
+            let expected: Vec<_> = expected.iter().map(|(port, peers)| ((*port).to_owned(), *peers)).collect();
+            assert_eq!(ports(rendered), expected, "{version} {policy}");
+            assert_eq!(rendered["spec"]["policyTypes"], json!(["Ingress"]));
+        }
+        let values: Vec<_> = IMAGE.into_iter().chain(["dashboard.enabled=true", "podMonitor.enabled=true"]).collect();
+        let values = [values, nothing.iter().map(String::as_str).collect()].concat();
+        let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
+        assert_eq!(of_kind(&objects, "Deployment").len(), 1, "{version}");
+        helm.template(CRDS, OPERATOR_NAMESPACE, &["labels=null", "annotations=null"]).await?;
+        for name in ["a: b", "123"] {
+            let objects = with(json!({ "priorityClassName": name })).await?;
+            assert_eq!(of_kind(&objects, "Deployment")[0]["spec"]["template"]["spec"]["priorityClassName"], name);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_notes_say_whether_new_pods_are_injected() -> Result<()> {
+    let helm = Helm::new("helm4", e2e::shared().await?).await?;
+    let injected = "Its proxy injector gets the Pods that are created from now on";
+    for (value, present, absent) in [
+        ("jobs.proxyInjector.enabled=false", "It changes nothing", injected),
+        ("jobs.proxyInjector.enabled=true", injected, "It changes nothing"),
+    ] {
+        let chart = path(OPERATOR);
+        let install = ["install", OPERATOR, &chart, "--dry-run=client", "--namespace=notes"];
+        let output = helm.run(&[&install[..], &["--set", IMAGE[0], "--set", value]].concat()).await?;
+        let (_, notes) = output.split_once("NOTES:").context("no notes")?;
+        ensure!(notes.contains(present) && !notes.contains(absent), "{value}: {notes}");
+        ensure!(notes.contains("linkerd-operator check --operator-namespace notes"), "{notes}");
     }
     Ok(())
 }
