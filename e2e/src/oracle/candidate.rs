@@ -1,8 +1,8 @@
 //! Selects the endpoints of a Service for a client.
 //!
 //! * In: the objects, the Service, the requested authority, the client's node. Out: one candidate per socket address.
-//! * Order: slices by label → ready → target exists → instance → port → internalTrafficPolicy or zone hints → family →
-//!   winner.
+//! * Order: slices by label → ready → target exists → instance → port → internalTrafficPolicy, or hints for nodes, or hints
+//!   for zones → family → winner.
 
 use std::{
     cmp::Reverse,
@@ -86,6 +86,9 @@ pub(super) fn selected<'a>(
     let local = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref()) == Some("Local");
     let candidates = match node {
         Some(node) if local => on_node(candidates, node),
+        Some(node) if are_for_nodes(state, service, authority) && candidates.iter().any(|it| is_for_node(it, node)) => {
+            candidates.into_iter().filter(|it| is_for_node(it, node)).collect()
+        }
         Some(node) => in_zone(candidates, state.zone(node)),
         None => candidates,
     };
@@ -97,11 +100,10 @@ fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec
     let mut candidates = Vec::new();
     for slice in state.slices_of(&authority.namespace, &authority.service) {
         let Some(port) = resolve(slice, &wanted) else { continue };
-        for endpoint in &slice.endpoints {
-            let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false);
+        for endpoint in slice.endpoints.iter().filter(|endpoint| is_ready(endpoint)) {
             let is_requested = authority.instance.is_empty() || endpoint.hostname.as_ref() == Some(&authority.instance);
             let Some(target) = target(state, &authority.namespace, endpoint.target_ref.as_ref()) else { continue };
-            if !ready || !is_requested {
+            if !is_requested {
                 continue;
             }
             for ip in endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()) {
@@ -110,6 +112,11 @@ fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec
         }
     }
     candidates
+}
+
+/// An absent condition means ready.
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
 }
 
 /// The name of the Service's first port with this number, for any protocol; slices are searched for that name.
@@ -134,7 +141,7 @@ fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
 /// `None` for endpoints that are never sent: the target has another kind or namespace, or does not exist.
 fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectReference>) -> Option<Target<'a>> {
     let Some(reference) = reference else { return Some(Target::Plain) };
-    if reference.namespace.as_deref().is_some_and(|other| !other.is_empty() && other != namespace) {
+    if !may_refer(reference, namespace) {
         return None;
     }
     let place = (namespace.to_owned(), reference.name.clone()?);
@@ -150,6 +157,12 @@ fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectRef
         }
         _ => None,
     }
+}
+
+/// Whether the target is of a kind, and in a namespace, whose objects are followed.
+fn may_refer(reference: &ObjectReference, namespace: &str) -> bool {
+    let is_here = reference.namespace.as_deref().is_none_or(|other| other.is_empty() || other == namespace);
+    is_here && matches!(reference.kind.as_deref(), Some("Pod" | "ExternalWorkload"))
 }
 
 /// `targetRef.uid` is followed: an object with the same name and another uid is not the target.
@@ -171,6 +184,31 @@ fn on_node<'a>(mut candidates: Vec<Candidate<'a>>, node: &str) -> Vec<Candidate<
         Target::Workload { .. } | Target::Plain => false,
     });
     candidates
+}
+
+/// Hints for nodes apply, as with kube-proxy, if every ready endpoint with the port has one, whether its target exists or
+/// not, and one is for the client's node. Endpoints of other kinds, and without an IP address, do not count. A hostname
+/// selects without hints.
+fn are_for_nodes(state: &ApiState, service: &Service, authority: &Authority) -> bool {
+    let wanted = port(service, authority.port);
+    let slices = state.slices_of(&authority.namespace, &authority.service);
+    let slices = slices.into_iter().filter(|slice| resolve(slice, &wanted).is_some());
+    let counts = |endpoint: &&Endpoint| {
+        is_ready(endpoint)
+            && endpoint.addresses.iter().any(|address| address.parse::<IpAddr>().is_ok())
+            && endpoint.target_ref.as_ref().is_none_or(|reference| may_refer(reference, &authority.namespace))
+    };
+    authority.instance.is_empty()
+        && slices.flat_map(|slice| &slice.endpoints).filter(counts).all(|endpoint| !nodes(endpoint).is_empty())
+}
+
+fn is_for_node(candidate: &Candidate<'_>, node: &str) -> bool {
+    nodes(candidate.endpoint).iter().any(|hint| hint == node)
+}
+
+fn nodes(endpoint: &Endpoint) -> Vec<String> {
+    let hints = endpoint.hints.as_ref().and_then(|hints| hints.for_nodes.clone());
+    hints.unwrap_or_default().into_iter().map(|hint| hint.name).collect()
 }
 
 /// Zone hints apply if every candidate has a hint and at least one hint is for the client's zone.

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::{
     core::v1::ObjectReference,
-    discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForZone},
+    discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForNode, ForZone},
 };
 use serde_json::{Map, Value, json};
 
@@ -36,12 +36,12 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
         13..19 => "IPv6",
         _ => "FQDN",
     };
-    let hinted = world.dice.chance(50);
+    let (hinted, nodes) = (world.dice.chance(50), world.dice.chance(50));
     let mut slice = EndpointSlice { address_type: family.to_owned(), ..EndpointSlice::default() };
     for _ in 0..world.dice.below(6) {
         let mut endpoint = endpoint(world, namespace, family);
         if hinted {
-            hint(world, &mut endpoint);
+            hint(world, &mut endpoint, nodes);
         }
         slice.endpoints.push(endpoint);
     }
@@ -203,17 +203,20 @@ fn flip_readiness(world: &mut World, endpoint: &mut Endpoint, _: &str) {
 fn rehint(world: &mut World, endpoint: &mut Endpoint, _: &str) {
     endpoint.hints = None;
     if world.dice.chance(70) {
-        hint(world, endpoint);
+        let nodes = world.dice.chance(50);
+        hint(world, endpoint, nodes);
     }
 }
 
-fn hint(world: &mut World, endpoint: &mut Endpoint) {
+/// Adds hints for zones, and maybe for nodes, as Kubernetes does.
+fn hint(world: &mut World, endpoint: &mut Endpoint, nodes: bool) {
     let mut zones = vec![world.dice.one_of(["zone-a", "zone-b", "zone-c"])];
     if world.dice.chance(30) {
         zones.push("zone-d");
     }
     let for_zones = zones.into_iter().map(|zone| ForZone { name: zone.to_owned() }).collect();
-    endpoint.hints = Some(EndpointHints { for_zones: Some(for_zones), ..EndpointHints::default() });
+    let for_nodes = nodes.then(|| vec![ForNode { name: world.dice.one_of(owner::NODES).to_owned() }]);
+    endpoint.hints = Some(EndpointHints { for_zones: Some(for_zones), for_nodes });
 }
 
 /// A random EndpointSlice, with its JSON, in which the endpoints are replaced.
@@ -244,8 +247,9 @@ fn add(world: &mut World) -> Vec<Draft> {
     let Some((json, mut slice)) = any(world) else { return Vec::new() };
     let mut new = endpoint(world, NAMESPACE, &slice.address_type);
     // Usually the same as its neighbors, so that hints stay complete.
-    if slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()) && world.dice.chance(80) {
-        hint(world, &mut new);
+    let neighbor = slice.endpoints.iter().find_map(|endpoint| endpoint.hints.clone());
+    if let Some(neighbor) = neighbor.filter(|_| world.dice.chance(80)) {
+        hint(world, &mut new, neighbor.for_nodes.is_some());
     }
     let at = world.dice.below(slice.endpoints.len() + 1);
     slice.endpoints.insert(at, new);
@@ -296,11 +300,11 @@ fn carry(world: &mut World, away: bool) -> Vec<Draft> {
 
 fn hint_all(world: &mut World) -> Vec<Draft> {
     let Some((json, mut slice)) = any(world) else { return Vec::new() };
-    let hinted = world.dice.chance(70);
+    let (hinted, nodes) = (world.dice.chance(70), world.dice.chance(50));
     for endpoint in &mut slice.endpoints {
         endpoint.hints = None;
         if hinted {
-            hint(world, endpoint);
+            hint(world, endpoint, nodes);
         }
     }
     vec![put(json, &slice.endpoints)]

@@ -66,6 +66,7 @@ impl Views {
             }
         }
         let (mut has_port, mut has_hostname, mut node) = (false, request.instance.is_none(), None);
+        let mut local = None;
         for Joining { cluster, key, remote } in self.joining(&service, joined, multicluster) {
             if remote.as_ref().is_some_and(|remote| !remote.is_known()) {
                 continue;
@@ -74,15 +75,23 @@ impl Views {
             let Some(service) = state.services.get(&key) else { continue };
             has_port |= declares(service, request.port);
             has_hostname |= request.instance.as_ref().is_some_and(|it| state.slices.instance(&key, it).is_some());
-            if remote.is_none() && service.local {
-                let is_on_node = state.pods.have_any_on(&request.node);
-                node = Some(if is_on_node { Arc::clone(&request.node) } else { Location::NO_NODE.into() });
+            if remote.is_none() {
+                if service.local {
+                    let is_on_node = state.pods.have_any_on(&request.node);
+                    node = Some(if is_on_node { Arc::clone(&request.node) } else { Location::NO_NODE.into() });
+                }
+                local = Some(key);
             }
         }
         let (query, location) = if has_hostname {
             let port = if has_port { QueryPort::Declared(request.port) } else { QueryPort::Undeclared };
             let (instance, with_clusters) = (request.instance.clone(), request.with_clusters);
-            (Query { port, instance, with_clusters }, Location { zone, node })
+            let hinted_node = local.and_then(|key| {
+                let state = self.cluster.read();
+                let service = state.services.get(&key)?;
+                request.hinted_node(&state, (&key, service), port)
+            });
+            (Query { port, instance, with_clusters }, Location { zone, node, hinted_node })
         } else {
             (Query::nothing(), Location::nowhere())
         };

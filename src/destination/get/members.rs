@@ -8,12 +8,13 @@
 //! A member holds only shared values, so that the lock of the state is released before views are encoded.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{Arc, OnceLock},
 };
 
 use super::{
-    request::declares,
+    request::{Location, Query, declares},
     set_labels::{SetLabels, SourceTraits, source_labels},
 };
 use crate::{
@@ -39,7 +40,7 @@ pub(in crate::destination) struct Members {
     /// The Service itself, or the Services that it is joined from.
     pub(super) sources: Vec<EndpointsSource>,
     /// The slices of each source, sorted by name.
-    slices: Vec<SourceSlice>,
+    pub(super) slices: Vec<SourceSlice>,
     /// The members, in the order of the slices and of their endpoints.
     pub(in crate::destination) members: Vec<Member>,
     /// Of two values for one Service, that of the higher generation is newer.
@@ -71,10 +72,10 @@ pub(super) struct RemoteSource {
 }
 
 #[derive(Clone, Debug)]
-struct SourceSlice {
+pub(super) struct SourceSlice {
     /// The index in [`Members::sources`].
-    source: usize,
-    content: Arc<ReadySlice>,
+    pub(super) source: usize,
+    pub(super) content: Arc<ReadySlice>,
 }
 
 /// The indices of members by a name.
@@ -196,21 +197,30 @@ impl Members {
         })
     }
 
-    /// Returns the members with a hostname and on a node, if these are given, in order. Many views of one Service are for
-    /// one node each, so a view looks only at its own members.
-    pub(in crate::destination) fn select(
-        &self,
-        hostname: Option<&str>,
-        node: Option<&str>,
-    ) -> impl Iterator<Item = &Member> {
+    /// Returns the members for clients at a location, in order, before hints for zones are applied. Many views of one
+    /// Service are for one node each, so a view looks only at its own members.
+    pub(in crate::destination) fn select(&self, query: &Query, location: &Location) -> impl Iterator<Item = &Member> {
         let has_remotes = self.remotes().next().is_some();
-        let bucket = match (hostname, node) {
+        let node = location.node.as_deref();
+        let bucket = match (query.instance.as_deref(), node) {
             (Some(hostname), _) => Some(self.by_hostname().get(hostname)),
             (None, Some(node)) if !has_remotes || node.is_empty() => Some(self.by_node().get(node)),
             (None, _) => None,
         };
-        let all = if bucket.is_none() { self.members.as_slice() } else { &[] };
-        let some = bucket.flatten().into_iter().flatten().filter_map(|index| self.members.get(*index));
+        let mut some = bucket.map(|bucket| Cow::Borrowed(bucket.map(Vec::as_slice).unwrap_or_default()));
+        if let Some(node) = &location.hinted_node {
+            let mut hinted = self.hinted_for(query.port, node);
+            if has_remotes {
+                hinted.extend(
+                    (0..self.members.len()).filter(|it| self.members.get(*it).is_some_and(|it| self.is_remote(it))),
+                );
+                hinted.sort_unstable();
+            }
+            some = Some(Cow::Owned(hinted));
+        }
+        let all = if some.is_none() { self.members.as_slice() } else { &[] };
+        let some = some.unwrap_or_default();
+        let some = (0..some.len()).filter_map(move |it| self.members.get(*some.get(it)?));
         // The policy for endpoints on the client's own node is one of this cluster.
         let is_on = move |member: &&Member| {
             node.is_none_or(|node| !node.is_empty() && (member.node() == Some(node) || self.is_remote(member)))

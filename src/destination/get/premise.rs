@@ -16,13 +16,11 @@ use crate::cluster::kinds::service::Service;
 
 #[derive(Debug)]
 pub(super) enum Premise {
-    /// The Service, or each of the Services that it is joined from, does not declare the ports of the requests.
-    Ports(Vec<Arc<Service>>),
     /// No endpoint has the hostnames of the requests or, under the local policy, none is on the nodes of the requests.
     Names { hostnames: HashSet<Arc<str>>, nodes: HashSet<Arc<str>>, local: bool },
-    /// The endpoints in this cluster, of a Service that is joined, are on none of the nodes of the requests. Maybe its
-    /// members do not declare the ports of the requests either.
-    Nodes { nodes: HashSet<Arc<str>>, ports: Vec<Arc<Service>> },
+    /// None of the requests is for one of these nodes, or for a port that one of these Services declares. The nodes are
+    /// those that have endpoints of their own: because of hints or, under the local policy, if the Service is joined.
+    Elsewhere { nodes: HashSet<Arc<str>>, services: Vec<Arc<Service>> },
 }
 
 // === impl Premise ===
@@ -32,35 +30,35 @@ impl Premise {
     /// `None` while the Service does not exist, because then its streams wait.
     pub(super) fn of(key: &ViewKey, members: &Members) -> Option<Self> {
         members.service.as_ref()?;
+        let ViewKey { query, location, .. } = key;
         let nodes = || members.nodes().cloned().collect();
-        if key.location.is_nowhere() {
+        if location.is_nowhere() {
             // The clients of a Service that is joined receive the endpoints of other clusters on every node.
             let local = members.is_local_only() && !members.is_joined;
             return Some(Self::Names { hostnames: members.hostnames().cloned().collect(), nodes: nodes(), local });
         }
-        let is_undeclared = key.query.port == QueryPort::Undeclared;
-        let ports = if is_undeclared { members.services().cloned().collect() } else { Vec::new() };
-        if key.location.node.as_deref() == Some(Location::NO_NODE) {
-            return Some(Self::Nodes { nodes: nodes(), ports });
-        }
-        is_undeclared.then_some(Self::Ports(ports))
+        let nodes = match (&location.node, &location.hinted_node) {
+            (Some(node), _) if **node == *Location::NO_NODE => nodes(),
+            (None, None) if query.instance.is_none() => members.hinted_nodes(query.port),
+            _ => HashSet::new(),
+        };
+        let is_undeclared = query.port == QueryPort::Undeclared;
+        let services = if is_undeclared { members.services().cloned().collect() } else { Vec::new() };
+        (is_undeclared || !nodes.is_empty()).then_some(Self::Elsewhere { nodes, services })
     }
 
     /// Returns whether the request belongs to another view.
     pub(super) fn excludes(&self, request: &GetRequest) -> bool {
         match self {
-            Self::Ports(services) => declare(services, request.port),
             Self::Names { hostnames, nodes, local } => {
                 request.instance.as_ref().is_none_or(|hostname| hostnames.contains(hostname))
                     && (!local || nodes.contains(&request.node))
             }
-            Self::Nodes { nodes, ports } => nodes.contains(&request.node) || declare(ports, request.port),
+            Self::Elsewhere { nodes, services } => {
+                nodes.contains(&request.node) || services.iter().any(|service| declares(service, request.port))
+            }
         }
     }
-}
-
-fn declare(services: &[Arc<Service>], port: u16) -> bool {
-    services.iter().any(|service| declares(service, port))
 }
 
 fn numbers(services: &[Arc<Service>]) -> Vec<i32> {
@@ -70,9 +68,8 @@ fn numbers(services: &[Arc<Service>]) -> Vec<i32> {
 impl PartialEq for Premise {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Ports(one), Self::Ports(other)) => numbers(one) == numbers(other),
-            (Self::Nodes { nodes, ports }, Self::Nodes { nodes: other_nodes, ports: other_ports }) => {
-                nodes == other_nodes && numbers(ports) == numbers(other_ports)
+            (Self::Elsewhere { nodes, services }, Self::Elsewhere { nodes: other_nodes, services: other_services }) => {
+                nodes == other_nodes && numbers(services) == numbers(other_services)
             }
             (
                 Self::Names { hostnames, nodes, local },

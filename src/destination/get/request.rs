@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tonic::Status;
 
-use super::members::Members;
+use super::{hinted_node::hinted_node, members::Members};
 use crate::{
     api::NamespacedName,
     cluster::{
@@ -48,6 +48,8 @@ pub(in crate::destination) struct Location {
     pub(in crate::destination) zone: Zone,
     /// The client's node, only for `internalTrafficPolicy: Local`. Empty if the client sends no node.
     pub(in crate::destination) node: Option<Arc<str>>,
+    /// The client's node, only if its clients receive only the endpoints with a hint for it.
+    pub(in crate::destination) hinted_node: Option<Arc<str>>,
 }
 
 /// The key of a view.
@@ -148,10 +150,25 @@ impl GetRequest {
         } else {
             let node = service.local.then(|| Arc::clone(&self.node));
             let port = QueryPort::of(service, self.port);
-            let location = Location { zone: state.nodes.zone(&self.node), node };
+            let hinted_node = self.hinted_node(state, (&self.service, service), port);
+            let location = Location { zone: state.nodes.zone(&self.node), node, hinted_node };
             (Query { port, instance: self.instance.clone(), with_clusters: false }, location)
         };
         ViewKey { service: self.service.clone(), query, location }
+    }
+}
+
+impl GetRequest {
+    /// Returns [`Location::hinted_node`] for the endpoints of a Service in this cluster. A hostname is that of one Pod, so
+    /// no hint is needed to choose.
+    pub(super) fn hinted_node(
+        &self,
+        state: &State,
+        service: (&NamespacedName, &Service),
+        port: QueryPort,
+    ) -> Option<Arc<str>> {
+        let may_choose = self.instance.is_none() && !service.1.local;
+        may_choose.then(|| hinted_node(state, service, port, &self.node)).flatten()
     }
 }
 
@@ -173,6 +190,11 @@ impl ViewKey {
             };
             is_of_kind
                 && (self.location.is_nowhere() || members.is_local_only() == self.location.node.is_some())
+                && self
+                    .location
+                    .hinted_node
+                    .as_ref()
+                    .is_none_or(|node| !members.hinted_for(self.query.port, node).is_empty())
                 && match self.query.port {
                     QueryPort::Declared(port) => members.declare(port),
                     QueryPort::Undeclared => true,
@@ -187,7 +209,7 @@ impl Location {
     pub(in crate::destination) const NO_NODE: &str = "/";
 
     pub(in crate::destination) fn nowhere() -> Self {
-        Self { zone: None, node: Some(Arc::default()) }
+        Self { zone: None, node: Some(Arc::default()), hinted_node: None }
     }
 
     pub(in crate::destination) fn is_nowhere(&self) -> bool {

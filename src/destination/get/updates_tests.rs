@@ -115,6 +115,21 @@ fn slice_with(port: u16, hostnames: [&str; 2]) -> Step {
     Apply(Kind::EndpointSlice, json!({"metadata": metadata, "ports": [{"port": port}], "endpoints": endpoints}))
 }
 
+/// The slice, with a hint for these nodes: Pod a is for clients in zone-1, and Pod b for clients in zone-2.
+fn slice_for(version: u16, nodes: [&[&str]; 2]) -> Step {
+    let endpoint = |address: &str, pod: &str, zone: &str, nodes: &[&str]| {
+        let nodes: Vec<Value> = nodes.iter().map(|node| json!({ "name": node })).collect();
+        let hints = json!({"forZones": [{"name": zone}], "forNodes": nodes});
+        json!({"addresses": [address], "hints": hints, "targetRef": {"kind": "Pod", "name": pod}})
+    };
+    let [a, b] = nodes;
+    let endpoints = [endpoint("10.0.0.1", "a", "zone-1", a), endpoint("10.0.0.2", "b", "zone-2", b)];
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    let metadata =
+        json!({"name": "web-1", "namespace": "ns", "labels": labels, "resourceVersion": version.to_string()});
+    Apply(Kind::EndpointSlice, json!({"metadata": metadata, "ports": [{"port": 80}], "endpoints": endpoints}))
+}
+
 fn pod(name: &str, node: &str) -> Step {
     Apply(Kind::Pod, json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"nodeName": node}}))
 }
@@ -254,6 +269,54 @@ fn a_stream_on_a_node_without_pods_has_local_endpoints_once_the_node_has_a_pod()
     ends(&[pod("b", "node-1"), Publish, pod("b", "node-2"), Publish], &["none"]);
     ends(&[pod("b", "node-1"), Publish, pod("b", "node-2"), pod("b", "node-1"), Publish], &["10.0.0.2"]);
     ends(&[web(false), Publish], &["10.0.0.1"]);
+}
+
+/// The client is on node-1, in the zone of Pod a.
+#[test]
+fn a_stream_whose_node_gets_and_loses_hints_has_the_endpoints_of_the_last_hints() {
+    let own = || slice_for(82, [&["node-2"], &["node-1"]]);
+    let service = [declaring(&[80]), Publish];
+    for before in [&[][..], &service] {
+        let ends = |script: &[Step], expected: &[&str]| always_ends_with(&[before, script].concat(), expected);
+        ends(&[own(), Publish], &["10.0.0.2"]);
+        ends(&[own(), Publish, slice_for(83, [&["node-1"], &["node-1", "node-2"]]), Publish], &["10.0.0.1 10.0.0.2"]);
+        // No hint for the node, and an endpoint without a hint.
+        ends(&[own(), Publish, slice_for(83, [&["node-2"], &["node-3"]]), Publish], &["10.0.0.1"]);
+        ends(&[own(), Publish, slice_for(83, [&[], &["node-1"]]), Publish], &["10.0.0.1"]);
+        ends(&[slice_for(82, [&[], &["node-1"]]), Publish, own_again(), Publish], &["10.0.0.2"]);
+        // Between two publications, the hint is away for a moment.
+        ends(&[own(), Publish, slice(83), own_again(), Publish], &["10.0.0.2"]);
+    }
+}
+
+fn own_again() -> Step {
+    slice_for(84, [&["node-2"], &["node-1"]])
+}
+
+#[test]
+fn a_stream_with_endpoints_of_its_node_follows_their_pods_and_the_policy() {
+    let own = [slice_for(82, [&["node-2"], &["node-1"]]), Publish];
+    let ends = |script: &[Step], expected: &[&str]| always_ends_with(&[&own[..], script].concat(), expected);
+    let gone = || deleted(pod("b", "node-2"));
+    ends(&[gone(), Publish], &["10.0.0.1"]);
+    ends(&[gone(), Publish, pod("b", "node-2"), Publish], &["10.0.0.2"]);
+    ends(&[web(true), Publish], &["10.0.0.1"]);
+    ends(&[web(true), Publish, web(false), Publish], &["10.0.0.2"]);
+    ends(&[deleted(web(false)), Publish, web(false), Publish], &["10.0.0.2", "NoService"]);
+}
+
+/// Clients choose the names of their nodes. Only nodes that endpoints have hints for have views.
+#[test]
+fn streams_on_nodes_without_hints_share_one_view_and_the_others_have_only_their_endpoints() {
+    let mut rig = Rig::new(&[slice_for(82, [&["node-2", "node-3"], &["node-1"]])], &[]);
+    rig.run_next();
+    rig.run(Publish);
+    let subscribe = |number: usize| {
+        rig.views.subscribe(&GetRequest { node: format!("node-{number}").into(), ..request("web") }).unwrap().0
+    };
+    let streams: Vec<_> = (1..1_000).map(subscribe).collect();
+    let lengths: Vec<usize> = streams.iter().map(|it| it.view().sender.borrow().content.snapshot.len()).collect();
+    assert_eq!((&lengths[..5], rig.views.endpoints.index().count()), (&[1, 1, 1, 2, 2][..], 4));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! In: the members of a Service, the query, and the location of the client. Out: encoded endpoints by socket address,
 //! without duplicates. The filters apply in this order: the instance, the port, `internalTrafficPolicy` or else the
-//! zone hints, the IP family. When several members claim one socket address, the first in [`Precedence`] wins.
+//! hints for nodes or else those for zones, the IP family. When several members claim one socket address, the first in [`Precedence`] wins.
 
 use std::{collections::HashSet, iter::Peekable, net::SocketAddr, sync::Arc};
 
@@ -12,14 +12,12 @@ use super::{
     encoded_endpoint::{EncodedEndpoint, EndpointSource},
     endpoint_set::EndpointSet,
     members::{Member, Members, RemoteSource},
+    port_selector::PortSelector,
     request::{Location, Query, QueryPort},
     snapshot::Snapshot,
 };
 use crate::{
-    cluster::kinds::{
-        endpoint_slice::ready::{ReadyEndpoint, ReadySlice},
-        service::Service,
-    },
+    cluster::kinds::endpoint_slice::ready::{ReadyEndpoint, ReadySlice},
     destination::{
         endpoint::{
             target::{EndpointTarget, Precedence},
@@ -28,12 +26,6 @@ use crate::{
         settings::DestinationSettings,
     },
 };
-
-/// How a slice's port is found for a requested port: by its name, or by a number that the slice need not contain.
-enum PortSelector<'a> {
-    Named(&'a str),
-    Number(u16),
-}
 
 /// An endpoint that has passed the filters so far.
 #[derive(Clone, Copy)]
@@ -138,7 +130,7 @@ fn choose<'a>(
 ) -> Vec<(SocketAddr, EndpointCandidate<'a>)> {
     // Each source has its own ports.
     let ports: Vec<PortSelector<'_>> =
-        members.sources.iter().map(|source| port_selector(source.service.as_deref(), query.port)).collect();
+        members.sources.iter().map(|source| PortSelector::new(source.service.as_deref(), query.port)).collect();
     // The members are in the order of their slices, so the port of a slice is looked up once for all its members.
     let mut last: Option<(usize, Option<u16>)> = None;
     let mut port_of = |member: &Member, source: usize, slice: &ReadySlice| match last {
@@ -150,7 +142,7 @@ fn choose<'a>(
         }
     };
     let mut candidates: Vec<EndpointCandidate<'a>> = members
-        .select(query.instance.as_deref(), location.node.as_deref())
+        .select(query, location)
         .filter_map(|member| {
             let (slice, endpoint, source) =
                 (members.slice(member)?, members.endpoint(member)?, members.source(member)?);
@@ -159,7 +151,7 @@ fn choose<'a>(
             Some(EndpointCandidate { member, source, remote, slice, endpoint, port })
         })
         .collect();
-    if location.node.is_none() {
+    if location.node.is_none() && location.hinted_node.is_none() {
         keep_hinted(&mut candidates, location.zone.as_ref());
     }
     let with_ipv6: HashSet<(usize, &str)> = candidates
@@ -192,26 +184,6 @@ fn keep_hinted(candidates: &mut Vec<EndpointCandidate<'_>>, zone: Option<&Arc<st
     let all_hinted = local().all(|candidate| !candidate.endpoint.hints.is_empty());
     if all_hinted && local().any(is_for_zone) {
         candidates.retain(|candidate| candidate.remote.is_some() || is_for_zone(candidate));
-    }
-}
-
-/// Selects by the name of the first Service port with this number, for any protocol. A number that the Service does not
-/// declare is used unchanged by each client; in the shared set it is 0.
-fn port_selector(service: Option<&Service>, port: QueryPort) -> PortSelector<'_> {
-    let QueryPort::Declared(port) = port else { return PortSelector::Number(0) };
-    let declared = service.and_then(|service| service.ports.iter().find(|it| it.number == i32::from(port)));
-    declared.map_or(PortSelector::Number(port), |port| PortSelector::Named(&port.name))
-}
-
-// === impl PortSelector ===
-
-impl PortSelector<'_> {
-    fn in_slice(&self, slice: &ReadySlice) -> Option<u16> {
-        let ports = slice.ports.as_deref()?;
-        match self {
-            Self::Named(name) => ports.iter().find(|port| *port.name == **name)?.number,
-            Self::Number(number) => Some(*number),
-        }
     }
 }
 

@@ -13,11 +13,11 @@ use crate::{
 };
 
 fn anywhere() -> Location {
-    Location { zone: None, node: None }
+    Location { zone: None, node: None, hinted_node: None }
 }
 
 fn in_zone(zone: &str) -> Location {
-    Location { zone: Some(zone.into()), node: None }
+    Location { zone: Some(zone.into()), ..anywhere() }
 }
 
 /// The query of port 80 without a hostname.

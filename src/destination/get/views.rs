@@ -309,7 +309,7 @@ impl View<ServiceEndpoints> {
     /// Returns about how many bytes the endpoints of the view take.
     fn size(&self, members: &Members) -> usize {
         let ViewKey { query, location, .. } = &self.key;
-        members.select(query.instance.as_deref(), location.node.as_deref()).count() * ENCODED_BYTES
+        members.select(query, location).count() * ENCODED_BYTES
     }
 
     /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
@@ -341,7 +341,7 @@ impl View<ServiceEndpoints> {
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
-        let premise = Premise::of(&self.key, members);
+        let premise = Premise::of(&self.key, members).map(Arc::new);
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
             // A stream that has to move, but found its Service deleted, waits for another Service or for none. If the
@@ -349,9 +349,12 @@ impl View<ServiceEndpoints> {
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
             let mut may_move = false;
-            if let Some(premise) = premise {
-                may_move = content.premise.as_ref().is_some_and(|before| **before != premise);
-                content.premise = Some(Arc::new(premise));
+            // While the Service does not exist, its streams wait, and the premise is the one that they know.
+            if members.service.is_some() {
+                // A stream that begins with the first publication compares its request with it.
+                let is_known = !is_first || content.premise.is_some();
+                may_move = is_known && premise.is_some() && content.premise != premise;
+                content.premise = premise;
                 content.placement += u64::from(may_move);
             }
             if let Some(snapshot) = snapshot {

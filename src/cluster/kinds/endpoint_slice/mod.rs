@@ -3,6 +3,7 @@
 //! A slice is stored in up to two forms: the ready endpoints of every slice that names a Service, for discovery; and
 //! the whole content of the slices that the ExternalWorkload controller manages, for that controller.
 
+pub mod node_hints;
 pub mod ready;
 
 use std::{collections::HashSet, sync::Arc};
@@ -40,6 +41,8 @@ pub struct Slice {
 #[derive(Default)]
 pub struct SlicesOfNamespace {
     by_service: NamesBy<Arc<str>>,
+    /// The slices with hints for nodes, by Service.
+    with_node_hints: NamesBy<Arc<str>>,
     by_reference: NamesBy<EndpointReference>,
 }
 
@@ -97,6 +100,10 @@ impl Slice {
         self.ready.as_ref().map(|slice| &slice.service)
     }
 
+    fn has_node_hints(&self) -> bool {
+        self.ready.as_ref().is_some_and(|slice| slice.node_hints.is_some())
+    }
+
     /// The objects that its endpoints refer to, each once.
     fn references(&self) -> HashSet<EndpointReference> {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
@@ -133,6 +140,9 @@ impl Stored for Slice {
     fn index(self: &Arc<Self>, namespace: &mut SlicesOfNamespace, cluster: &mut SliceTotals) {
         if let Some(service) = self.service() {
             namespace.by_service.insert(Arc::clone(&service.name), &self.key.name);
+            if self.has_node_hints() {
+                namespace.with_node_hints.insert(Arc::clone(&service.name), &self.key.name);
+            }
         }
         for reference in self.references() {
             namespace.by_reference.insert(reference, &self.key.name);
@@ -145,6 +155,9 @@ impl Stored for Slice {
     fn unindex(self: &Arc<Self>, namespace: &mut SlicesOfNamespace, cluster: &mut SliceTotals) {
         if let Some(service) = self.service() {
             namespace.by_service.remove(&service.name, &self.key.name);
+            if self.has_node_hints() {
+                namespace.with_node_hints.remove(&service.name, &self.key.name);
+            }
         }
         for reference in self.references() {
             namespace.by_reference.remove(&reference, &self.key.name);
@@ -179,6 +192,11 @@ impl Store<Slice> {
     /// The content for clients of the Service, by the names of the slices.
     pub fn ready_of_service(&self, service: &NamespacedName) -> impl Iterator<Item = &Arc<ReadySlice>> {
         self.of_service(service).filter_map(|slice| slice.ready.as_ref())
+    }
+
+    /// Whether an endpoint of the Service has a hint for a node.
+    pub fn have_node_hints(&self, service: &NamespacedName) -> bool {
+        self.select(&service.namespace, |index| index.with_node_hints.get(&service.name)).next().is_some()
     }
 
     /// The endpoint of the Service with this hostname. If several slices have one, the first slice by name is used.
@@ -298,6 +316,26 @@ mod tests {
         assert!(slices.instance(&db, "db-0").is_some() && slices.instance(&db, "db-1").is_none());
         slices.delete(&NamespacedName::new("ns", "s"));
         assert!(slices.is_empty());
+    }
+
+    #[test]
+    fn a_service_has_hints_for_nodes_while_one_of_its_slices_has() {
+        let mut slices = Slices::default();
+        let (web, other) = (NamespacedName::new("ns", "web"), NamespacedName::new("ns", "other"));
+        let with_hints = |service: &str, version: &str, hints: &Value| {
+            managed_by("any", service, version, &json!([{"addresses": ["10.0.0.1"], "hints": hints}]))
+        };
+        let (for_node, for_zone) = (json!({"forNodes": [{"name": "a"}]}), json!({"forZones": [{"name": "a"}]}));
+        let mut have = |slice: Slice| {
+            slices.apply(slice);
+            [&web, &other].map(|service| slices.have_node_hints(service))
+        };
+        assert_eq!(have(with_hints("web", "1", &for_zone)), [false, false]);
+        assert_eq!(have(with_hints("web", "2", &for_node)), [true, false]);
+        assert_eq!(have(with_hints("other", "3", &for_node)), [false, true]);
+        assert_eq!(have(with_hints("other", "4", &json!({}))), [false, false]);
+        let (_, index) = slices.namespace_index("ns").unwrap();
+        assert!(index.with_node_hints.is_empty());
     }
 
     #[test]

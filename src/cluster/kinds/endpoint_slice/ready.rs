@@ -7,6 +7,7 @@ use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use serde_json::Value;
 
+use super::node_hints::NodeHints;
 use crate::api::{
     EXTERNAL_WORKLOAD_KIND, MIRROR_CLUSTER_LABEL, MIRROR_GATEWAY_IDENTITY_ANNOTATION, MIRROR_SERVICE_ANNOTATION,
     SERVICE_NAME_LABEL,
@@ -34,6 +35,8 @@ pub struct ReadySlice {
     pub endpoints: Box<[ReadyEndpoint]>,
     /// The endpoints with a hostname, ready or not, by hostname. The first endpoint with a hostname is used.
     pub instances: HashMap<Arc<str>, Instance>,
+    /// `None` if no endpoint has a hint for a node.
+    pub node_hints: Option<Box<NodeHints>>,
     /// The labels and annotations of a multicluster mirror.
     pub mirror: Option<Arc<Mirror>>,
 }
@@ -151,9 +154,16 @@ impl ReadySlice {
             }
         }
         let ready = object.endpoints.iter().filter(|endpoint| endpoint.is_ready());
+        let (endpoints, nodes): (Vec<_>, Vec<_>) = ready
+            .filter_map(|endpoint| {
+                let ready = ReadyEndpoint::of(endpoint, &key.namespace, problems)?;
+                Some((ready, hinted(endpoint.hints.as_ref(), "forNodes").collect::<Vec<_>>()))
+            })
+            .unzip();
         Some(Self {
             ports,
-            endpoints: ready.filter_map(|endpoint| ReadyEndpoint::of(endpoint, &key.namespace, problems)).collect(),
+            endpoints: endpoints.into(),
+            node_hints: NodeHints::new(nodes.into_iter()).map(Box::new),
             instances,
             mirror: (mirror != Mirror::default()).then(|| Arc::new(mirror)),
             service: NamespacedName::new(key.namespace, service),
@@ -172,6 +182,14 @@ impl ReadySlice {
                 values.text(text);
             }
         }
+        if let Some(hints) = &mut self.node_hints {
+            hints.share(values);
+        }
+    }
+
+    /// Returns whether the slice has an endpoint without a hint for a node.
+    pub fn lacks_node_hints(&self) -> bool {
+        !self.endpoints.is_empty() && !self.node_hints.as_ref().is_some_and(|hints| hints.is_complete())
     }
 }
 
@@ -231,7 +249,7 @@ impl ReadyEndpoint {
             target_uid: TargetUid::of(endpoint.target_ref.as_ref()),
             hostname: endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()).map(Arc::from),
             zone: name("zone", endpoint.zone.as_deref().filter(|zone| !zone.is_empty()), LONGEST_LABEL, problems),
-            hints: zones(endpoint.hints.as_ref()),
+            hints: hinted(endpoint.hints.as_ref(), "forZones").map(Arc::from).collect(),
         })
     }
 }
@@ -247,11 +265,10 @@ fn name(what: &str, name: Option<&str>, longest: usize, problems: &mut Problems)
     Some(name.into())
 }
 
-/// `hints.forZones[].name`. Hints for nodes are not followed.
-fn zones(hints: Option<&Value>) -> Box<[Arc<str>]> {
-    let zones = hints.and_then(|hints| hints.get("forZones")).and_then(Value::as_array);
-    let names = zones.into_iter().flatten().filter_map(|zone| zone.get("name")?.as_str());
-    names.map(Arc::from).collect()
+/// `hints.forZones[].name`, or `hints.forNodes[].name`.
+fn hinted<'a>(hints: Option<&'a Value>, kind: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let hints = hints.and_then(|hints| hints.get(kind)).and_then(Value::as_array);
+    hints.into_iter().flatten().filter_map(|hint| hint.get("name")?.as_str())
 }
 
 #[cfg(test)]
@@ -314,9 +331,20 @@ mod tests {
         );
         let last = slice.endpoints.last().unwrap();
         assert_eq!((last.zone.as_deref(), &*last.hints), (None, &["a".into()][..]));
+        assert_eq!(slice.node_hints.as_ref().unwrap().all(), [("n".into(), 3)]);
         let numbers: Vec<_> = slice.ports.unwrap().iter().map(|port| port.number).collect();
         assert_eq!(numbers, [Some(80), None, None]);
         assert_eq!(problems, 2 + 3 + 3 + 1);
+    }
+
+    #[test]
+    fn only_endpoints_that_clients_may_receive_decide_whether_hints_for_nodes_are_complete() {
+        let hinted = json!({"addresses": ["10.0.0.1"], "hints": {"forNodes": [{"name": "n"}]}});
+        let lacks = |endpoints: &[&Value]| ready_slice(&json!({ "endpoints": endpoints })).0.lacks_node_hints();
+        let unready = json!({"addresses": ["10.0.0.2"], "conditions": {"ready": false}});
+        let (malformed, plain) = (json!({"addresses": ["web.example"]}), json!({"addresses": ["10.0.0.2"]}));
+        assert!(!lacks(&[&hinted]) && !lacks(&[&malformed, &hinted, &unready]) && !lacks(&[&unready]) && !lacks(&[]));
+        assert!(lacks(&[&hinted, &plain]) && lacks(&[&plain]));
     }
 
     #[test]
