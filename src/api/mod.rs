@@ -89,6 +89,10 @@ pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// The label with the zone of a node, or of a workload outside the cluster.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// The annotations of a Service whose hints Kubernetes allocates in proportion to the CPUs of each zone. The first one is
+/// deprecated, and precedes the other.
+pub const TOPOLOGY_MODE_ANNOTATIONS: [&str; 2] =
+    ["service.kubernetes.io/topology-aware-hints", "service.kubernetes.io/topology-mode"];
 /// The `kind` of a slice's `targetRef` to an ExternalWorkload.
 pub const EXTERNAL_WORKLOAD_KIND: &str = "ExternalWorkload";
 /// The namespace whose Services and workloads the operator never changes: they must not depend on the mesh.

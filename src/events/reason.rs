@@ -18,6 +18,7 @@ pub enum Reason {
     BecameUnready,
     InvalidWorkloadIP,
     InvalidHostname,
+    MissingZone,
     UnmatchedPort,
     EndpointSliceWriteFailed,
     LinkerdConfigUpdated,
@@ -97,6 +98,7 @@ impl Reason {
         match self {
             Self::InvalidWorkloadIP
             | Self::InvalidHostname
+            | Self::MissingZone
             | Self::UnmatchedPort
             | Self::EndpointSliceWriteFailed
             | Self::DriftDetected

@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde_json::{Value, json};
+
 use super::{
     findings::Finding,
     ports::{PortMatches, Ports},
@@ -17,7 +19,7 @@ use crate::{
     },
     cluster::kinds::{
         external_workload::{Address, ExternalWorkload},
-        service::Service,
+        service::{HintPolicy, Service},
     },
     events::Reason,
     text::{and_more, truncate},
@@ -30,6 +32,11 @@ const ADDRESSES_SHOWN: usize = 3;
 /// The finding about the name of a workload that a headless Service selects.
 pub(super) const INVALID_HOSTNAME: &str =
     "its name is not a hostname (63 characters of a-z, 0-9 and -, no dots); it is published without a hostname";
+
+/// The finding about a workload without a zone. One ready endpoint without a hint turns off the hints of all endpoints of
+/// the Service, for kube-proxy and for Linkerd's proxies.
+pub(super) const MISSING_ZONE: &str = "it has no label topology.kubernetes.io/zone, so while it is ready, \
+                                       trafficDistribution of the Service has no effect";
 
 /// The endpoint of a workload in one family, and the ports of its slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +61,8 @@ pub(super) fn desired(
         let matched = matches.of(&workload.ports);
         let hostname = service.headless.then(|| workload.key.name.to_string());
         let mut published = false;
+        // `ready` is about traffic, and `serving` about the workload itself.
+        let ready = workload.ready || service.publish_not_ready;
         let hostname_invalid = hostname.as_deref().is_some_and(|name| !is_dns_label(name));
         for (family, endpoints) in &mut families {
             let mut addresses: Vec<String> =
@@ -67,12 +76,13 @@ pub(super) fn desired(
                 addresses,
                 // All three are set explicitly, because clients give an absent condition a different meaning.
                 conditions: EndpointConditions {
-                    ready: Some(workload.ready),
+                    ready: Some(ready),
                     serving: Some(workload.ready),
                     terminating: Some(false),
                 },
                 hostname: hostname.clone().filter(|_| !hostname_invalid),
                 zone: workload.zone().map(str::to_owned),
+                hints: hints(service, workload).filter(|_| ready),
                 // No apiVersion: Linkerd's controller omits it, and clients compare only the kind.
                 target_ref: Some(TargetRef {
                     kind: Some(EXTERNAL_WORKLOAD_KIND.to_owned()),
@@ -99,11 +109,25 @@ pub(super) fn desired(
         if hostname_invalid {
             find(Reason::InvalidHostname, INVALID_HOSTNAME.to_owned());
         }
+        if service.hints == HintPolicy::OwnZone && zone(workload).is_none() {
+            find(Reason::MissingZone, MISSING_ZONE.to_owned());
+        }
         if let Some(unmatched) = matched.unmatched {
             find(Reason::UnmatchedPort, unmatched.to_string());
         }
     }
     (families, findings)
+}
+
+/// Returns the hints of a workload while it is ready.
+fn hints(service: &Service, workload: &ExternalWorkload) -> Option<Value> {
+    let zone = zone(workload).filter(|_| service.hints == HintPolicy::OwnZone)?;
+    Some(json!({"forZones": [{"name": zone}]}))
+}
+
+/// Returns the zone that clients can be in. The label may be empty.
+fn zone(workload: &ExternalWorkload) -> Option<&str> {
+    workload.zone().filter(|zone| !zone.is_empty())
 }
 
 /// Returns the name of the ExternalWorkload that an endpoint of the Service refers to.

@@ -29,7 +29,10 @@ use crate::{
         HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL,
         endpoint_slice::{Endpoint, EndpointSlice, Family},
     },
-    cluster::kinds::{external_workload::ExternalWorkload, service::Service},
+    cluster::kinds::{
+        external_workload::ExternalWorkload,
+        service::{HintPolicy, Service},
+    },
     text::hex,
 };
 
@@ -204,8 +207,11 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
         if desired.get(name).is_some_and(|desired| desired.ports == ports)
             && let Some(desired) = desired.remove(name)
         {
-            // We write no hints, so they belong to the client that wrote them.
-            endpoints.push(Endpoint { hints: held.hints.clone(), ..desired.endpoint });
+            let hints = match service.hints {
+                HintPolicy::Allocated => held.hints.clone(),
+                HintPolicy::None | HintPolicy::OwnZone => desired.endpoint.hints,
+            };
+            endpoints.push(Endpoint { hints, ..desired.endpoint });
         }
     }
     let unchanged = base.has_content(&endpoints, &ports) && base.metadata.labels.as_ref() == Some(&labels(service));

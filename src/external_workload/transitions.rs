@@ -10,7 +10,10 @@ use super::{
     findings::{service_reference, workload_reference},
 };
 use crate::{
-    api::{NamespacedName, endpoint_slice::EndpointSlice},
+    api::{
+        NamespacedName,
+        endpoint_slice::{Endpoint, EndpointSlice},
+    },
     cluster::kinds::service::Service,
     events::{Notice, Reason},
 };
@@ -26,16 +29,23 @@ pub(super) struct Transition {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransitionKind {
-    Published { ready: bool },
+    Published(PublishedReadiness),
     Unpublished,
-    BecameReady,
-    BecameUnready,
+    Became(PublishedReadiness),
+}
+
+/// The readiness of a workload in the slices of a Service. The worst one of all slices counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum PublishedReadiness {
+    Unready,
+    /// Not ready, but clients receive it because of `publishNotReadyAddresses`.
+    UnreadyWithTraffic,
+    Ready,
 }
 
 /// The endpoints of one workload in all families.
 struct Placement {
-    /// Whether the workload is ready in every slice.
-    ready: bool,
+    readiness: PublishedReadiness,
     uid: String,
     addresses: Vec<String>,
 }
@@ -54,10 +64,9 @@ pub(super) fn transitions(
     };
     for (workload, now) in placements(service, after) {
         let kind = match before.remove(workload) {
-            None => TransitionKind::Published { ready: now.ready },
-            Some(then) if then.ready == now.ready => continue,
-            Some(_) if now.ready => TransitionKind::BecameReady,
-            Some(_) => TransitionKind::BecameUnready,
+            None => TransitionKind::Published(now.readiness),
+            Some(then) if then.readiness == now.readiness => continue,
+            Some(_) => TransitionKind::Became(now.readiness),
         };
         push(workload, now, kind);
     }
@@ -73,14 +82,26 @@ fn placements<'a>(service: &Service, slices: &'a [Arc<EndpointSlice>]) -> BTreeM
     for endpoint in ours.flat_map(|slice| &slice.endpoints) {
         let Some(workload) = endpoint::workload(service, endpoint) else { continue };
         let entry = placements.entry(workload).or_insert_with(|| Placement {
-            ready: true,
+            readiness: PublishedReadiness::Ready,
             uid: endpoint.target_ref.as_ref().and_then(|target| target.uid.clone()).unwrap_or_default(),
             addresses: Vec::new(),
         });
-        entry.ready &= endpoint.is_ready();
+        entry.readiness = entry.readiness.min(PublishedReadiness::of(endpoint));
         entry.addresses.extend(endpoint.addresses.iter().cloned());
     }
     placements
+}
+
+// === impl PublishedReadiness ===
+
+impl PublishedReadiness {
+    fn of(endpoint: &Endpoint) -> Self {
+        match (endpoint.is_ready(), endpoint.conditions.serving) {
+            (false, _) => Self::Unready,
+            (true, Some(false)) => Self::UnreadyWithTraffic,
+            (true, _) => Self::Ready,
+        }
+    }
 }
 
 // === impl Transition ===
@@ -90,23 +111,30 @@ impl Transition {
         let name = &service.key.name;
         let addresses = self.addresses.join(" and ");
         let (reason, note) = match self.kind {
-            TransitionKind::Published { ready: true } => {
-                (Reason::Published, format!("Published as an endpoint of Service {name}: {addresses}, ready"))
+            TransitionKind::Published(readiness) => {
+                let readiness = match readiness {
+                    PublishedReadiness::Ready => "ready",
+                    PublishedReadiness::Unready => "not ready, so it receives no traffic yet",
+                    PublishedReadiness::UnreadyWithTraffic => {
+                        "not ready, but it receives traffic because of publishNotReadyAddresses"
+                    }
+                };
+                (Reason::Published, format!("Published as an endpoint of Service {name}: {addresses}, {readiness}"))
             }
-            TransitionKind::Published { ready: false } => (
-                Reason::Published,
-                format!(
-                    "Published as an endpoint of Service {name}: {addresses}, not ready, so it receives no traffic yet"
-                ),
-            ),
             TransitionKind::Unpublished => {
                 (Reason::Unpublished, format!("No longer an endpoint of Service {name}: {addresses}"))
             }
-            TransitionKind::BecameReady => {
+            TransitionKind::Became(PublishedReadiness::Ready) => {
                 (Reason::BecameReady, format!("Ready: Service {name} sends it traffic at {addresses}"))
             }
-            TransitionKind::BecameUnready => {
+            TransitionKind::Became(PublishedReadiness::Unready) => {
                 (Reason::BecameUnready, format!("Not ready: Service {name} no longer sends it traffic at {addresses}"))
+            }
+            TransitionKind::Became(PublishedReadiness::UnreadyWithTraffic) => {
+                let note = format!(
+                    "Not ready: Service {name} sends it traffic at {addresses} because of publishNotReadyAddresses"
+                );
+                (Reason::BecameUnready, note)
             }
         };
         let workload = NamespacedName::new(Arc::clone(&service.key.namespace), Arc::clone(&self.workload));

@@ -12,7 +12,7 @@ use super::{
     port_ranges::PortRanges,
 };
 use crate::{
-    api::{NamespacedName, OPAQUE_PORTS_ANNOTATION, endpoint_slice::Family, lean_metadata},
+    api::{NamespacedName, OPAQUE_PORTS_ANNOTATION, TOPOLOGY_MODE_ANNOTATIONS, endpoint_slice::Family, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
@@ -40,6 +40,9 @@ pub struct Service {
     pub deleting: bool,
     /// `internalTrafficPolicy: Local`: clients receive only Pods on their own node.
     pub local: bool,
+    pub hints: HintPolicy,
+    /// `publishNotReadyAddresses`: clients receive endpoints even if they are not ready.
+    pub publish_not_ready: bool,
     /// `None` if its endpoints are its own.
     pub joined: Option<Box<JoinedService>>,
     /// The cluster IPs of all families; empty for a headless Service.
@@ -56,6 +59,16 @@ pub struct ServicePort {
     pub protocol: String,
     pub app_protocol: Option<String>,
     pub target: TargetPort,
+}
+
+/// The hints that the endpoints of a Service have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HintPolicy {
+    None,
+    /// `trafficDistribution`: each endpoint is for the clients in its own zone.
+    OwnZone,
+    /// Another controller allocates them.
+    Allocated,
 }
 
 /// `targetPort`: a string of digits is a name, never a number.
@@ -94,6 +107,8 @@ struct ServiceSpec {
     selector: Option<BTreeMap<String, String>>,
     ip_families: Option<Vec<String>>,
     internal_traffic_policy: Option<String>,
+    traffic_distribution: Option<String>,
+    publish_not_ready_addresses: Option<bool>,
     ports: Option<Vec<core::ServicePort>>,
 }
 
@@ -125,6 +140,8 @@ impl Projected for Service {
         Self {
             key,
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            hints: HintPolicy::of(spec.traffic_distribution.as_deref(), &annotations),
+            publish_not_ready: spec.publish_not_ready_addresses == Some(true),
             joined,
             uid: wire.metadata.uid.unwrap_or_default().into(),
             labels,
@@ -143,6 +160,23 @@ impl Projected for Service {
 impl Service {
     fn members(&self) -> impl Iterator<Item = &ServiceMember> {
         self.joined.iter().flat_map(|joined| &joined.members)
+    }
+}
+
+// === impl HintPolicy ===
+
+impl HintPolicy {
+    /// As the EndpointSlice controller of Kubernetes decides: the annotation precedes the field. An ExternalWorkload has
+    /// no node, so it is the same endpoint for `PreferSameNode`. Unknown values mean no preference.
+    fn of(traffic_distribution: Option<&str>, annotations: &BTreeMap<String, String>) -> Self {
+        let mode = TOPOLOGY_MODE_ANNOTATIONS.iter().find_map(|key| annotations.get(*key));
+        if mode.is_some_and(|mode| mode == "Auto" || mode == "auto") {
+            return Self::Allocated;
+        }
+        match traffic_distribution {
+            Some("PreferClose" | "PreferSameZone" | "PreferSameNode") => Self::OwnZone,
+            _ => Self::None,
+        }
     }
 }
 
@@ -272,6 +306,16 @@ mod tests {
         );
         assert_eq!(object(json!([{"port": 80}])), ([false, false, true], 3));
         assert_eq!(service(&json!({})).opaque_ports, None);
+    }
+
+    #[test]
+    fn a_change_of_the_preferred_endpoints_is_a_change_of_the_service() {
+        let mut state = State::default();
+        let mut is_change = |spec: serde_json::Value| service(&spec).apply(&mut state).is_some();
+        assert!(is_change(json!({})));
+        assert!(is_change(json!({"trafficDistribution": "PreferClose"})));
+        assert!(!is_change(json!({"trafficDistribution": "PreferSameNode", "publishNotReadyAddresses": false})));
+        assert!(is_change(json!({"publishNotReadyAddresses": true})));
     }
 
     #[test]

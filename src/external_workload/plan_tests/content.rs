@@ -1,6 +1,7 @@
 //! The content of slices, the findings and the transitions.
 
 use super::*;
+use crate::external_workload::transitions::{PublishedReadiness, TransitionKind};
 
 #[test]
 fn the_reference_object_of_the_specification() {
@@ -96,7 +97,7 @@ fn a_workload_that_loses_a_family_is_removed_from_that_familys_slice_only_d12() 
 #[test]
 fn a_workload_of_two_families_becomes_ready_when_it_is_ready_in_both_slices() {
     let mut world = World::new(dual(), [two_families("vm1", &["192.0.2.1", "2001:db8::1"])]);
-    assert_eq!(world.transitions(), [("vm1".to_owned(), transitions::TransitionKind::Published { ready: true })]);
+    assert_eq!(world.transitions(), [("vm1".to_owned(), TransitionKind::Published(PublishedReadiness::Ready))]);
     let both = world.slices.clone();
     for at in [0, 1] {
         let mut half = both.clone();
@@ -109,8 +110,8 @@ fn a_workload_of_two_families_becomes_ready_when_it_is_ready_in_both_slices() {
         };
         // One family was written and the other refused: the transition occurs now, and not again when the other is
         // written.
-        assert_eq!(change(&both, &half), Some(transitions::TransitionKind::BecameUnready));
-        assert_eq!(change(&half, &both), Some(transitions::TransitionKind::BecameReady));
+        assert_eq!(change(&both, &half), Some(TransitionKind::Became(PublishedReadiness::Unready)));
+        assert_eq!(change(&half, &both), Some(TransitionKind::Became(PublishedReadiness::Ready)));
         assert_eq!(change(&both, one), None, "it is still published");
         assert_eq!(change(one, &both), None);
     }
@@ -282,7 +283,7 @@ fn a_readiness_change_is_one_update_and_the_endpoint_stays_d36() {
     world.settle();
     world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);
     assert_eq!(world.plan().updates.len(), 1);
-    assert_eq!(world.transitions(), [("vm-0001".to_owned(), transitions::TransitionKind::BecameUnready)]);
+    assert_eq!(world.transitions(), [("vm-0001".to_owned(), TransitionKind::Became(PublishedReadiness::Unready))]);
     let conditions = world.only().endpoints[1].conditions;
     assert_eq!((conditions.ready, conditions.serving, conditions.terminating), (Some(false), Some(false), Some(false)));
 }
@@ -299,18 +300,4 @@ fn annotations_and_finalizers_survive_an_update() {
     world.workloads.extend(many(1..2));
     assert_eq!(world.settle(), writes(0, 1, 0));
     assert!(world.only().metadata.annotations.is_some() && world.only().metadata.finalizers.is_some());
-}
-
-#[test]
-fn hints_of_another_writer_cause_no_write_and_survive_an_update() {
-    let mut world = World::new(legacy(), many(0..2));
-    world.settle();
-    let name = world.only().name().to_owned();
-    let hints = Some(json!({"forZones": [{"name": "b"}]}));
-    world.edit_slice(&name, |slice| slice.endpoints[0].hints = hints.clone());
-    assert_eq!(world.settle(), writes(0, 0, 0));
-    world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);
-    assert_eq!(world.settle(), writes(0, 1, 0));
-    assert_eq!(world.only().endpoints[0].hints, hints);
-    assert_eq!(world.only().endpoints[1].hints, None);
 }

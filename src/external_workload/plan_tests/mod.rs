@@ -9,6 +9,7 @@ mod content;
 mod hostile;
 mod placement;
 mod properties;
+mod topology;
 
 const NONE: &[Arc<EndpointSlice>] = &[];
 

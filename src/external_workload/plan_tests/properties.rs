@@ -31,6 +31,11 @@ enum Step {
     Families(u8),
     Rename(bool),
     Label(bool),
+    /// Sets or removes `trafficDistribution` and `publishNotReadyAddresses`.
+    Traffic {
+        near: bool,
+        unready: bool,
+    },
     Vandalise {
         at: usize,
     },
@@ -50,6 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..4u8).prop_map(Step::Families),
         1 => any::<bool>().prop_map(Step::Rename),
         1 => any::<bool>().prop_map(Step::Label),
+        1 => (any::<bool>(), any::<bool>()).prop_map(|(near, unready)| Step::Traffic { near, unready }),
         1 => (0..8usize).prop_map(|at| Step::Vandalise { at }),
         1 => (0..8usize).prop_map(|at| Step::DeleteSlice { at }),
         1 => (0..3u8).prop_map(Step::Recreate),
@@ -72,7 +78,13 @@ impl World {
                     })
                     .collect();
                 let spec = json!({"workloadIPs": ips, "ports": [{"name": "http", "port": port}]});
-                let put = edit(&workload(&format!("vm-{number}"), &spec), |workload| workload.ready = *ready);
+                let put = edit(&workload(&format!("vm-{number}"), &spec), |workload| {
+                    workload.ready = *ready;
+                    if number % 2 == 0 {
+                        workload.labels =
+                            [("app", "legacy"), ("topology.kubernetes.io/zone", "z")].into_iter().collect();
+                    }
+                });
                 self.workloads.retain(|workload| workload.key != put.key);
                 self.workloads.push(put);
             }
@@ -91,6 +103,10 @@ impl World {
             Step::Rename(other) => self.service.ports[0].name = if *other { "two" } else { "one" }.to_owned(),
             Step::Label(on) => {
                 self.service.labels = on.then(|| ("foo".to_owned(), "bar".to_owned())).into_iter().collect();
+            }
+            Step::Traffic { near, unready } => {
+                self.service.hints = if *near { HintPolicy::OwnZone } else { HintPolicy::None };
+                self.service.publish_not_ready = *unready;
             }
             Step::Vandalise { at } => {
                 if let Some(name) = self.slices.get(*at).map(|slice| slice.name().to_owned()) {
@@ -113,6 +129,8 @@ struct Model {
     workloads: BTreeMap<usize, (bool, i32, u8)>,
     families: u8,
     port_name: &'static str,
+    near: bool,
+    unready: bool,
 }
 
 impl Model {
@@ -128,6 +146,7 @@ impl Model {
             Step::Remove { number } => _ = self.workloads.remove(number),
             Step::Families(families) => self.families = *families,
             Step::Rename(other) => self.port_name = if *other { "two" } else { "one" },
+            Step::Traffic { near, unready } => (self.near, self.unready) = (*near, *unready),
             Step::Label(_) | Step::Vandalise { .. } | Step::DeleteSlice { .. } | Step::Recreate(_) => {}
         }
     }
@@ -141,11 +160,18 @@ impl Model {
             for (bit, family, ip) in [(1, "IPv4", v4), (2, "IPv6", format!("fd00::1:{number:x}"))] {
                 if families & self.families & bit != 0 {
                     let uid = format!("uid-{name}");
-                    let endpoint = json!({
+                    let receives = *ready || self.unready;
+                    let mut endpoint = json!({
                         "addresses": [ip],
-                        "conditions": {"ready": ready, "serving": ready, "terminating": false},
+                        "conditions": {"ready": receives, "serving": ready, "terminating": false},
                         "targetRef": {"kind": "ExternalWorkload", "namespace": "ns", "name": name, "uid": uid},
                     });
+                    if number % 2 == 0 {
+                        endpoint["zone"] = json!("z");
+                        if self.near && receives {
+                            endpoint["hints"] = json!({"forZones": [{"name": "z"}]});
+                        }
+                    }
                     let ports = json!([{"name": self.port_name, "port": port, "protocol": "TCP"}]);
                     desired.insert((family.to_owned(), name.clone()), (endpoint, ports));
                 }
@@ -157,7 +183,7 @@ impl Model {
 
 impl Default for Model {
     fn default() -> Self {
-        Self { workloads: BTreeMap::new(), families: 3, port_name: "one" }
+        Self { workloads: BTreeMap::new(), families: 3, port_name: "one", near: false, unready: false }
     }
 }
 

@@ -5,6 +5,7 @@
 //! slices.
 
 mod service_types;
+mod traffic;
 
 use std::{
     collections::BTreeMap,
