@@ -21,6 +21,7 @@ pub mod server;
 pub mod service;
 pub mod service_profile;
 pub mod sidecar;
+pub mod windows;
 
 use std::{collections::BTreeMap, fmt::Debug, sync::Arc};
 

@@ -14,6 +14,7 @@ use super::{
     port_ranges::PortRanges,
     proxy::{Environment, Injected, ProxyPorts},
     sidecar::{HasToken, InitStatuses, InjectionBarrier, NetworkSetup, NetworkValidation, is_sidecar},
+    windows::{RequiresWindows, RunsWindows, SelectsWindows, is_for_windows},
 };
 use crate::api::{
     CNI_RESOURCE_LABEL, CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION,
@@ -100,6 +101,9 @@ struct PodSpec {
     service_account_name: Option<String>,
     host_network: Option<bool>,
     automount_service_account_token: Option<bool>,
+    os: RunsWindows,
+    node_selector: SelectsWindows,
+    affinity: RequiresWindows,
     init_containers: Option<Vec<Container>>,
     containers: Option<Vec<Container>>,
 }
@@ -189,6 +193,9 @@ impl Projected for Pod {
             init_containers,
             containers,
             automount_service_account_token,
+            os,
+            node_selector,
+            affinity,
         } = wire.spec.unwrap_or_default();
         let PodStatus { phase, pod_ip, pod_ips, host_ip, host_ips, init_container_statuses } =
             wire.status.unwrap_or_default();
@@ -221,7 +228,10 @@ impl Projected for Pod {
             injected: proxy
                 .map(|it| Arc::new(Injected::of(&it.env, it.image.as_deref(), annotations, is_native, network))),
             inject: Inject::of(annotations),
-            injection_barrier: barrier(init_containers, app_containers, automount_service_account_token),
+            injection_barrier: match is_for_windows(os, node_selector, affinity) {
+                true => InjectionBarrier::Windows,
+                false => barrier(init_containers, app_containers, automount_service_account_token),
+            },
             network_validation: init_container_statuses.0,
             created: wire.metadata.creation_timestamp.map(|time| time.0),
             terminating: wire.metadata.deletion_timestamp.is_some(),
@@ -397,6 +407,15 @@ mod tests {
                 InjectionBarrier::Sidecar,
             ),
             (json!({"containers": [{"name": "linkerd-init", "volumeMounts": token}]}), InjectionBarrier::None),
+            (json!({"containers": [app(&token)], "os": {"name": "windows"}}), InjectionBarrier::Windows),
+            (
+                json!({"containers": [app(&token)], "nodeSelector": {"kubernetes.io/os": "windows"}}),
+                InjectionBarrier::Windows,
+            ),
+            (
+                json!({"containers": [app(&token)], "os": null, "nodeSelector": null, "affinity": {}}),
+                InjectionBarrier::None,
+            ),
         ] {
             assert_eq!(pod(&json!({}), &spec).0.injection_barrier, expected, "{spec}");
         }

@@ -27,6 +27,8 @@ pub enum InjectionBarrier {
     Sidecar,
     /// Its first container has no token of the ServiceAccount. A barrier only if proxies get no token of their own.
     NoToken,
+    /// It runs on Windows.
+    Windows,
 }
 
 /// How traffic of a Pod is redirected to its proxy.

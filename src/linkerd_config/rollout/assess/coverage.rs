@@ -52,7 +52,7 @@ pub(super) fn lacks_proxy(pod: &Pod, context: InjectionContext<'_>, target: &Rol
     let projects_tokens = target.proxies.shape.is_none_or(|shape| shape.token_projection);
     let has_barrier = match pod.injection_barrier {
         InjectionBarrier::None => false,
-        InjectionBarrier::Sidecar => true,
+        InjectionBarrier::Sidecar | InjectionBarrier::Windows => true,
         InjectionBarrier::NoToken => !projects_tokens,
     };
     // The annotations of a Pod can be changed at any time, so they prove nothing against its template.
