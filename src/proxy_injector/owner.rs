@@ -67,11 +67,11 @@ pub(super) fn workload(pod: &str, owners: &[ReviewedOwner], above: Option<&Revie
 // === impl Workload ===
 
 impl Workload {
-    /// The label of the Pod that names its workload. A name that is too long for a label has none: the API server would
+    /// The label of the Pod that names its workload. A name that is no value of a label has none: the API server would
     /// reject the Pod.
     pub(super) fn label(&self) -> Option<(String, String)> {
         let kind = self.kind.to_lowercase();
-        let is_labelled = LABELLED.contains(&kind.as_str()) && self.name.len() <= LONGEST_LABEL;
+        let is_labelled = LABELLED.contains(&kind.as_str()) && is_label_value(&self.name);
         is_labelled.then(|| (format!("linkerd.io/proxy-{kind}"), self.name.clone()))
     }
 
@@ -95,6 +95,15 @@ impl Workload {
         let kind = self.kind.to_lowercase();
         if KNOWN.contains(&kind.as_str()) { kind } else { String::new() }
     }
+}
+
+/// Returns whether a label can have the text as its value. The API server does not validate the names of owners.
+fn is_label_value(text: &str) -> bool {
+    let is_end = |it: Option<char>| it.is_none_or(|it| it.is_ascii_alphanumeric());
+    text.len() <= LONGEST_LABEL
+        && is_end(text.chars().next())
+        && is_end(text.chars().next_back())
+        && text.chars().all(|it| it.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&it))
 }
 
 #[cfg(test)]
@@ -141,9 +150,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_too_long_for_a_label_has_none() {
+    fn a_name_that_is_no_value_of_a_label_has_none() {
         let label = |kind: &str, length: usize| workload("p", &[owner(kind, &"n".repeat(length))], None).label();
         assert_eq!(label("Deployment", 63).unwrap().0, "linkerd.io/proxy-deployment");
         assert_eq!((label("Deployment", 64), label("CronJob", 5), label("Rollout", 5)), (None, None, None));
+        let named = |name: &str| workload("p", &[owner("Deployment", name)], None).label().is_some();
+        for (name, is_valid) in
+            [("web.v1", true), ("Web_1", true), ("web-", false), (".web", false), ("a b", false), ("é", false)]
+        {
+            assert_eq!(named(name), is_valid, "{name:?}");
+        }
     }
 }
