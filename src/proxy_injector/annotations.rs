@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::INJECT_ANNOTATION;
+use crate::api::{CREATED_BY_ANNOTATION, INJECT_ANNOTATION, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
 
 /// The prefix of the annotations below.
 pub(super) const PREFIX: &str = "config.linkerd.io/";
@@ -65,6 +65,18 @@ const OF_PODS: [&str; 6] = [
 ];
 /// Annotations without [`PREFIX`] for which the injector is not responsible: those of policies and of this operator.
 const OF_OTHERS: [&str; 3] = ["admission-webhooks", "reconcile", "restarted-for"];
+/// The annotations with the prefix [`LINKERD`] that Linkerd and its injector write or read.
+const OF_LINKERD: [&str; 5] = [
+    CREATED_BY_ANNOTATION,
+    "linkerd.io/helm-release-version",
+    INJECT_ANNOTATION,
+    PROXY_VERSION_ANNOTATION,
+    TRUST_ROOT_ANNOTATION,
+];
+/// The prefix of annotations that configure nothing, except for [`INJECT_ANNOTATION`].
+pub(super) const LINKERD: &str = "linkerd.io/";
+/// The prefixes of the annotations of proxies.
+const PREFIXES: [&str; 3] = [PREFIX, "config.alpha.linkerd.io/", "config.beta.linkerd.io/"];
 
 pub(super) const NATIVE_SIDECAR_BETA: &str = "config.beta.linkerd.io/proxy-enable-native-sidecar";
 pub(super) const NATIVE_SIDECAR_ALPHA: &str = "config.alpha.linkerd.io/proxy-enable-native-sidecar";
@@ -101,12 +113,34 @@ impl<'a> Annotations<'a> {
         let inherited = move |(key, _): &(&String, &String)| is_inherited(key) && !self.pod.contains_key(*key);
         self.namespace.iter().filter(inherited).map(|(key, value)| (key.as_str(), value.as_str()))
     }
+}
 
-    /// Returns the unknown keys of the Pod with Linkerd's prefix.
-    pub(super) fn unknown(self) -> impl Iterator<Item = &'a str> {
-        let is_known = |name: &str| INHERITED.contains(&name) || OF_PODS.contains(&name) || OF_OTHERS.contains(&name);
-        let unknown = move |key: &&String| key.strip_prefix(PREFIX).is_some_and(|name| !is_known(name));
-        self.pod.keys().filter(unknown).map(String::as_str)
+/// What an annotation means for a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnnotationKind {
+    /// It configures a proxy, also in the namespace of its Pod.
+    Inherited,
+    /// It configures the proxy of the Pod that has it.
+    OfPod,
+    /// It has a prefix of Linkerd and no meaning.
+    Unknown,
+    /// It has nothing to do with proxies.
+    Other,
+}
+
+// === impl AnnotationKind ===
+
+impl AnnotationKind {
+    pub(super) fn of(key: &str) -> Self {
+        let is_other = OF_LINKERD.contains(&key) || key.strip_prefix(PREFIX).is_some_and(|it| OF_OTHERS.contains(&it));
+        match key {
+            _ if is_inherited(key) => Self::Inherited,
+            _ if is_other => Self::Other,
+            NATIVE_SIDECAR_BETA => Self::OfPod,
+            _ if key.strip_prefix(PREFIX).is_some_and(|it| OF_PODS.contains(&it)) => Self::OfPod,
+            _ if key.starts_with(LINKERD) || PREFIXES.iter().any(|prefix| key.starts_with(prefix)) => Self::Unknown,
+            _ => Self::Other,
+        }
     }
 }
 
@@ -142,15 +176,24 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_annotation_is_unknown() {
-        let pod = map(&[
-            ("config.linkerd.io/proxy-loglevel", "debug"),
-            ("config.linkerd.io/proxy-log-level", "debug"),
-            ("config.linkerd.io/close-wait-timeout", "1s"),
-            ("config.linkerd.io/reconcile", "true"),
-            ("linkerd.io/inject", "enabled"),
-        ]);
-        let annotations = Annotations { pod: &pod, namespace: &AnnotationMap::new() };
-        assert_eq!(annotations.unknown().collect::<Vec<_>>(), ["config.linkerd.io/proxy-loglevel"]);
+    fn an_annotation_with_a_prefix_of_linkerd_is_known_or_a_mistake() {
+        use AnnotationKind::{Inherited, OfPod, Other, Unknown};
+        for (key, kind) in [
+            ("config.linkerd.io/proxy-log-level", Inherited),
+            ("linkerd.io/inject", Inherited),
+            ("config.alpha.linkerd.io/proxy-wait-before-exit-seconds", Inherited),
+            ("config.linkerd.io/close-wait-timeout", OfPod),
+            ("config.beta.linkerd.io/proxy-enable-native-sidecar", OfPod),
+            ("config.linkerd.io/proxy-loglevel", Unknown),
+            ("config.alpha.linkerd.io/proxy-wait-before-exit-secs", Unknown),
+            ("config.beta.linkerd.io/proxy-enable-native-sidecars", Unknown),
+            ("linkerd.io/injected", Unknown),
+            ("linkerd.io/created-by", Other),
+            ("config.linkerd.io/reconcile", Other),
+            ("viz.linkerd.io/tap-enabled", Other),
+            ("example.com/inject", Other),
+        ] {
+            assert_eq!(AnnotationKind::of(key), kind, "{key}");
+        }
     }
 }

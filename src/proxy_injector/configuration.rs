@@ -65,7 +65,7 @@ impl Configuration {
     fn try_it(&self) -> Result<(), RefusedConfiguration> {
         let injector = Injector { controller_namespace: "linkerd", version: "" };
         let none = AnnotationMap::new();
-        let target = ReviewTarget { namespace: &none, namespace_name: "default", workload: None };
+        let target = ReviewTarget { namespace: &none, namespace_name: "default", inject_label: None, workload: None };
         let probe = ReviewedObject::default();
         let containers = injector.pod_patch(self, target, &probe);
         containers.map(drop).map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))
@@ -98,7 +98,8 @@ mod tests {
         let mut pod = ReviewedObject::default();
         pod.metadata.annotations = additional_env.map(annotation).into_iter().collect();
         let (namespace, injector) = (AnnotationMap::new(), Injector { controller_namespace: "linkerd", version: "" });
-        let target = ReviewTarget { namespace: &namespace, namespace_name: "default", workload: None };
+        let target =
+            ReviewTarget { namespace: &namespace, namespace_name: "default", inject_label: None, workload: None };
         let (patch, _) = injector.pod_patch(&configuration, target, &pod).unwrap();
         let patch = json!(patch);
         let proxy = patch.as_array().unwrap().iter().find(|it| it["value"]["name"] == "linkerd-proxy").unwrap();

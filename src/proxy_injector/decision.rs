@@ -10,6 +10,7 @@ use crate::api::INJECT_ANNOTATION;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotInjected {
     HostNetwork,
+    Windows,
     SidecarExists,
     UnsupportedKind,
     Disabled,
@@ -35,6 +36,7 @@ impl NotInjected {
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::HostNetwork => "host_network_enabled",
+            Self::Windows => "windows",
             Self::SidecarExists => "sidecar_already_exists",
             Self::UnsupportedKind => "unsupported_resource",
             Self::Disabled => "injection_disable_annotation_present",
@@ -49,6 +51,7 @@ impl NotInjected {
     pub(super) fn sentence(self) -> &'static str {
         match self {
             Self::HostNetwork => "hostNetwork is enabled",
+            Self::Windows => "pod runs on Windows, and the proxy runs on Linux only",
             Self::SidecarExists => "pod has a sidecar injected already",
             Self::UnsupportedKind => "this resource kind is unsupported",
             Self::Disabled => "pod has the annotation \"linkerd.io/inject:disabled\"",
@@ -75,6 +78,9 @@ impl InjectionDecision {
         let mut skipped = Vec::new();
         if spec.host_network {
             skipped.push(NotInjected::HostNetwork);
+        }
+        if spec.is_for_windows() {
+            skipped.push(NotInjected::Windows);
         }
         if spec.has_sidecar() {
             skipped.push(NotInjected::SidecarExists);
@@ -108,11 +114,18 @@ fn text(annotations: &AnnotationMap) -> &str {
     annotations.get(INJECT_ANNOTATION).map(String::as_str).unwrap_or_default()
 }
 
+fn enables(text: &str) -> bool {
+    matches!(text, "enabled" | "ingress")
+}
+
+/// Returns whether a text of the annotation has a meaning.
+pub(super) fn is_valid(text: &str) -> bool {
+    enables(text) || matches!(text, "disabled" | "")
+}
+
 /// Returns which annotation decides, and the reason against an injection. An empty annotation is an absent one. Values
 /// are compared exactly.
 fn by_annotations(namespace: &str, pod: &str) -> (&'static str, Option<NotInjected>) {
-    let enables = |text| matches!(text, "enabled" | "ingress");
-    let is_valid = |text| enables(text) || matches!(text, "disabled" | "");
     match (namespace, pod) {
         (namespace, _) if !is_valid(namespace) => ("", Some(NotInjected::InvalidAtNamespace)),
         (_, pod) if !is_valid(pod) => ("", Some(NotInjected::InvalidAtWorkload)),

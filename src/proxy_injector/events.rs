@@ -9,26 +9,34 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::{
     decision::{InjectionDecision, NotInjected},
     inject::AdmissionOutcome,
+    warnings::AuthorWarnings,
 };
-use crate::{
-    events::{Notice, Reason},
-    webhook::review::MAX_WARNINGS,
-};
+use crate::events::{Notice, Reason};
 
 /// Returns the Events of a Pod that is admitted.
 pub(super) fn of_admitted(workload: &ObjectReference, outcome: &AdmissionOutcome) -> Vec<Notice> {
     let AdmissionOutcome { decision, warnings, .. } = outcome;
-    if !decision.injects() {
-        let note = format!("Linkerd sidecar proxy injection skipped: {}", sentences(decision));
-        return vec![notice(Reason::InjectionSkipped, workload, note)];
-    }
-    let mut notices = vec![notice(Reason::Injected, workload, "Linkerd sidecar proxy injected".to_owned())];
+    let (reason, note) = match (decision.injects(), warnings.is_rejected()) {
+        (false, _) => {
+            (Reason::InjectionSkipped, format!("Linkerd sidecar proxy injection skipped: {}", sentences(decision)))
+        }
+        (true, false) => (Reason::Injected, "Linkerd sidecar proxy injected".to_owned()),
+        (true, true) => {
+            let note = format!("the Pod is rejected with its Linkerd sidecar proxy: {}", joined(warnings));
+            return vec![notice(Reason::InjectionFailed, workload, note)];
+        }
+    };
+    let mut notices = vec![notice(reason, workload, note)];
     if !warnings.is_empty() {
-        let warnings: Vec<_> = warnings.iter().take(MAX_WARNINGS).map(String::as_str).collect();
-        let note = format!("Linkerd sidecar proxy injected with warnings: {}", warnings.join("; "));
+        let done = if decision.injects() { "injected" } else { "injection skipped" };
+        let note = format!("Linkerd sidecar proxy {done} with warnings: {}", joined(warnings));
         notices.push(notice(Reason::InjectionWarning, workload, note));
     }
     notices
+}
+
+fn joined(warnings: &AuthorWarnings) -> String {
+    warnings.clone().into_texts().join("; ")
 }
 
 /// Returns the Event of a Pod that is denied.
@@ -52,28 +60,47 @@ mod tests {
         notices.into_iter().map(|it| format!("{} {}: {}", it.reason.type_(), it.reason.as_str(), it.note)).collect()
     }
 
+    fn two() -> AuthorWarnings {
+        let mut warnings = AuthorWarnings::default();
+        warnings.add(format_args!("one"));
+        warnings.add(format_args!("two"));
+        warnings
+    }
+
     #[test]
     fn an_injected_pod_has_the_event_of_linkerd_and_another_one_with_its_warnings() {
         let workload = ObjectReference::default();
         let plain = texts(of_admitted(&workload, &AdmissionOutcome::default()));
         assert_eq!(plain, ["Normal Injected: Linkerd sidecar proxy injected"]);
-        let warnings = vec!["one".to_owned(), "two".to_owned()];
-        let warned = texts(of_admitted(&workload, &AdmissionOutcome { warnings, ..AdmissionOutcome::default() }));
+        let warned =
+            texts(of_admitted(&workload, &AdmissionOutcome { warnings: two(), ..AdmissionOutcome::default() }));
         let expected = "Warning InjectionWarning: Linkerd sidecar proxy injected with warnings: one; two";
         assert_eq!(warned, [plain[0].as_str(), expected]);
     }
 
     #[test]
-    fn a_skipped_pod_has_one_event_with_all_reasons() {
-        let skipped = vec![NotInjected::HostNetwork, NotInjected::SidecarExists];
-        let decision = InjectionDecision { skipped, annotation_at: "workload" };
-        let warnings = vec!["the same as a warning".to_owned()];
-        let outcome = AdmissionOutcome { decision, warnings, ..AdmissionOutcome::default() };
+    fn a_pod_that_the_api_server_rejects_has_no_event_that_it_was_injected() {
+        let mut warnings = two();
+        warnings.add_rejection(format_args!("three"));
+        let outcome = AdmissionOutcome { warnings, ..AdmissionOutcome::default() };
         assert_eq!(
             texts(of_admitted(&ObjectReference::default(), &outcome)),
-            ["Normal InjectionSkipped: Linkerd sidecar proxy injection skipped: hostNetwork is enabled, pod has a \
-              sidecar injected already"]
+            ["Warning InjectionFailed: the Pod is rejected with its Linkerd sidecar proxy: three: the API server \
+              rejects the Pod; one; two"]
         );
+    }
+
+    #[test]
+    fn a_skipped_pod_has_one_event_with_all_reasons_and_another_one_with_its_warnings() {
+        let skipped = vec![NotInjected::HostNetwork, NotInjected::SidecarExists];
+        let decision = InjectionDecision { skipped, annotation_at: "workload" };
+        let outcome = AdmissionOutcome { decision, ..AdmissionOutcome::default() };
+        let reasons = "Normal InjectionSkipped: Linkerd sidecar proxy injection skipped: hostNetwork is enabled, pod has \
+                       a sidecar injected already";
+        assert_eq!(texts(of_admitted(&ObjectReference::default(), &outcome)), [reasons]);
+        let warned = texts(of_admitted(&ObjectReference::default(), &AdmissionOutcome { warnings: two(), ..outcome }));
+        let expected = "Warning InjectionWarning: Linkerd sidecar proxy injection skipped with warnings: one; two";
+        assert_eq!(warned, [reasons, expected]);
     }
 
     #[test]

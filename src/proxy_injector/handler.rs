@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 use super::{
     canary::is_never_included,
     events,
-    inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
+    inject::{Injector, ObjectKind, ReviewTarget},
     lookup::{NamespaceMetadata, ObjectLookup},
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
@@ -25,6 +25,7 @@ use super::{
     source::CurrentConfiguration,
 };
 use crate::{
+    api::INJECT_ANNOTATION,
     events::{Events, Notice},
     webhook::{
         Handler,
@@ -81,6 +82,7 @@ impl InjectionHandler {
         let target = ReviewTarget {
             namespace: &namespace.annotations,
             namespace_name: &request.namespace,
+            inject_label: namespace.labels.get(INJECT_ANNOTATION).map(|value| &**value),
             workload: workload.as_ref(),
         };
         let configuration = match is_never_included(&request.namespace, &self.controller_namespace) {
@@ -88,14 +90,14 @@ impl InjectionHandler {
             false => self.current.of_labels(&namespace.labels),
         };
         match injector.decide(configuration.as_deref(), kind, target, object) {
-            Ok(outcome) => {
+            Ok(mut outcome) => {
                 self.publish(regarding.iter().flat_map(|workload| events::of_admitted(workload, &outcome)));
-                let AdmissionOutcome { decision, patch, warnings } = outcome;
+                let (patch, decision) = (std::mem::take(&mut outcome.patch), &outcome.decision);
                 labels.annotation_at = decision.annotation_at;
-                self.metrics.allowed(&labels, &decision, !patch.is_empty());
+                self.metrics.allowed(&labels, decision, !patch.is_empty());
                 debug!(namespace = request.namespace, pod = pod.name, skipped = ?decision.skipped, "reviewed an object");
                 // The LinkerdConfig controller recognizes the operator's injector by the name.
-                request.allowed_by_name(&Patch(patch), warnings)
+                request.allowed_by_name(&Patch(patch), outcome.into_warnings())
             }
             Err(reason) => {
                 self.metrics.denied(&labels);

@@ -15,7 +15,8 @@ use super::{
     opaque_ports,
     overrides::overridden,
     owner::Workload,
-    reviewed::ReviewedObject,
+    reviewed::{ReviewedMetadata, ReviewedObject},
+    warnings::{self, AuthorWarnings},
 };
 use crate::{
     api::{
@@ -43,6 +44,8 @@ pub(super) struct ReviewTarget<'a> {
     /// The annotations of the namespace.
     pub(super) namespace: &'a AnnotationMap,
     pub(super) namespace_name: &'a str,
+    /// The label `linkerd.io/inject` of the namespace, which has no effect.
+    pub(super) inject_label: Option<&'a str>,
     /// The workload of a Pod.
     pub(super) workload: Option<&'a Workload>,
 }
@@ -59,7 +62,18 @@ pub(super) enum ObjectKind {
 pub(super) struct AdmissionOutcome {
     pub(super) decision: InjectionDecision,
     pub(super) patch: Vec<PatchOperation>,
-    pub(super) warnings: Vec<String>,
+    pub(super) warnings: AuthorWarnings,
+}
+
+// === impl AdmissionOutcome ===
+
+impl AdmissionOutcome {
+    /// Returns the warnings of the answer.
+    pub(super) fn into_warnings(self) -> Vec<String> {
+        let skipped = if self.decision.was_requested() { self.decision.skipped } else { Vec::new() };
+        let reasons = skipped.iter().map(|reason| format!("no proxy is injected: {}", reason.sentence()));
+        reasons.chain(self.warnings.into_texts()).collect()
+    }
 }
 
 // === impl ObjectKind ===
@@ -93,15 +107,23 @@ impl Injector<'_> {
             (Some(configuration), ObjectKind::Pod) => self.pod(configuration, target, object),
             (Some(configuration), ObjectKind::Service) => Ok(Self::service(configuration, target, object)),
             (None, ObjectKind::Service) => {
-                Ok(AdmissionOutcome { decision: InjectionDecision::unsupported(), ..AdmissionOutcome::default() })
+                let mut warnings = AuthorWarnings::default();
+                warnings::of_service(object, &mut warnings);
+                Ok(AdmissionOutcome {
+                    decision: InjectionDecision::unsupported(),
+                    warnings,
+                    ..AdmissionOutcome::default()
+                })
             }
             (None, ObjectKind::Pod) => {
                 let annotations = &object.metadata.annotations;
                 let decision = InjectionDecision::about_pod(target.namespace, annotations, &object.spec, true);
-                match decision.injects() {
-                    true => Err(NotRenderable::missing("a usable configuration of Linkerd")),
-                    false => Ok(AdmissionOutcome { decision, ..AdmissionOutcome::default() }),
+                if decision.injects() {
+                    return Err(NotRenderable::missing("a usable configuration of Linkerd"));
                 }
+                let mut warnings = AuthorWarnings::default();
+                warnings::of_injection(&decision, target, &object.metadata, &mut warnings);
+                Ok(AdmissionOutcome { decision, warnings, ..AdmissionOutcome::default() })
             }
         }
     }
@@ -115,30 +137,24 @@ impl Injector<'_> {
         let has_projected_token = configuration.values.identity.service_account_token_projection;
         let decision =
             InjectionDecision::about_pod(target.namespace, &pod.metadata.annotations, &pod.spec, has_projected_token);
-        if decision.injects() {
-            let (patch, warnings) = self.pod_patch(configuration, target, pod)?;
-            return Ok(AdmissionOutcome { decision, patch, warnings });
-        }
-        let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
-        let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.opaque_ports);
-        let warnings = match decision.was_requested() {
-            true => {
-                decision.skipped.iter().map(|reason| format!("no proxy is injected: {}", reason.sentence())).collect()
-            }
-            false => Vec::new(),
+        let (patch, mut warnings) = if decision.injects() {
+            self.pod_patch(configuration, target, pod)?
+        } else {
+            let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
+            let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.opaque_ports);
+            only_opaque_ports(&pod.metadata, opaque)
         };
-        Ok(AdmissionOutcome { decision, patch: only_opaque_ports(&pod.metadata.annotations, opaque), warnings })
+        warnings::of_injection(&decision, target, &pod.metadata, &mut warnings);
+        Ok(AdmissionOutcome { decision, patch, warnings })
     }
 
     fn service(configuration: &Configuration, target: ReviewTarget<'_>, service: &ReviewedObject) -> AdmissionOutcome {
         let annotations = Annotations { pod: &service.metadata.annotations, namespace: target.namespace };
         let defaults = &configuration.values.proxy.opaque_ports;
         let opaque = opaque_ports::of_service(annotations, &service.spec.ports, defaults);
-        AdmissionOutcome {
-            decision: InjectionDecision::unsupported(),
-            patch: only_opaque_ports(&service.metadata.annotations, opaque),
-            warnings: Vec::new(),
-        }
+        let (patch, mut warnings) = only_opaque_ports(&service.metadata, opaque);
+        warnings::of_service(service, &mut warnings);
+        AdmissionOutcome { decision: InjectionDecision::unsupported(), patch, warnings }
     }
 
     /// Returns the patch that injects a proxy, and warnings.
@@ -147,7 +163,7 @@ impl Injector<'_> {
         configuration: &Configuration,
         target: ReviewTarget<'_>,
         pod: &ReviewedObject,
-    ) -> Result<(Vec<PatchOperation>, Vec<String>), NotRenderable> {
+    ) -> Result<(Vec<PatchOperation>, AuthorWarnings), NotRenderable> {
         let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
         let (mut values, mut warnings) = overridden(&configuration.values, annotations, pod);
         // The default ports that the Pod has are written to its annotation, and an annotation overrides the default list.
@@ -156,9 +172,12 @@ impl Injector<'_> {
         if let Some(opaque) = &opaque {
             values.proxy.opaque_ports.clone_from(opaque);
         }
-        warnings.extend(shared_with_node(&values, pod));
+        warnings::of_injected(&values, annotations, &pod.spec, &mut warnings);
         let mut patch = Vec::new();
         let added = self.annotations(configuration, &values, annotations, opaque);
+        if !pod.metadata.has_room_for(&added) {
+            return Err(NotRenderable::too_long());
+        }
         add_entries(&mut patch, "annotations", pod.metadata.annotations.is_empty(), added);
         add_entries(&mut patch, "labels", pod.metadata.labels.is_empty(), self.labels(target));
         let volumes = containers::volumes(&values);
@@ -231,21 +250,20 @@ impl Injector<'_> {
     }
 }
 
-/// Returns a warning about ports that a Pod shares with its node and that the proxy needs itself.
-fn shared_with_node(values: &ProxyValues, pod: &ReviewedObject) -> Option<String> {
-    let ports = &values.proxy.ports;
-    let of_proxy = [ports.admin, ports.control, ports.inbound, ports.outbound].map(i64::from);
-    let shared = pod.spec.host_ports().find(|port| of_proxy.contains(port))?;
-    Some(format!("the port {shared} of a container with a hostPort is a port of the proxy"))
-}
-
-fn only_opaque_ports(annotations: &AnnotationMap, opaque: Option<String>) -> Vec<PatchOperation> {
-    let mut patch = Vec::new();
-    if let Some(opaque) = opaque {
-        let added = AnnotationMap::from([(OPAQUE_PORTS_ANNOTATION.to_owned(), opaque)]);
-        add_entries(&mut patch, "annotations", annotations.is_empty(), added);
+/// Returns a patch with the annotation for opaque ports. An object that has no room for it stays as it is.
+fn only_opaque_ports(metadata: &ReviewedMetadata, opaque: Option<String>) -> (Vec<PatchOperation>, AuthorWarnings) {
+    let (mut patch, mut warnings) = (Vec::new(), AuthorWarnings::default());
+    let added: AnnotationMap = opaque.map(|opaque| (OPAQUE_PORTS_ANNOTATION.to_owned(), opaque)).into_iter().collect();
+    if added.is_empty() {
+        return (patch, warnings);
     }
-    patch
+    if metadata.has_room_for(&added) {
+        add_entries(&mut patch, "annotations", metadata.annotations.is_empty(), added);
+    } else {
+        warnings
+            .add(format_args!("{OPAQUE_PORTS_ANNOTATION} is not added: the annotations would be longer than 256 KiB"));
+    }
+    (patch, warnings)
 }
 
 /// Adds entries of a map below `metadata`. The API server has dropped an empty map.

@@ -30,6 +30,7 @@ mod recorded_tests;
 mod reviewed;
 mod source;
 mod values;
+mod warnings;
 
 use std::{path::PathBuf, sync::Arc};
 

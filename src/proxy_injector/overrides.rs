@@ -10,11 +10,14 @@ use serde_json::Value;
 use super::{
     annotations::{Annotations, NATIVE_SIDECAR_ALPHA, NATIVE_SIDECAR_BETA, OPENTELEMETRY, PREFIX, WAIT_BEFORE_EXIT},
     reviewed::ReviewedObject,
+    warnings::{AuthorWarnings, shown},
 };
 use crate::{
-    api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, go_bool, go_duration, quantity::Quantity},
+    api::{
+        ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, OPAQUE_PORTS_ANNOTATION, go_bool, go_duration, quantity::Quantity,
+    },
+    cluster::kinds::port_ranges,
     values::{MountValues, ProxyEnvVar, ProxyValues},
-    webhook::review::MAX_WARNINGS,
 };
 
 /// The values of an inbound policy.
@@ -23,10 +26,10 @@ const POLICIES: [&str; 6] =
 /// The labels of a Pod that name its service in traces. The first one that it has counts.
 const SERVICE_LABELS: [&str; 2] = ["app.kubernetes.io/instance", "app.kubernetes.io/name"];
 
-/// Reads annotations, and collects as many warnings as an answer may have.
+/// Reads annotations, and collects warnings.
 struct Reader<'a> {
     annotations: Annotations<'a>,
-    warnings: Vec<String>,
+    warnings: AuthorWarnings,
 }
 
 /// Returns the values for a Pod, and warnings.
@@ -34,9 +37,9 @@ pub(super) fn overridden(
     values: &ProxyValues,
     annotations: Annotations<'_>,
     pod: &ReviewedObject,
-) -> (ProxyValues, Vec<String>) {
+) -> (ProxyValues, AuthorWarnings) {
     let mut values = values.clone();
-    let mut read = Reader { annotations, warnings: Vec::new() };
+    let mut read = Reader { annotations, warnings: AuthorWarnings::default() };
     read.images(&mut values);
     read.proxy(&mut values, pod);
     read.resources(&mut values);
@@ -44,8 +47,6 @@ pub(super) fn overridden(
     read.tracing(&mut values, pod);
     let env = additional_env(&values.proxy.additional_env, &mut read);
     values.proxy.additional_env = env;
-    let unknown = read.annotations.unknown().map(|key| format!("the annotation {key} is unknown and has no effect"));
-    read.warnings.extend(unknown.take(MAX_WARNINGS));
     (values, read.warnings)
 }
 
@@ -166,18 +167,12 @@ impl Reader<'_> {
 
     /// Reads a list of ports, ranges and names of ports. Other items are left out, with a warning.
     fn opaque_ports(&mut self, text: &str, pod: &ReviewedObject) -> String {
-        let named = pod.spec.named_ports();
-        let mut kept = Vec::new();
-        for item in text.strip_suffix(',').unwrap_or(text).split(',').map(str::trim) {
-            if item.is_empty() && text.trim().is_empty() {
-                continue;
-            }
-            match port_or_range(item).or_else(|| named.get(item).map(ToString::to_string)) {
-                Some(item) => kept.push(item),
-                None => self.warn(&format!("{PREFIX}opaque-ports"), item, "a port, a range or the name of a port"),
-            }
-        }
-        kept.join(",")
+        let wanted = "a port, a range without spaces or the name of a port";
+        let invalid = |item: &str| self.warn(OPAQUE_PORTS_ANNOTATION, item, wanted);
+        let kept = port_ranges::listed(text, pod.spec.named_ports(), invalid);
+        let kept =
+            kept.into_iter().map(|(low, high)| if low == high { low.to_string() } else { format!("{low}-{high}") });
+        kept.collect::<Vec<_>>().join(",")
     }
 
     fn text(&self, name: &str, target: &mut String) {
@@ -232,9 +227,7 @@ impl Reader<'_> {
     }
 
     fn warn(&mut self, key: &str, text: &str, wanted: &str) {
-        if self.warnings.len() < MAX_WARNINGS {
-            self.warnings.push(format!("the annotation {key} is ignored: {text:?} is not {wanted}"));
-        }
+        self.warnings.add(format_args!("the annotation {key} is ignored: {:?} is not {wanted}", shown(text)));
     }
 }
 
@@ -245,17 +238,6 @@ fn whole_cores(quantity: Quantity) -> i64 {
     let milli = quantity.milli_value();
     let cores = milli.div_euclid(1000) + i128::from(milli.rem_euclid(1000) != 0);
     i64::try_from(cores).ok().filter(|cores| *cores < i64::MAX).unwrap_or_default()
-}
-
-fn port_or_range(item: &str) -> Option<String> {
-    let port = |text: &str| text.trim().parse::<u16>().ok();
-    match item.split_once('-') {
-        None => port(item).map(|port| port.to_string()),
-        Some((low, high)) => {
-            let (low, high) = (port(low)?, port(high)?);
-            (low <= high).then(|| format!("{low}-{high}"))
-        }
-    }
 }
 
 /// Merges the variables of the document, the namespace and the Pod, in this order. A variable replaces an earlier one with
@@ -317,10 +299,10 @@ mod tests {
         };
         let (namespace, pod) = (map(namespace), map(pod));
         let annotations = Annotations { pod: &pod, namespace: &namespace };
-        let mut read = Reader { annotations, warnings: Vec::new() };
+        let mut read = Reader { annotations, warnings: AuthorWarnings::default() };
         let variables = additional_env(of_document, &mut read);
         let text = variables.iter().map(|it| format!("{}={}", it.name, it.value)).collect::<Vec<_>>().join(" ");
-        (text, read.warnings.len())
+        (text, read.warnings.into_texts().len())
     }
 
     #[test]
@@ -344,6 +326,6 @@ mod tests {
         let pod_spec: ReviewedObject = serde_json::from_value(containers).unwrap();
         let annotations = Annotations { pod: &pod, namespace: &AnnotationMap::new() };
         let (values, warnings) = overridden(&ProxyValues::default(), annotations, &pod_spec);
-        assert_eq!((values.proxy.opaque_ports.as_str(), warnings.len()), ("80,8080", 10));
+        assert_eq!((values.proxy.opaque_ports.as_str(), warnings.into_texts().len()), ("80,8080", 10));
     }
 }

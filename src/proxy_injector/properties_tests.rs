@@ -201,7 +201,7 @@ fn decide(
     let object = request.object.clone().unwrap_or_default();
     let owners = &object.metadata.owner_references;
     let workload = workload(&object.metadata.name, owners, intermediate(owners));
-    let target = ReviewTarget { namespace, namespace_name: "shop", workload: Some(&workload) };
+    let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
     let kind = ObjectKind::of(&request.kind.kind).unwrap_or(ObjectKind::Pod);
     injector.decide(configuration, kind, target, &object)
@@ -270,7 +270,7 @@ proptest! {
         if let Ok(request) = read(&request) {
             for configuration in [Some(&*CONFIGURATION), None] {
                 let answer = match decide(configuration, &request, &namespace) {
-                    Ok(outcome) => request.allowed(&Patch(outcome.patch), outcome.warnings),
+                    Ok(outcome) => request.allowed(&Patch(outcome.patch.clone()), outcome.into_warnings()),
                     Err(reason) => request.denied(&reason.to_string()),
                 };
                 let answer: Value = serde_json::from_slice(&answer).unwrap();

@@ -212,7 +212,7 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     let owners = &pod.metadata.owner_references;
     let above = intermediate(owners).and_then(|owner| recording.owner_of(name("ns"), owner));
     let workload = workload(&pod.metadata.name, owners, above.as_ref());
-    let target = ReviewTarget { namespace, namespace_name: name("ns"), workload: Some(&workload) };
+    let target = ReviewTarget { namespace, namespace_name: name("ns"), inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "edge-26.8.3" };
     let kind = if name("kind") == "Pod" { ObjectKind::Pod } else { ObjectKind::Service };
     let Ok(outcome) = injector.decide(configuration.as_ref(), kind, target, &pod) else { return Answer::Denied };

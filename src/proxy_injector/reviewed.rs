@@ -3,7 +3,7 @@
 //! In: the object of an admission request, with content that tenants control. Out: a [`ReviewedObject`].
 //! Always holds: a field that is not read here cannot make an object unreadable.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::annotations::AnnotationMap;
 use crate::{
     api::{LONGEST_NAME, PROXY_NAME},
+    cluster::kinds::windows::{RequiresWindows, RunsWindows, SelectsWindows, is_for_windows},
     values::CapabilitiesValues,
 };
 
@@ -64,6 +65,12 @@ pub(super) struct ReviewedSpec {
     pub(super) volumes: Vec<serde::de::IgnoredAny>,
     #[serde(deserialize_with = "or_default")]
     pub(super) host_network: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) security_context: ReviewedSecurityContext,
+    pub(super) termination_grace_period_seconds: Option<i64>,
+    pub(super) os: RunsWindows,
+    pub(super) node_selector: SelectsWindows,
+    pub(super) affinity: RequiresWindows,
     pub(super) automount_service_account_token: Option<bool>,
     /// The ports of a Service.
     #[serde(deserialize_with = "or_default")]
@@ -74,7 +81,7 @@ pub(super) struct ReviewedSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ReviewedContainer {
     #[serde(deserialize_with = "or_default")]
-    name: String,
+    pub(super) name: String,
     #[serde(deserialize_with = "or_default")]
     image: String,
     #[serde(deserialize_with = "or_default")]
@@ -84,7 +91,7 @@ pub(super) struct ReviewedContainer {
     readiness_probe: Option<ReviewedProbe>,
     liveness_probe: Option<ReviewedProbe>,
     #[serde(deserialize_with = "or_default")]
-    security_context: ReviewedSecurityContext,
+    pub(super) security_context: ReviewedSecurityContext,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -95,7 +102,7 @@ struct ReviewedPort {
     #[serde(deserialize_with = "or_default")]
     container_port: i64,
     #[serde(deserialize_with = "or_default")]
-    host_port: i64,
+    protocol: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -122,8 +129,10 @@ struct ReviewedHttpGet {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct ReviewedSecurityContext {
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ReviewedSecurityContext {
+    pub(super) run_as_user: Option<i64>,
+    pub(super) run_as_group: Option<i64>,
     capabilities: Option<ReviewedCapabilities>,
 }
 
@@ -141,6 +150,8 @@ struct ReviewedCapabilities {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ReviewedServicePort {
     #[serde(deserialize_with = "or_default")]
+    pub(super) name: String,
+    #[serde(deserialize_with = "or_default")]
     pub(super) port: i64,
     pub(super) target_port: Value,
 }
@@ -155,8 +166,14 @@ fn or_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(d
 impl ReviewedMetadata {
     /// Returns whether the API server will reject the object for the length of its name or of its annotations.
     pub(super) fn is_too_long(&self) -> bool {
-        let lengths = self.annotations.iter().map(|(key, value)| key.len() + value.len());
-        self.name.len() > LONGEST_NAME || lengths.sum::<usize>() > MAX_ANNOTATION_BYTES
+        self.name.len() > LONGEST_NAME || !self.has_room_for(&AnnotationMap::new())
+    }
+
+    /// Returns whether the API server accepts the object with these annotations.
+    pub(super) fn has_room_for(&self, added: &AnnotationMap) -> bool {
+        let kept = self.annotations.iter().filter(|(key, _)| !added.contains_key(*key));
+        let lengths = kept.chain(added).map(|(key, value)| key.len() + value.len());
+        lengths.sum::<usize>() <= MAX_ANNOTATION_BYTES
     }
 }
 
@@ -196,16 +213,21 @@ impl ReviewedSpec {
         self.all_containers().flat_map(|container| container.ports.iter().map(|port| port.container_port))
     }
 
-    /// Returns the ports that the container shares with its node.
-    pub(super) fn host_ports(&self) -> impl Iterator<Item = i64> {
+    /// Returns the TCP ports of all containers.
+    pub(super) fn tcp_ports(&self) -> impl Iterator<Item = i64> {
         let ports = self.all_containers().flat_map(|container| &container.ports);
-        ports.filter(|port| port.host_port != 0).map(|port| port.container_port)
+        ports.filter(|port| ["", "TCP"].contains(&port.protocol.as_str())).map(|port| port.container_port)
     }
 
-    /// Returns the ports by their names. The last container that has a name wins.
-    pub(super) fn named_ports(&self) -> HashMap<&str, i64> {
+    /// Returns the ports with their names, which may be empty.
+    pub(super) fn named_ports(&self) -> impl Iterator<Item = (&str, u16)> {
         let ports = self.all_containers().flat_map(|container| &container.ports);
-        ports.map(|port| (port.name.as_str(), port.container_port)).collect()
+        ports.filter_map(|port| Some((port.name.as_str(), u16::try_from(port.container_port).ok()?)))
+    }
+
+    /// Returns whether the Pod runs on Windows nodes only.
+    pub(super) fn is_for_windows(&self) -> bool {
+        is_for_windows(self.os, self.node_selector, self.affinity)
     }
 
     /// Returns the ports that the proxy receives traffic for: those of containers, and those of their HTTP readiness and

@@ -6,15 +6,16 @@ use k8s_openapi::api::core::v1 as core;
 
 use super::inject::Inject;
 use crate::{
-    api::{ADMISSION_WEBHOOKS_LABEL, EXTENSION_LABEL, INJECT_ANNOTATION, MetadataOf, NamespacedName},
+    api::{ADMISSION_WEBHOOKS_LABEL, EXTENSION_LABEL, MetadataOf, NamespacedName},
     cluster::{
         Problems, Projected,
         index::{selector::Labels, store::Stored},
     },
 };
 
-/// The prefixes of the annotations that the injector copies from a namespace to its Pods.
-const INHERITED: [&str; 2] = ["config.linkerd.io/", "config.alpha.linkerd.io/"];
+/// The prefixes of the annotations that the injector copies from a namespace to its Pods, or warns about.
+const INHERITED: [&str; 4] =
+    ["config.linkerd.io/", "config.alpha.linkerd.io/", "config.beta.linkerd.io/", "linkerd.io/"];
 
 /// A Namespace, of which only the metadata is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct Namespace {
     pub extension: bool,
     /// Whether a label excludes it from admission webhooks, so that the API server does not call the injector.
     pub admission_webhooks_disabled: bool,
-    /// The annotations that the injector copies to the Pods of the namespace.
+    /// The annotations of Linkerd, which the injector reads.
     pub inherited_annotations: BTreeMap<Box<str>, Box<str>>,
 }
 
@@ -61,8 +62,7 @@ impl Stored for Namespace {
 }
 
 fn inherited(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<Box<str>, Box<str>> {
-    let is_inherited =
-        |key: &str| key == INJECT_ANNOTATION || INHERITED.into_iter().any(|prefix| key.starts_with(prefix));
+    let is_inherited = |key: &str| INHERITED.into_iter().any(|prefix| key.starts_with(prefix));
     let inherited = annotations.into_iter().flatten().filter(|(key, _)| is_inherited(key));
     inherited.map(|(key, value)| (key.into(), value.into())).collect()
 }

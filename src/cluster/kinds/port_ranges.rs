@@ -11,27 +11,11 @@ pub struct PortRanges(Box<[(u16, u16)]>);
 // === impl PortRanges ===
 
 impl PortRanges {
-    /// Parses a comma-separated list. An item, trimmed, is a name out of `named`, a number, or a range `low-high`.
-    /// Names take precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used.
-    /// An item that cannot be used becomes a problem and is left out. One trailing comma is allowed.
+    /// Parses a list as [`listed`] does. An item that cannot be used becomes a problem.
     pub fn parse<'a>(text: &str, named: impl IntoIterator<Item = (&'a str, u16)>, problems: &mut Problems) -> Self {
-        // A map, because both lists can be as long as an object allows.
-        let named: HashMap<&str, u16> = named.into_iter().collect();
-        let text = text.trim();
-        let text = text.strip_suffix(',').unwrap_or(text);
-        if text.is_empty() {
-            return Self::default();
-        }
-        let mut ranges = Vec::new();
-        for item in text.split(',').map(str::trim) {
-            // A blank item is not a name: it would match every unnamed port.
-            let by_name = named.get(item).copied().filter(|_| !item.is_empty());
-            match by_name.map(|port| (port, port)).or_else(|| range(item)) {
-                Some(range) => ranges.push(range),
-                None => problems.add(format_args!("{item:?} is neither a port, nor a range, nor the name of a port")),
-            }
-        }
-        Self::of(ranges)
+        let invalid =
+            |item: &str| problems.add(format_args!("{item:?} is neither a port, nor a range, nor the name of a port"));
+        Self::of(listed(text, named, invalid))
     }
 
     pub fn contains(&self, port: u16) -> bool {
@@ -52,7 +36,35 @@ impl PortRanges {
     }
 }
 
-fn range(item: &str) -> Option<(u16, u16)> {
+/// Reads a comma-separated list, in its order. An item, trimmed, is a name out of `named`, a number, or a range `low-high`.
+/// Names take precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used. An
+/// item that cannot be used is given to `invalid` and left out. One trailing comma is allowed.
+pub fn listed<'a>(
+    text: &str,
+    named: impl IntoIterator<Item = (&'a str, u16)>,
+    mut invalid: impl FnMut(&str),
+) -> Vec<(u16, u16)> {
+    // A map, because both lists can be as long as an object allows.
+    let named: HashMap<&str, u16> = named.into_iter().collect();
+    let text = text.trim();
+    let text = text.strip_suffix(',').unwrap_or(text);
+    let mut ranges = Vec::new();
+    if text.is_empty() {
+        return ranges;
+    }
+    for item in text.split(',').map(str::trim) {
+        // A blank item is not a name: it would match every unnamed port.
+        let by_name = named.get(item).copied().filter(|_| !item.is_empty());
+        match by_name.map(|port| (port, port)).or_else(|| range(item)) {
+            Some(range) => ranges.push(range),
+            None => invalid(item),
+        }
+    }
+    ranges
+}
+
+/// Reads a port, or a range without spaces. The programs that set up the firewall of a Pod read items in the same way.
+pub fn range(item: &str) -> Option<(u16, u16)> {
     let (low, high) = item.split_once('-').unwrap_or((item, item));
     // As Go's strconv.Atoi, this accepts a plus sign. A minus sign never gets here.
     let (low, high): (u16, u16) = (low.parse().ok()?, high.parse().ok()?);

@@ -59,6 +59,10 @@ impl NotRenderable {
         Self(format!("{field} is {:?}: it must be {wanted}", truncate(value, LONGEST_VALUE)))
     }
 
+    pub(super) fn too_long() -> Self {
+        Self("the annotations of the Pod would be longer than 256 KiB with those of the proxy".to_owned())
+    }
+
     pub(super) fn missing(field: &str) -> Self {
         Self(format!("{field} is missing: the injector requires it"))
     }

@@ -1,0 +1,300 @@
+//! Warnings about annotations that are passed on as they are, by the rules of the programs that read them: the proxy,
+//! `linkerd-init` or the CNI plugin, the kubelet and the API server.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tracing_subscriber::EnvFilter;
+
+use super::{AuthorWarnings, shown};
+use crate::{
+    api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
+    cluster::kinds::port_ranges,
+    proxy_injector::annotations::{Annotations, PREFIX},
+    values::{ConstraintsValues, ProxyEnvVar, ProxyValues},
+};
+
+/// How a program reads the text of an annotation.
+struct ReadRule {
+    /// The annotations, without their prefix.
+    names: &'static [&'static str],
+    /// Returns the part of the text that the program cannot use.
+    unusable: fn(&str) -> Option<&str>,
+    wanted: &'static str,
+    effect: Effect,
+}
+
+#[derive(Clone, Copy)]
+enum Effect {
+    Is(&'static str),
+    /// The API server rejects the Pod.
+    Rejected,
+}
+
+const NO_START: Effect = Effect::Is("the proxy cannot start");
+const NO_FIREWALL: Effect = Effect::Is("the firewall cannot be set up, so the Pod cannot start");
+const TIMEOUTS: &[&str] = &["proxy-inbound-connect-timeout", "proxy-outbound-connect-timeout", "shutdown-grace-period"];
+const CACHE_TIMEOUTS: &[&str] =
+    &["proxy-inbound-discovery-cache-unused-timeout", "proxy-outbound-discovery-cache-unused-timeout"];
+const RULES: [ReadRule; 20] = [
+    ReadRule {
+        names: &["access-log"],
+        unusable: |text| unless(text, ["apache", "json"].iter().any(|it| text.eq_ignore_ascii_case(it))),
+        wanted: "apache or json",
+        effect: Effect::Is("the proxy writes no access log"),
+    },
+    ReadRule {
+        names: &["proxy-log-format"],
+        unusable: |text| unless(text, ["plain", "json"].iter().any(|it| text.trim().eq_ignore_ascii_case(it))),
+        wanted: "plain or json",
+        effect: Effect::Is("the proxy writes plain lines"),
+    },
+    ReadRule {
+        names: &["proxy-log-level"],
+        unusable: log_directive,
+        wanted: "a level or a directive such as linkerd=debug",
+        effect: Effect::Is("the proxy ignores it"),
+    },
+    ReadRule {
+        names: &["skip-inbound-ports", "skip-outbound-ports"],
+        unusable: |text| item(text, |it| it.is_empty() || port_ranges::range(it).is_some()),
+        wanted: "a port or a range without spaces",
+        effect: Effect::Is("the port is not skipped"),
+    },
+    ReadRule {
+        // iptables fails without a port. The list of inbound ports always has those of the proxy.
+        names: &["skip-outbound-ports"],
+        unusable: |text| unless(text, text.split(',').any(|it| port_ranges::range(it).is_some())),
+        wanted: "a list with a port",
+        effect: NO_FIREWALL,
+    },
+    ReadRule {
+        names: &["skip-subnets"],
+        unusable: |text| item(text, |it| is_network(it.trim())),
+        wanted: "a network such as 10.0.0.0/8",
+        effect: NO_FIREWALL,
+    },
+    ReadRule {
+        names: &["proxy-require-identity-inbound-ports"],
+        unusable: |text| item(text, is_port_of_proxy),
+        wanted: "a port or a range",
+        effect: Effect::Is("the proxy cannot read the list"),
+    },
+    ReadRule {
+        names: &["pod-inbound-ports"],
+        unusable: |text| unless(text, false),
+        wanted: "read by a proxy",
+        effect: Effect::Is("the ports of the containers are used"),
+    },
+    ReadRule {
+        names: &["enable-debug-sidecar"],
+        unusable: |text| unless(text, go_bool::parse(text).is_some()),
+        wanted: "true or false",
+        effect: Effect::Is("there is no debug container"),
+    },
+    ReadRule {
+        names: &["proxy-image", "proxy-version"],
+        unusable: |text| unless(text, text.trim() == text),
+        wanted: "free of spaces at its ends",
+        effect: Effect::Rejected,
+    },
+    ReadRule {
+        names: &["proxy-image", "proxy-version", "debug-image", "debug-image-version"],
+        unusable: |text| unless(text, !text.contains(|it: char| it == '@' || it.is_whitespace() || it.is_control())),
+        wanted: "part of NAME:TAG",
+        effect: Effect::Is("the image cannot be pulled"),
+    },
+    ReadRule {
+        names: &["image-pull-policy", "debug-image-pull-policy"],
+        unusable: |text| unless(text, ["Always", "IfNotPresent", "Never"].contains(&text)),
+        wanted: "Always, IfNotPresent or Never",
+        effect: Effect::Rejected,
+    },
+    ReadRule { names: &["admin-port", "inbound-port"], unusable: port, wanted: A_PORT, effect: Effect::Rejected },
+    ReadRule { names: &["control-port", "outbound-port"], unusable: port, wanted: A_PORT, effect: NO_START },
+    ReadRule {
+        names: &["proxy-uid"],
+        unusable: |text| number(text, |uid| (0..=MAX_ID).contains(&uid)),
+        wanted: "a user from 1 to 2147483647",
+        effect: Effect::Rejected,
+    },
+    ReadRule {
+        names: &["proxy-uid"],
+        unusable: |text| number(text, |uid| uid != 0),
+        wanted: "a user from 1 to 2147483647",
+        effect: Effect::Is("the kubelet does not start the proxy as root"),
+    },
+    ReadRule {
+        // No group is set for a negative number.
+        names: &["proxy-gid"],
+        unusable: |text| number(text, |gid| gid <= MAX_ID),
+        wanted: "a group of at most 2147483647",
+        effect: Effect::Rejected,
+    },
+    ReadRule {
+        names: TIMEOUTS,
+        unusable: |text| duration(text, |nanos| nanos > -1_000_000),
+        wanted: NOT_NEGATIVE,
+        effect: NO_START,
+    },
+    ReadRule {
+        names: CACHE_TIMEOUTS,
+        unusable: |text| duration(text, |nanos| nanos > -1_000_000_000),
+        wanted: NOT_NEGATIVE,
+        effect: NO_START,
+    },
+    ReadRule {
+        names: &["close-wait-timeout"],
+        unusable: |text| duration(text, |nanos| nanos > -1_000_000_000),
+        wanted: NOT_NEGATIVE,
+        effect: NO_FIREWALL,
+    },
+];
+const A_PORT: &str = "a port from 1 to 65535";
+const NOT_NEGATIVE: &str = "a duration that is not negative";
+/// The largest number of a user or group that the API server accepts.
+const MAX_ID: i64 = i32::MAX as i64;
+/// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
+const LONGEST_FILTER: usize = 4 << 10;
+
+/// Adds the warnings about the annotations of a Pod that gets a proxy with these values.
+pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
+    for rule in &RULES {
+        for name in rule.names {
+            // An empty text counts as an absent one.
+            let text = annotations.get(name).filter(|text| !text.is_empty());
+            let Some(part) = text.and_then(rule.unusable) else { continue };
+            let (part, wanted) = (shown(part), rule.wanted);
+            match rule.effect {
+                Effect::Is(effect) => warnings
+                    .add(format_args!("the annotation {PREFIX}{name} has {part:?}, which is not {wanted}: {effect}")),
+                Effect::Rejected => warnings
+                    .add_rejection(format_args!("the annotation {PREFIX}{name} has {part:?}, which is not {wanted}")),
+            }
+        }
+    }
+    together(values, annotations, warnings);
+    resources(values, annotations, warnings);
+    if annotations.get("proxy-additional-env").is_some() {
+        variables(&values.proxy.additional_env, warnings);
+    }
+}
+
+/// Returns the ports of a proxy, with their names.
+pub(super) fn ports(values: &ProxyValues) -> [(i32, &'static str); 4] {
+    let ports = &values.proxy.ports;
+    [(ports.admin, "admin"), (ports.control, "control"), (ports.inbound, "inbound"), (ports.outbound, "outbound")]
+}
+
+/// Checks values that must fit together.
+fn together(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
+    let ports = ports(values);
+    let is_annotated = ports.iter().any(|(_, name)| annotations.get(&format!("{name}-port")).is_some());
+    let pairs = ports.iter().enumerate().flat_map(|(at, one)| ports.iter().skip(at + 1).map(move |other| (one, other)));
+    for ((port, one), (_, other)) in pairs.filter(|((one, _), (other, _))| is_annotated && one == other) {
+        warnings.add(format_args!("the {one} port and the {other} port of the proxy are both {port}: it cannot start"));
+    }
+    let policy = &values.proxy.default_inbound_policy;
+    let needs_networks = policy == "audit" || policy.starts_with("cluster-");
+    if needs_networks && values.cluster_networks.is_empty() && annotations.get("default-inbound-policy").is_some() {
+        warnings.add(format_args!(
+            "the annotation {PREFIX}default-inbound-policy has {policy:?}, which requires the value clusterNetworks: the \
+             proxy cannot start"
+        ));
+    }
+}
+
+fn resources(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
+    let resources = &values.proxy.resources;
+    for (name, ConstraintsValues { request, limit }) in
+        [("cpu", &resources.cpu), ("memory", &resources.memory), ("ephemeral-storage", &resources.ephemeral_storage)]
+    {
+        let parsed = [("request", request), ("limit", limit)].map(|(kind, text)| {
+            let key = format!("proxy-{name}-{kind}");
+            let quantity = text.parse::<Quantity>().ok();
+            let is_annotated = annotations.get(&key).is_some();
+            if is_annotated && quantity.is_some_and(Quantity::is_negative) {
+                warnings.add_rejection(format_args!(
+                    "the annotation {PREFIX}{key} has {:?}, which is negative",
+                    shown(text)
+                ));
+            }
+            (quantity, is_annotated)
+        });
+        let [(of_request, request_is_annotated), (of_limit, limit_is_annotated)] = parsed;
+        if (request_is_annotated || limit_is_annotated)
+            && of_request.zip(of_limit).is_some_and(|(request, limit)| request > limit)
+        {
+            warnings.add_rejection(format_args!(
+                "the {name} request of the proxy, {}, exceeds its limit, {}",
+                shown(request),
+                shown(limit)
+            ));
+        }
+    }
+}
+
+/// Checks what the API server requires of variables.
+fn variables(variables: &[ProxyEnvVar], warnings: &mut AuthorWarnings) {
+    let key = ADDITIONAL_ENV_ANNOTATION;
+    for ProxyEnvVar { name, value, value_from } in variables {
+        let name_is_valid = !name.is_empty() && name.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=');
+        let source = value_from.as_ref().map(|it| &it.0).filter(|it| !it.is_null());
+        let is_source = |it: &serde_json::Value| it.as_object().is_some_and(|map| map.len() == 1);
+        let name = shown(name);
+        if !name_is_valid {
+            warnings
+                .add_rejection(format_args!("the annotation {key} has {name:?}, which is not the name of a variable"));
+        } else if source.is_some_and(|it| !is_source(it)) {
+            warnings.add_rejection(format_args!("the annotation {key} has no valid source of the variable {name:?}"));
+        } else if source.is_some() && !value.is_empty() {
+            warnings
+                .add_rejection(format_args!("the annotation {key} has a value and a source of the variable {name:?}"));
+        }
+    }
+}
+
+fn unless(text: &str, is_usable: bool) -> Option<&str> {
+    (!is_usable).then_some(text)
+}
+
+/// Returns the first unusable item of a comma-separated list.
+fn item(list: &str, is_usable: impl Fn(&str) -> bool) -> Option<&str> {
+    list.split(',').find(|item| !is_usable(item))
+}
+
+/// Returns the text of an unusable number. Another text has a warning already.
+fn number(text: &str, is_usable: impl FnOnce(i64) -> bool) -> Option<&str> {
+    text.parse().ok().filter(|number| !is_usable(*number)).map(|_| text)
+}
+
+fn port(text: &str) -> Option<&str> {
+    text.parse::<i32>().ok().filter(|port| !(1..=65535).contains(port)).map(|_| text)
+}
+
+fn duration(text: &str, is_usable: impl FnOnce(i64) -> bool) -> Option<&str> {
+    go_duration::parse(text).filter(|nanos| !is_usable(*nanos)).map(|_| text)
+}
+
+/// Returns a directive that the proxy ignores. It parses each with the same library.
+fn log_directive(filter: &str) -> Option<&str> {
+    if filter.len() > LONGEST_FILTER {
+        return None;
+    }
+    item(filter, |it| EnvFilter::builder().with_regex(false).parse(it).is_ok())
+}
+
+/// The proxy trims the items, and the ends of ranges.
+fn is_port_of_proxy(item: &str) -> bool {
+    let (low, high) = item.split_once('-').unwrap_or((item, item));
+    item.trim().is_empty() || port_ranges::range(&format!("{}-{}", low.trim(), high.trim())).is_some()
+}
+
+/// Whether Go parses the text as a network, which is stricter than `IpNet`.
+fn is_network(item: &str) -> bool {
+    let network = |(address, length): (&str, &str)| {
+        let digits = length.bytes().all(|it| it.is_ascii_digit());
+        digits.then(|| IpNet::new(address.parse::<IpAddr>().ok()?, length.parse().ok()?).ok())?
+    };
+    item.split_once('/').and_then(network).is_some()
+}
