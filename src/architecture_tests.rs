@@ -42,7 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "events", "lease", "queue"]),
     ("destination", &["api", "client", "cluster", "listen", "memory", "proto", "queue", "resources", "tasks", "text"]),
-    ("webhook", &["api", "text"]),
+    ("webhook", &["api", "memory", "resources", "text"]),
     (
         "external_workload",
         &[

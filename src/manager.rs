@@ -44,6 +44,8 @@ use crate::{
 
 /// The deadline for streams to end.
 const STOP_SERVING: Duration = Duration::from_secs(4);
+/// The deadline for the end of the webhook server, after the delay.
+const STOP_REVIEWING: Duration = WebhookServer::DRAIN_TIME.saturating_add(Duration::from_secs(1));
 /// The deadline for writes that are in progress at shutdown; each write has a shorter timeout.
 const STOP_WRITING: Duration = Duration::from_secs(12);
 /// The deadline for handing over Leases and writing the last Events.
@@ -85,8 +87,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         warn!("{notice}");
     }
 
-    // The tasks, in the order in which they stop: servers and writers, then Leases and Events, then readers.
-    let (mut servers, mut writers) = (Tasks::default(), Tasks::default());
+    // The tasks, in the order in which they stop: servers and writers, then Leases, then webhooks, then Events, then
+    // readers.
+    let (mut servers, mut writers, mut reviewers) = (Tasks::default(), Tasks::default(), Tasks::default());
     let (mut support, mut readers) = (Tasks::default(), Tasks::default());
     let (stop, stop_leases) = (CancellationToken::new(), CancellationToken::new());
 
@@ -183,8 +186,8 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         };
         webhook_certificates::publish_expiry(&certificate, &registry)?;
         serving = Some(Arc::clone(&certificate));
-        let server = WebhookServer { listener, certificate, handler };
-        servers.spawn("webhook", server.serve(stop.clone()));
+        let server = WebhookServer { listener, certificate, handler, resources, shutdown_delay: args.shutdown_delay };
+        reviewers.spawn("webhook", server.serve(stop.clone()));
     }
     let elections = lease::ElectionMetrics::register(&registry)?;
     let mut leases = Vec::new();
@@ -291,15 +294,22 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         _ = interrupt.recv() => None,
         ended = servers.ended() => Some(ended),
         ended = writers.ended() => Some(ended),
+        ended = reviewers.ended() => Some(ended),
         ended = support.ended() => Some(ended),
         ended = readers.ended() => Some(ended),
     };
 
-    info!("stopping: streams are closed, writes in progress are finished, then Leases are handed over");
+    info!(
+        "stopping: streams are closed, writes in progress are finished, then Leases are handed over; webhooks are served \
+         until other replicas are called"
+    );
     stop.cancel();
     let orderly = async {
-        tokio::join!(servers.finish(STOP_SERVING), writers.finish(STOP_WRITING));
-        stop_leases.cancel();
+        let hand_over = async {
+            tokio::join!(servers.finish(STOP_SERVING), writers.finish(STOP_WRITING));
+            stop_leases.cancel();
+        };
+        tokio::join!(hand_over, reviewers.finish(args.shutdown_delay + STOP_REVIEWING));
         support.finish(STOP_REST).await;
     };
     tokio::select! {

@@ -16,7 +16,16 @@ use crate::memory::MemoryBudget;
 const CONNECTIONS: usize = 20_000;
 const STREAMS: usize = 250_000;
 /// The descriptors that are not for clients' connections: watches, the admin port, files, and handshakes.
-const OTHER_DESCRIPTORS: usize = 384;
+const OTHER_DESCRIPTORS: usize = 128;
+/// The minimum and the maximum number of webhook connections.
+const WEBHOOK_CONNECTIONS: (usize, usize) = (256, 4096);
+/// The memory of an open webhook connection in most cases: TLS, and the read buffer. A hostile one can take twice as much.
+const BYTES_OF_A_WEBHOOK_CONNECTION: usize = 32 * 1024;
+/// The part of the memory limit for webhook connections, and the part for bodies under review.
+const WEBHOOK_CONNECTIONS_PART: u64 = 8;
+const WEBHOOK_BODIES_PART: u64 = 6;
+/// The minimum and the maximum memory of bodies under review. The largest body has 10 MiB.
+const WEBHOOK_BODIES: (usize, usize) = (12 << 20, 64 << 20);
 
 /// The limits of the process. `None` is no limit, or one that cannot be read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,8 +66,28 @@ impl Resources {
 
     /// Returns the number of connections for which there are memory and descriptors.
     pub fn connections(self) -> usize {
-        let open = self.descriptors.map_or(CONNECTIONS, |all| all.saturating_sub(OTHER_DESCRIPTORS).max(1));
+        let open = self
+            .descriptors
+            .map_or(CONNECTIONS, |all| all.saturating_sub(OTHER_DESCRIPTORS + self.webhook_connections()).max(1));
         self.memory_budget().clients().0.min(open).min(CONNECTIONS)
+    }
+
+    /// Returns the number of webhook connections for which there are memory and descriptors.
+    pub fn webhook_connections(self) -> usize {
+        let (least, most) = WEBHOOK_CONNECTIONS;
+        let memory = self.part(WEBHOOK_CONNECTIONS_PART).map_or(most, |bytes| bytes / BYTES_OF_A_WEBHOOK_CONNECTION);
+        memory.min(self.descriptors.map_or(most, |all| all / 8)).clamp(least, most)
+    }
+
+    /// Returns the memory for the bodies that webhooks review at the same time, in bytes.
+    pub fn webhook_bodies(self) -> usize {
+        let (least, most) = WEBHOOK_BODIES;
+        self.part(WEBHOOK_BODIES_PART).map_or(most, |bytes| bytes.clamp(least, most))
+    }
+
+    /// Returns one of so many equal parts of the memory limit.
+    fn part(self, parts: u64) -> Option<usize> {
+        self.memory_bytes.map(|bytes| usize::try_from(bytes / parts).unwrap_or(usize::MAX))
     }
 }
 
@@ -103,18 +132,23 @@ mod tests {
     fn a_small_container_is_limited_by_its_memory() {
         let small = Resources { memory_bytes: Some(250 * 1024 * 1024), descriptors: Some(1_048_576) };
         assert_eq!((small.streams(), small.connections()), (13_312, 1_664));
+        // 250 MiB / 8 / 32 KiB, and 250 MiB / 6
+        assert_eq!((small.webhook_connections(), small.webhook_bodies() >> 20), (1_000, 41));
+        let tiny = Resources { memory_bytes: Some(32 << 20), ..small };
+        assert_eq!((tiny.webhook_connections(), tiny.webhook_bodies() >> 20), (256, 12));
     }
 
     #[test]
     fn descriptors_are_reserved_for_the_watches() {
         let few = Resources { memory_bytes: None, descriptors: Some(1_024) };
-        assert_eq!((few.streams(), few.connections()), (STREAMS, 640));
+        assert_eq!((few.streams(), few.connections(), few.webhook_connections()), (STREAMS, 640, 256));
     }
 
     #[test]
     fn without_limits_the_defaults_are_bounded() {
         let machine = Resources::default();
         assert_eq!((machine.streams(), machine.connections()), (STREAMS, CONNECTIONS));
+        assert_eq!((machine.webhook_connections(), machine.webhook_bodies() >> 20), (4_096, 64));
         let huge = Resources { memory_bytes: Some(1 << 50), descriptors: None };
         assert_eq!((huge.streams(), huge.connections()), (STREAMS, CONNECTIONS));
     }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, ValueEnum, builder::NonEmptyStringValueParser};
 
-use super::{DestinationArgs, positive_duration, switch};
+use super::{DestinationArgs, duration, positive_duration, switch};
 use crate::dashboard::DashboardAccess;
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -78,6 +78,17 @@ pub struct ManagerArgs {
     /// Address of the admission webhooks
     #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_ADDR", value_name = "IP:PORT", default_value = "[::]:9443")]
     pub webhook_addr: SocketAddr,
+
+    /// Time after SIGTERM in which the admission webhooks are still served, until all nodes and API servers use another
+    /// replica. At least 10 s less than the Pod's terminationGracePeriodSeconds
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_SHUTDOWN_DELAY",
+        value_name = "DURATION",
+        default_value = "10s",
+        value_parser = duration
+    )]
+    pub shutdown_delay: Duration,
 
     /// Folder with the certificate of the admission webhooks: tls/tls.crt and tls/tls.key
     #[arg(long, env = "LINKERD_OPERATOR_WEBHOOK_FOLDER", value_name = "FOLDER", default_value = "/var/run/linkerd")]
@@ -221,6 +232,8 @@ mod tests {
         let error = settings(&["--leader-election-retry-period", "6s"]).unwrap_err();
         assert!(error.contains("one failed renewal"), "{error}");
         assert!(settings(&["--full-pass-interval", "0s"]).is_err());
+        assert_eq!(settings(&["--shutdown-delay", "0s"]).unwrap().shutdown_delay, Duration::ZERO);
+        assert!(settings(&["--shutdown-delay", "-1s"]).is_err());
         assert!(settings(&["--full-pass-interval", "soon"]).is_err());
     }
 

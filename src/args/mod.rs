@@ -219,12 +219,18 @@ fn switch(arg: Arg) -> Arg {
     arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
-/// Parses a duration that is greater than zero, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
-fn positive_duration(text: &str) -> Result<Duration, String> {
+/// Parses a duration as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
+fn duration(text: &str) -> Result<Duration, String> {
     let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;
-    match Duration::try_from(duration) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("it must be greater than zero".to_owned()),
+    Duration::try_from(duration).map_err(|_| "it must not be negative".to_owned())
+}
+
+/// Parses a duration that is greater than zero.
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    match SignedDuration::from_str(text).map(Duration::try_from) {
+        Err(error) => Err(error.to_string()),
+        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
+        Ok(_) => Err("it must be greater than zero".to_owned()),
     }
 }
 

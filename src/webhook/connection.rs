@@ -1,67 +1,89 @@
-//! One connection of the webhook server: TLS, then HTTP/2 or HTTP/1.
+//! One connection of the webhook server: TLS, then HTTP/1.
 //!
 //! In: a TCP connection. Out: requests, and their answers. Always holds: only TLS 1.3 is accepted; each silence of the
-//! client has a deadline; a connection that ends is first shut down gracefully, so that requests under way are answered.
+//! client has a deadline; a connection that ends is first shut down gracefully, so that a request under way is answered.
+//!
+//! API servers call webhooks by HTTP/1.1 only, so that their requests spread over all replicas. HTTP/2 would let one
+//! connection hold the headers of many requests.
 
-use std::{convert::Infallible, pin::Pin, pin::pin, sync::Arc};
-
-use hyper::{
-    server::conn::{http1, http2},
-    service::service_fn,
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, ready},
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
 use rustls::{ServerConfig, crypto::ring, server::NoServerSessionStorage, version};
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{self, AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::timeout,
+};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::{certificate::ServingCertificate, connections::Activity, requests::Requests, server::Limits};
+use super::{
+    certificate::ServingCertificate,
+    connections::OpenConnection,
+    requests::{Requests, closing},
+    server::Limits,
+};
 
-/// The flow control windows of HTTP/2, and the read buffer of HTTP/1. They bound the bytes of bodies that are not read
-/// yet.
-const STREAM_WINDOW: u32 = 64 << 10;
-const CONNECTION_WINDOW: u32 = 256 << 10;
-const HTTP1_BUFFER: usize = 64 << 10;
+/// The maximum length of the head of a request, and the read buffer of a connection. An API server sends less than 1 KiB.
+const BUFFER: usize = 8 << 10;
 
 /// Serves each connection.
 pub(super) struct ConnectionServer {
-    tls: TlsAcceptor,
-    requests: Requests,
-    limits: Limits,
-    stop: CancellationToken,
+    pub(super) tls: TlsAcceptor,
+    pub(super) requests: Requests,
+    pub(super) limits: Limits,
+    /// Each answer is the last one of its connection when this is cancelled.
+    pub(super) leaving: CancellationToken,
+    /// All connections end when this is cancelled.
+    pub(super) stop: CancellationToken,
+}
+
+/// A stream that records when its client sends something.
+struct Recorded {
+    stream: TlsStream<TcpStream>,
+    connection: Arc<OpenConnection>,
+}
+
+/// Returns the TLS settings.
+///
+/// # Errors
+/// When the TLS library cannot be set up.
+pub(super) fn acceptor(certificate: Arc<ServingCertificate>) -> Result<TlsAcceptor, rustls::Error> {
+    let mut tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&version::TLS13])?
+        .with_no_client_auth()
+        .with_cert_resolver(certificate);
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A resumed session would not present a new certificate.
+    tls.session_storage = Arc::new(NoServerSessionStorage {});
+    tls.send_tls13_tickets = 0;
+    Ok(Arc::new(tls).into())
 }
 
 // === impl ConnectionServer ===
 
 impl ConnectionServer {
-    /// # Errors
-    /// When the TLS library cannot be set up.
-    pub(super) fn new(
-        certificate: Arc<ServingCertificate>,
-        requests: Requests,
-        limits: Limits,
-        stop: CancellationToken,
-    ) -> Result<Self, rustls::Error> {
-        let mut tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&version::TLS13])?
-            .with_no_client_auth()
-            .with_cert_resolver(certificate);
-        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // A resumed session would not present a new certificate.
-        tls.session_storage = Arc::new(NoServerSessionStorage {});
-        tls.send_tls13_tickets = 0;
-        Ok(Self { tls: Arc::new(tls).into(), requests, limits, stop })
-    }
-
     /// Serves a connection until it ends.
-    pub(super) async fn serve(self: Arc<Self>, stream: TcpStream, activity: Arc<Activity>) {
+    pub(super) async fn serve(self: Arc<Self>, stream: TcpStream, connection: OpenConnection) {
+        let connection = Arc::new(connection);
         let accepted = tokio::select! {
             accepted = self.handshake(stream) => accepted,
+            () = connection.closed() => return,
             () = self.stop.cancelled() => return,
         };
         let ended = match accepted {
-            Ok(stream) => self.http(stream, &activity).await,
+            Ok(stream) => tokio::select! {
+                ended = self.http(stream, &connection) => ended,
+                () = connection.closed() => return,
+            },
             Err(error) => return debug!(%error, "the TLS handshake of a webhook connection failed"),
         };
         if let Err(error) = ended {
@@ -69,66 +91,71 @@ impl ConnectionServer {
         }
     }
 
-    async fn handshake(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    async fn handshake(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
         timeout(self.limits.handshake_time, self.tls.accept(stream)).await?
     }
 
-    async fn http(self: &Arc<Self>, stream: TlsStream<TcpStream>, activity: &Arc<Activity>) -> hyper::Result<()> {
-        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        let (stream, limits) = (TokioIo::new(stream), &self.limits);
-        let close = CancellationToken::new();
+    /// Serves requests until the client or the server ends the connection. Shuts it down if a deadline passes, or if the
+    /// server stops.
+    async fn http(
+        self: &Arc<Self>,
+        stream: TlsStream<TcpStream>,
+        connection: &Arc<OpenConnection>,
+    ) -> hyper::Result<()> {
+        connection.established();
         let service = service_fn(|request| {
-            let (server, close, under_way) = (Arc::clone(self), close.clone(), activity.begin());
+            let (server, connection) = (Arc::clone(self), Arc::clone(connection));
             async move {
-                let response = server.requests.answer(request, &close).await;
-                drop(under_way);
-                Ok::<_, Infallible>(response)
+                let response = server.requests.answer(request, &connection).await;
+                connection.answered();
+                let is_last = server.leaving.is_cancelled();
+                Ok::<_, Infallible>(if is_last { closing(response) } else { response })
             }
         });
-        if is_http2 {
-            let connection = http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .keep_alive_interval(limits.keepalive_interval)
-                .keep_alive_timeout(limits.keepalive_timeout)
-                .max_concurrent_streams(limits.streams)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .serve_connection(stream, service);
-            self.drive(connection, http2::Connection::graceful_shutdown, activity, &close).await
-        } else {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(limits.header_time)
-                .max_buf_size(HTTP1_BUFFER)
-                .serve_connection(stream, service);
-            self.drive(connection, http1::Connection::graceful_shutdown, activity, &close).await
-        }
-    }
-
-    /// Drives a connection to its end. Shuts it down if it is idle for too long, if a request cancels `close`, or if the
-    /// server stops.
-    async fn drive<C: Future<Output = hyper::Result<()>>>(
-        &self,
-        connection: C,
-        shut_down: fn(Pin<&mut C>),
-        activity: &Activity,
-        close: &CancellationToken,
-    ) -> hyper::Result<()> {
-        let mut connection = pin!(connection);
+        let stream = TokioIo::new(Recorded { stream, connection: Arc::clone(connection) });
+        // hyper's timeout for heads would also close connections that an API server keeps for its next request.
+        let served =
+            http1::Builder::new().header_read_timeout(None).max_buf_size(BUFFER).serve_connection(stream, service);
+        let mut served = pin!(served);
         tokio::select! {
-            ended = &mut connection => return ended,
-            () = activity.idle_for(self.limits.idle_time) => {}
-            () = close.cancelled() => {}
+            ended = &mut served => return ended,
+            () = connection.overdue(&self.limits) => {}
             () = self.stop.cancelled() => {}
         }
-        shut_down(connection.as_mut());
-        // A client of HTTP/2 must confirm the shutdown. Requests that it sent before are answered.
-        activity.restart();
-        tokio::select! {
-            ended = connection => ended,
-            () = activity.idle_for(self.limits.drain_time) => Ok(()),
+        served.as_mut().graceful_shutdown();
+        timeout(self.limits.drain_time, served).await.unwrap_or(Ok(()))
+    }
+}
+
+// === impl Recorded ===
+
+impl AsyncRead for Recorded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        if buffer.filled().len() > before {
+            self.connection.received();
         }
+        Poll::Ready(read)
+    }
+}
+
+impl AsyncWrite for Recorded {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -140,7 +167,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::webhook::testing::{Running, SOON, answer, http1, http2, issue, request};
+    use crate::webhook::testing::{Running, SOON, answer, http1, issue, request};
 
     /// A ClientHello of TLS 1.2. The TLS library of the tests may be built without that version.
     const TLS12: &[u8] = &[
@@ -165,30 +192,39 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http1_and_http2_are_answered() {
+    async fn requests_of_one_connection_are_answered_by_http_1_only() {
         let running = Running::start(Limits::DEFAULT).await;
-        let (mut one, mut two) =
-            (http1(running.connect("http/1.1").await).await, http2(running.connect("h2").await).await);
+        let mut client = http1(running.connect("http/1.1").await).await;
         for _ in 0..2 {
-            assert_eq!(answer(one.send_request(request("/a", "four"))).await, (StatusCode::OK, "/a 4".into()));
-            assert_eq!(answer(two.send_request(request("/b", "four"))).await, (StatusCode::OK, "/b 4".into()));
+            assert_eq!(answer(client.send_request(request("/a", "four"))).await, (StatusCode::OK, "/a 4".into()));
         }
-        assert_eq!(answer(one.send_request(request("/", ""))).await, (StatusCode::OK, String::new()));
-        assert_eq!(answer(two.send_request(request("/", ""))).await, (StatusCode::OK, String::new()));
+        assert_eq!(answer(client.send_request(request("/", ""))).await, (StatusCode::OK, String::new()));
+        let refused = running.issued.connect(running.address, "h2").await.unwrap_err().to_string();
+        assert!(refused.contains("received fatal alert"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn the_head_of_a_request_has_at_most_eight_kibibytes() {
+        let running = Running::start(Limits::DEFAULT).await;
+        for (field, status) in [(7_000, "HTTP/1.1 200"), (9_000, "HTTP/1.1 431")] {
+            let mut stream = running.connect("http/1.1").await;
+            let head = format!("POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX: {}\r\n\r\n", "x".repeat(field));
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            timeout(SOON, stream.read_to_string(&mut answer)).await.unwrap().ok();
+            assert!(answer.starts_with(status), "{answer}");
+        }
     }
 
     #[tokio::test]
     async fn ten_mebibytes_are_accepted_and_one_more_byte_is_not() {
         let running = Running::start(Limits::DEFAULT).await;
-        let (mut one, mut two) =
-            (http1(running.connect("http/1.1").await).await, http2(running.connect("h2").await).await);
+        let mut client = http1(running.connect("http/1.1").await).await;
         let (longest, too_long) = (vec![0; 10_485_760], vec![0; 10_485_761]);
         let accepted = (StatusCode::OK, "/ 10485760".to_owned());
         let refused = (StatusCode::INTERNAL_SERVER_ERROR, "limit reached while reading: 10485760".to_owned());
-        assert_eq!(answer(one.send_request(request("/", longest.clone()))).await, accepted);
-        assert_eq!(answer(two.send_request(request("/", longest))).await, accepted);
-        assert_eq!(answer(one.send_request(request("/", too_long.clone()))).await, refused);
-        assert_eq!(answer(two.send_request(request("/", too_long))).await, refused);
+        assert_eq!(answer(client.send_request(request("/", longest))).await, accepted);
+        assert_eq!(answer(client.send_request(request("/", too_long))).await, refused);
     }
 
     #[tokio::test]
@@ -203,28 +239,46 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_without_requests_is_disconnected() {
-        let limits = Limits { idle_time: Duration::from_millis(50), ..Limits::DEFAULT };
-        let running = Running::start(Limits { drain_time: Duration::from_millis(50), ..limits }).await;
-        for alpn in ["h2", "http/1.1"] {
-            let mut silent = running.connect(alpn).await;
-            timeout(SOON, silent.read_to_end(&mut Vec::new())).await.unwrap().ok();
+    async fn a_client_that_sends_nothing_or_half_a_head_is_disconnected() {
+        const SHORT: Duration = Duration::from_millis(50);
+        let long = Limits { drain_time: SHORT, ..Limits::DEFAULT };
+        for (limits, first, next) in [
+            (Limits { idle_time: SHORT, ..long }, "", ""),
+            (Limits { header_time: SHORT, ..long }, "", "POST / HTT"),
+            (Limits { header_time: SHORT, ..long }, "POST / HTTP/1.1\r\nHost: a\r\n\r\n", "POST"),
+        ] {
+            let running = Running::start(limits).await;
+            let mut stream = running.connect("http/1.1").await;
+            if !first.is_empty() {
+                stream.write_all(first.as_bytes()).await.unwrap();
+                assert!(timeout(SOON, stream.read(&mut [0; 1024])).await.unwrap().unwrap() > 0);
+            }
+            stream.write_all(next.as_bytes()).await.unwrap();
+            timeout(SOON, stream.read_to_end(&mut Vec::new())).await.unwrap().ok();
         }
-        let limits = Limits { handshake_time: Duration::from_millis(50), ..Limits::DEFAULT };
-        let running = Running::start(limits).await;
+        let running = Running::start(Limits { handshake_time: SHORT, ..Limits::DEFAULT }).await;
         let mut silent = TcpStream::connect(running.address).await.unwrap();
         timeout(SOON, silent.read_to_end(&mut Vec::new())).await.unwrap().ok();
+    }
+
+    /// An API server keeps a connection for 90 s. One that the server closes first fails the request that is just sent.
+    #[tokio::test]
+    async fn a_connection_is_kept_for_longer_than_an_api_server_keeps_it() {
+        assert!(Limits::DEFAULT.idle_time > Duration::from_secs(90));
+        let running = Running::start(Limits { header_time: Duration::from_millis(50), ..Limits::DEFAULT }).await;
+        let mut client = http1(running.connect("http/1.1").await).await;
+        for _ in 0..3 {
+            assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
     }
 
     #[tokio::test]
     async fn a_panic_of_the_handler_is_answered() {
         let running = Running::start(Limits::DEFAULT).await;
-        let (mut one, mut two) =
-            (http1(running.connect("http/1.1").await).await, http2(running.connect("h2").await).await);
-        for path in ["/panic", "/a"] {
-            let expected = if path == "/a" { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-            assert_eq!(answer(one.send_request(request(path, "x"))).await.0, expected);
-            assert_eq!(answer(two.send_request(request(path, "x"))).await.0, expected);
+        let mut client = http1(running.connect("http/1.1").await).await;
+        for (path, status) in [("/panic", StatusCode::INTERNAL_SERVER_ERROR), ("/a", StatusCode::OK)] {
+            assert_eq!(answer(client.send_request(request(path, "x"))).await.0, status);
         }
     }
 

@@ -1,181 +1,418 @@
-//! The open connections of the webhook server.
+//! The open connections of the webhook server, and the share of each client.
 //!
-//! In: the tasks of the connections, the begin and the end of each request. Out: room for a further connection. Always
-//! holds: there are at most as many connections as the limit; a connection is closed for another one only while it has
-//! no request under way.
+//! In: connections, and how much of its next request each client has sent. Out: a place for a further connection, and
+//! the connections that must end for it. Always holds: there are at most as many connections as the limit; a connection
+//! is closed for another one only while it has no whole request, and only after its client had time to send one, or if
+//! that client has most of all connections.
+//!
+//! API servers open a connection for each review under way and keep a few. At the limit, a new client therefore waits in
+//! the backlog of the listener. A connection that is closed while its client begins to use it is a Pod without a proxy.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
-    task::{AbortHandle, JoinSet},
+    sync::Notify,
     time::{Instant, sleep_until, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-/// The open connections. Dropping them closes them.
+use super::server::Limits;
+use crate::memory::MemoryBudget;
+
+/// The time that every client has for a whole request, whatever others wait for.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The time after which a client with most of the connections gets no further ones. Longer than its connections need to
+/// become stale, so that an honest burst on a slow machine is not refused.
+const GREEDY: Duration = Duration::from_secs(10);
+/// How often a client that waits looks again for connections that have become stale.
+pub(super) const RECHECK: Duration = Duration::from_millis(100);
+
+/// The maximum number of connections while the memory of the process is exhausted.
+const FEW: usize = 256;
+
+/// The open connections.
 pub(super) struct Connections {
     limit: usize,
-    open: Vec<OpenConnection>,
-    tasks: JoinSet<()>,
+    memory: MemoryBudget,
+    table: Mutex<Table>,
+    ended: Notify,
 }
 
-struct OpenConnection {
+#[derive(Default)]
+struct Table {
+    open: HashMap<u64, Arc<Activity>>,
+    next: u64,
+    greedy: Option<GreedyClient>,
+}
+
+/// A client that has most of all connections without a whole request, while others wait.
+struct GreedyClient {
+    address: IpAddr,
+    since: Instant,
+    seen: Instant,
+}
+
+/// A place for a new connection.
+#[derive(Debug, PartialEq)]
+enum Place {
+    Free,
+    /// Another connection must end first.
+    Wait,
+    /// The client has had most of the connections for a while.
+    Refused,
+}
+
+/// A connection, which has its place until this is dropped.
+pub(super) struct OpenConnection {
+    number: u64,
     activity: Arc<Activity>,
-    task: AbortHandle,
+    connections: Arc<Connections>,
 }
 
-/// The requests of one connection.
-pub(super) struct Activity(Mutex<Requested>);
+/// What the client of a connection has sent.
+struct Activity {
+    client: IpAddr,
+    progress: Mutex<Progress>,
+    closed: CancellationToken,
+}
 
-struct Requested {
-    under_way: usize,
-    /// When the connection was accepted, or its last request ended.
+#[derive(Clone, Copy)]
+struct Progress {
+    phase: Phase,
+    /// When the connection was accepted, its last request was answered, or its next request began.
     since: Instant,
 }
 
-/// A request that is under way until this is dropped.
-pub(super) struct UnderWay(Arc<Activity>);
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Handshake,
+    /// Nothing of the next request has arrived.
+    Idle,
+    Head,
+    /// With the memory of the body so far.
+    Body(usize),
+    /// The request is complete.
+    UnderWay,
+}
 
 // === impl Connections ===
 
 impl Connections {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, open: Vec::new(), tasks: JoinSet::new() }
+    pub(super) fn new(limit: usize, memory: MemoryBudget) -> Arc<Self> {
+        Arc::new(Self { limit, memory, table: Mutex::default(), ended: Notify::new() })
     }
 
-    /// Makes room for one more connection: at the limit, closes the one that has been idle for the longest time.
-    /// Returns false if none is idle.
-    pub(super) fn make_room(&mut self) -> bool {
-        while self.tasks.try_join_next().is_some() {}
-        self.open.retain(|connection| !connection.task.is_finished());
-        if self.open.len() < self.limit {
-            return true;
+    /// Waits for a place for a connection of this client. Returns `None` if the client has had most of the connections
+    /// for a while, so that it cannot fill the backlog, too.
+    pub(super) async fn admit(self: &Arc<Self>, client: IpAddr) -> Option<OpenConnection> {
+        let client = client.to_canonical();
+        loop {
+            let limit = if self.memory.is_exhausted() { self.limit.min(FEW) } else { self.limit };
+            let place = self.table.lock().place(limit, client, Instant::now());
+            match place {
+                Place::Free => return Some(self.add(client)),
+                Place::Refused => return None,
+                // The result is the same when the time has passed.
+                Place::Wait => _ = timeout(RECHECK, self.ended.notified()).await,
+            }
         }
-        let idle = self.open.iter().enumerate();
-        let idle = idle.filter_map(|(index, connection)| Some((connection.activity.idle_since()?, index)));
-        let Some((_, longest)) = idle.min() else {
-            return false;
+    }
+
+    fn add(self: &Arc<Self>, client: IpAddr) -> OpenConnection {
+        let progress = Mutex::new(Progress { phase: Phase::Handshake, since: Instant::now() });
+        let activity = Arc::new(Activity { client, progress, closed: CancellationToken::new() });
+        let mut table = self.table.lock();
+        table.next += 1;
+        let number = table.next;
+        table.open.insert(number, Arc::clone(&activity));
+        OpenConnection { number, activity, connections: Arc::clone(self) }
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// Makes a place for a connection of this client: closes others, if there are too many and they may be closed.
+    fn place(&mut self, limit: usize, client: IpAddr, now: Instant) -> Place {
+        while self.open.len() >= limit {
+            let greediest = self.greediest(|progress| usize::from(progress.is_waiting()));
+            // No API server has so many at a time: it limits the requests under way.
+            let greediest = greediest.filter(|(_, count, _)| *count > limit - limit / 4);
+            let closed = match greediest {
+                Some((greediest, _, oldest)) if greediest != client => Some(oldest),
+                Some(_) if self.is_greedy_for_a_while(client, now) => return Place::Refused,
+                _ => self.greediest(|progress| usize::from(progress.is_stale(now))).map(|(_, _, oldest)| oldest),
+            };
+            match closed {
+                Some(number) => self.close(number),
+                None => return Place::Wait,
+            }
+        }
+        Place::Free
+    }
+
+    /// Records that a client has most of the connections. Returns whether that has been so for a while.
+    fn is_greedy_for_a_while(&mut self, address: IpAddr, now: Instant) -> bool {
+        let since = self.greedy.as_ref().filter(|it| it.address == address && now < it.seen + PATIENCE);
+        let since = since.map_or(now, |it| it.since);
+        self.greedy = Some(GreedyClient { address, since, seen: now });
+        since + GREEDY <= now
+    }
+
+    /// Returns the client whose connections have the largest sum, the sum, and the oldest connection that is part of it.
+    fn greediest(&self, part: impl Fn(Progress) -> usize) -> Option<(IpAddr, usize, u64)> {
+        let mut clients: HashMap<IpAddr, (usize, (Instant, u64))> = HashMap::new();
+        for (number, activity) in &self.open {
+            let progress = *activity.progress.lock();
+            let (part, this) = (part(progress), (progress.since, *number));
+            if part > 0 {
+                let (sum, oldest) = clients.entry(activity.client).or_insert((0, this));
+                (*sum, *oldest) = (*sum + part, this.min(*oldest));
+            }
+        }
+        let most = clients.into_iter().max_by_key(|(_, (sum, _))| *sum);
+        most.map(|(client, (sum, (_, oldest)))| (client, sum, oldest))
+    }
+
+    fn close(&mut self, number: u64) {
+        if let Some(activity) = self.open.remove(&number) {
+            debug!(client = %activity.client, "closing a webhook connection without a whole request for another one");
+            activity.closed.cancel();
+        }
+    }
+}
+
+// === impl OpenConnection ===
+
+impl OpenConnection {
+    /// The TLS handshake is complete.
+    pub(super) fn established(&self) {
+        self.activity.set(|_| Some(Phase::Idle));
+    }
+
+    /// The client has sent something.
+    pub(super) fn received(&self) {
+        self.activity.set(|phase| (phase == Phase::Idle).then_some(Phase::Head));
+    }
+
+    /// The body of the request takes so much memory so far.
+    pub(super) fn reads_body(&self, bytes: usize) {
+        self.activity.progress.lock().phase = Phase::Body(bytes);
+    }
+
+    /// The request is complete.
+    pub(super) fn begin(&self) {
+        self.activity.set(|_| Some(Phase::UnderWay));
+    }
+
+    pub(super) fn answered(&self) {
+        self.activity.set(|_| Some(Phase::Idle));
+    }
+
+    /// Waits until the connection must end for another client.
+    pub(super) async fn closed(&self) {
+        self.activity.closed.cancelled().await;
+    }
+
+    /// Waits until the head of a request is late, or the connection has been idle for too long.
+    pub(super) async fn overdue(&self, limits: &Limits) {
+        loop {
+            let (now, progress) = (Instant::now(), *self.activity.progress.lock());
+            let end = match progress.phase {
+                Phase::Head => Some(progress.since + limits.header_time),
+                Phase::Idle => Some(progress.since + limits.idle_time),
+                // These have their own deadlines.
+                Phase::Handshake | Phase::Body(_) | Phase::UnderWay => None,
+            };
+            if end.is_some_and(|end| end <= now) {
+                return;
+            }
+            // A head that begins meanwhile ends earlier than the idle time.
+            let next = now + limits.header_time / 2;
+            sleep_until(end.map_or(next, |end| end.min(next))).await;
+        }
+    }
+
+    /// Closes a connection whose body is late: of the client whose incomplete bodies take the most memory, the oldest.
+    pub(super) fn close_a_slow_body(&self) {
+        let (now, mut table) = (Instant::now(), self.connections.table.lock());
+        let slow = |progress: Progress| match progress.phase {
+            Phase::Body(bytes) if progress.is_stale(now) => bytes,
+            _ => 0,
         };
-        debug!("closing an idle webhook connection, because there are too many");
-        self.open.swap_remove(longest).task.abort();
-        true
-    }
-
-    /// Serves one more connection in its own task.
-    pub(super) fn spawn<F>(&mut self, serve: impl FnOnce(Arc<Activity>) -> F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let activity = Arc::new(Activity::new());
-        let task = self.tasks.spawn(serve(Arc::clone(&activity)));
-        self.open.push(OpenConnection { activity, task });
-    }
-
-    /// Waits for all connections to end; the caller has already requested that. Closes those that exceed the deadline.
-    pub(super) async fn finish(mut self, deadline: Duration) {
-        let all = async { while self.tasks.join_next().await.is_some() {} };
-        if timeout(deadline, all).await.is_err() {
-            debug!("some webhook connections did not end in time and are closed");
+        if let Some((_, _, oldest)) = table.greediest(slow) {
+            table.close(oldest);
         }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.connections.table.lock().open.remove(&self.number);
+        self.connections.ended.notify_one();
     }
 }
 
 // === impl Activity ===
 
 impl Activity {
-    fn new() -> Self {
-        Self(Mutex::new(Requested { under_way: 0, since: Instant::now() }))
-    }
-
-    /// A request begins.
-    pub(super) fn begin(self: &Arc<Self>) -> UnderWay {
-        self.0.lock().under_way += 1;
-        UnderWay(Arc::clone(self))
-    }
-
-    /// Counts the idle time from now on.
-    pub(super) fn restart(&self) {
-        self.0.lock().since = Instant::now();
-    }
-
-    /// Returns `None` while a request is under way.
-    fn idle_since(&self) -> Option<Instant> {
-        let requested = self.0.lock();
-        (requested.under_way == 0).then_some(requested.since)
-    }
-
-    /// Waits until the connection has been idle for this time.
-    pub(super) async fn idle_for(&self, time: Duration) {
-        loop {
-            // A request that is under way now cannot have ended that long ago before the time has passed.
-            let until = self.idle_since().unwrap_or_else(Instant::now) + time;
-            sleep_until(until).await;
-            if self.idle_since().is_some_and(|since| since + time <= Instant::now()) {
-                return;
-            }
+    fn set(&self, next: impl FnOnce(Phase) -> Option<Phase>) {
+        let mut progress = self.progress.lock();
+        if let Some(phase) = next(progress.phase) {
+            *progress = Progress { phase, since: Instant::now() };
         }
     }
 }
 
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        let mut requested = self.0.0.lock();
-        requested.under_way = requested.under_way.saturating_sub(1);
-        requested.since = Instant::now();
+// === impl Progress ===
+
+impl Progress {
+    fn is_waiting(self) -> bool {
+        self.phase != Phase::UnderWay
+    }
+
+    fn is_stale(self, now: Instant) -> bool {
+        self.is_waiting() && self.since + PATIENCE <= now
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::net::Ipv4Addr;
 
-    use tokio::time::{advance, sleep};
+    use tokio::time::advance;
 
     use super::*;
 
-    /// Adds a silent connection.
-    fn add(connections: &mut Connections) -> OpenConnection {
-        assert!(connections.make_room());
-        connections.spawn(|_| pending());
-        let added = connections.open.last().unwrap();
-        OpenConnection { activity: Arc::clone(&added.activity), task: added.task.clone() }
-    }
+    const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-    #[tokio::test(start_paused = true)]
-    async fn the_connection_that_is_idle_for_the_longest_time_is_closed_for_another() {
-        let mut connections = Connections::new(3);
+    async fn open(connections: &Arc<Connections>, client: IpAddr, count: usize) -> Vec<OpenConnection> {
         let mut open = Vec::new();
-        for _ in 0..3 {
-            open.push(add(&mut connections));
-            advance(Duration::from_secs(1)).await;
+        for _ in 0..count {
+            open.push(connections.admit(client).await.unwrap());
         }
-        // The first one has a request, and that of the second one has just ended.
-        let _under_way = open[0].activity.begin();
-        drop(open[1].activity.begin());
-        add(&mut connections);
-        sleep(Duration::from_millis(1)).await;
-        assert_eq!(open.iter().map(|it| it.task.is_finished()).collect::<Vec<_>>(), [false, false, true]);
+        open
     }
 
-    #[tokio::test]
-    async fn there_is_no_room_while_all_connections_have_requests() {
-        let mut connections = Connections::new(2);
-        let under_way = [add(&mut connections), add(&mut connections)].map(|it| it.activity.begin());
-        assert!(!connections.make_room());
-        drop(under_way);
-        assert!(connections.make_room());
+    fn closed(open: &[OpenConnection]) -> Vec<usize> {
+        (0..open.len()).filter(|index| open[*index].activity.closed.is_cancelled()).collect()
+    }
+
+    fn is_about(waited: Duration, expected: Duration) -> bool {
+        (expected..expected + 2 * RECHECK).contains(&waited)
+    }
+
+    /// Returns how long a client waits for a place.
+    async fn wait(connections: &Arc<Connections>, client: IpAddr) -> (Duration, Option<OpenConnection>) {
+        let begun = Instant::now();
+        let admitted = timeout(Duration::from_secs(60), connections.admit(client)).await;
+        (begun.elapsed(), admitted.ok().flatten())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_time_counts_from_the_end_of_the_last_request() {
-        let (activity, begun) = (Arc::new(Activity::new()), Instant::now());
-        let requests = async {
-            sleep(Duration::from_secs(80)).await;
-            let _under_way = activity.begin();
-            sleep(Duration::from_secs(40)).await;
+    async fn at_the_limit_a_connection_waits_until_another_one_ends() {
+        let connections = Connections::new(4, MemoryBudget::UNLIMITED);
+        let mut held = open(&connections, API_SERVER, 4).await;
+        held.iter().for_each(OpenConnection::begin);
+        let ends = async {
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            drop(held.pop());
         };
-        tokio::join!(requests, activity.idle_for(Duration::from_secs(90)));
-        assert_eq!(begun.elapsed(), Duration::from_secs(210));
+        let ((waited, admitted), ()) = tokio::join!(wait(&connections, API_SERVER), ends);
+        assert!(admitted.is_some() && is_about(waited, Duration::from_secs(8)), "{waited:?}");
+        assert_eq!(closed(&held), [0; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fresh_connections_and_those_in_use_are_left_alone_and_one_idle_for_long_ends() {
+        let connections = Connections::new(4, MemoryBudget::UNLIMITED);
+        let held = open(&connections, API_SERVER, 4).await;
+        held.iter().for_each(OpenConnection::established);
+        held[0].begin();
+        advance(Duration::from_secs(2)).await;
+        // This one sends a request, and that one has just had an answer.
+        held[1].received();
+        held[2].answered();
+        let (waited, admitted) = wait(&connections, API_SERVER).await;
+        assert!(admitted.is_some() && is_about(waited, Duration::from_secs(3)), "{waited:?}");
+        assert_eq!(closed(&held), [3]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_with_most_connections_without_a_request_keeps_no_other_client_out() {
+        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
+        let (own, held) = (open(&connections, API_SERVER, 1).await, open(&connections, POD, 7).await);
+        held.iter().for_each(OpenConnection::established);
+        own[0].answered();
+        let (waited, admitted) = wait(&connections, API_SERVER).await;
+        assert_eq!((waited, admitted.is_some(), closed(&held), closed(&own)), (Duration::ZERO, true, vec![0], vec![]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_with_most_connections_for_a_while_does_not_fill_the_backlog_either() {
+        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
+        let held = open(&connections, POD, 8).await;
+        let drips = async {
+            loop {
+                // It completes a request just in time.
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                held.iter().for_each(OpenConnection::answered);
+            }
+        };
+        let (waited, admitted) = tokio::select! {
+            result = wait(&connections, POD) => result,
+            () = drips => unreachable!(),
+        };
+        assert!(admitted.is_none() && is_about(waited, GREEDY), "{waited:?}");
+        assert_eq!(wait(&connections, POD).await.0, Duration::ZERO);
+        // One burst does not count against the next one.
+        advance(Duration::from_secs(60)).await;
+        held.iter().for_each(OpenConnection::answered);
+        let (waited, admitted) = wait(&connections, POD).await;
+        assert!(admitted.is_some() && is_about(waited, PATIENCE), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_memory_there_are_few_connections() {
+        let connections = Connections::new(1000, MemoryBudget::EXHAUSTED);
+        let held = open(&connections, API_SERVER, FEW).await;
+        held.iter().for_each(OpenConnection::begin);
+        assert!(wait(&connections, API_SERVER).await.1.is_none());
+        drop(held);
+        assert!(wait(&connections, API_SERVER).await.1.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_slow_bodies_the_oldest_of_the_client_with_the_most_memory_ends() {
+        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
+        let (own, held) = (open(&connections, API_SERVER, 1).await, open(&connections, POD, 3).await);
+        own[0].reads_body(3 << 20);
+        held[0].reads_body(1 << 20);
+        held[1].reads_body(8 << 20);
+        own[0].close_a_slow_body();
+        assert_eq!((closed(&own), closed(&held)), (vec![], vec![]), "none is slow yet");
+        advance(PATIENCE).await;
+        own[0].close_a_slow_body();
+        assert_eq!((closed(&own), closed(&held)), (vec![], vec![0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_has_a_deadline_and_an_idle_connection_a_longer_one() {
+        let connections = Connections::new(1, MemoryBudget::UNLIMITED);
+        let limits = Limits::DEFAULT;
+        let open = open(&connections, API_SERVER, 1).await.remove(0);
+        open.established();
+        let begun = Instant::now();
+        open.overdue(&limits).await;
+        assert_eq!(begun.elapsed(), limits.idle_time);
+        open.received();
+        let begun = Instant::now();
+        open.overdue(&limits).await;
+        assert_eq!(begun.elapsed(), limits.header_time);
+        open.begin();
+        assert!(timeout(limits.idle_time * 2, open.overdue(&limits)).await.is_err());
     }
 }

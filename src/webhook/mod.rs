@@ -3,16 +3,16 @@
 //! ```text
 //! tls.crt, tls.key ──follow──▶ ServingCertificate
 //!                                    │ TLS handshake
-//! TcpListener ─accept─▶ Connections ─┴─▶ connection: HTTP/1 or HTTP/2 ──▶ requests: the whole body ──▶ Handler
-//!                            └─ at the limit: closes the connection that has been idle for the longest time
+//! TcpListener ─accept─▶ Connections ─┴─▶ connection: HTTP/1 ──▶ requests: the whole body ──▶ Handler
+//!                            └─ at the limit: closes a connection without a whole request, or waits
 //! ```
 //!
 //! In: a listener, a certificate and its key, a [`Handler`]. Out: the handler's answers. [`Routes`] is the handler of
 //! several webhooks, [`ValidationHandler`] that of the validators of several kinds. Only [`review`] reads and writes
 //! admission reviews.
 //!
-//! Always holds: the number of connections, the memory of all bodies and the time of each step are bounded; a client
-//! that sends nothing cannot keep another client out; a handler that panics does not end the server; a new pair of
+//! Always holds: the number of connections, their memory, that of all bodies and the time of each step are bounded; a
+//! client that sends no whole requests cannot keep another client out; a handler that panics does not end the server; a new pair of
 //! files that is not valid does not replace the pair in use.
 
 mod certificate;

@@ -1,13 +1,14 @@
 //! Reads the body of a request, and calls the handler.
 //!
 //! In: a request. Out: an answer, always. Always holds: all bodies together, with what the handler decodes from them, take
-//! at most the memory of [`Limits::bodies`]; reading a body and the handler have deadlines; the handler is called with a
-//! complete body that is not empty; a panic of the handler is an answer.
+//! at most the memory of [`Limits::bodies`]; a client that sends slowly does not keep that memory from others; reading a
+//! body and the handler have deadlines; the handler is called with a complete body that is not empty; a panic of the
+//! handler is an answer.
 
-use std::{error::Error, panic::AssertUnwindSafe, sync::Arc};
+use std::{error::Error, panic::AssertUnwindSafe, pin::pin, sync::Arc};
 
 use futures::FutureExt;
-use http::{Request, Response, StatusCode, Version, header};
+use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -15,10 +16,12 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::server::{Handler, Limits};
+use super::{
+    connections::{OpenConnection, RECHECK},
+    server::{Handler, Limits},
+};
 
 /// The unit of the memory of bodies.
 const KIB: usize = 1024;
@@ -51,16 +54,15 @@ impl Requests {
         Self { handler, bodies: Arc::new(Semaphore::new(limits.bodies.div_ceil(KIB))), limits }
     }
 
-    /// Answers one request. Cancels `close` if the connection must end.
-    pub(super) async fn answer<B>(&self, request: Request<B>, close: &CancellationToken) -> Response<Full<Bytes>>
+    /// Answers one request.
+    pub(super) async fn answer<B>(&self, request: Request<B>, connection: &OpenConnection) -> Response<Full<Bytes>>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let path = request.uri().path().to_owned();
-        let is_http1 = request.version() < Version::HTTP_2;
         // The headers are dropped here, because the body can take a long time.
-        match self.read(request.into_body()).await {
+        match self.read(request.into_body(), connection).await {
             Ok((body, _)) if body.is_empty() => {
                 debug!(path, "a webhook request has no body");
                 Response::default()
@@ -77,12 +79,7 @@ impl Requests {
             }
             Err(BodyError::Late) => {
                 debug!(path, "the body of a webhook request did not arrive in time");
-                close.cancel();
-                let mut response = text(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
-                if is_http1 {
-                    response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
-                }
-                response
+                closing(text(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
             }
             Err(BodyError::NoMemory) => {
                 debug!(path, "a webhook request was rejected, because other bodies take all memory");
@@ -113,7 +110,11 @@ impl Requests {
     }
 
     /// Returns the whole body and its share of the memory of bodies.
-    async fn read<B>(&self, mut body: B) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
+    async fn read<B>(
+        &self,
+        mut body: B,
+        connection: &OpenConnection,
+    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -127,7 +128,7 @@ impl Requests {
             self.discard(&mut body).await;
             return Err(BodyError::TooLong);
         }
-        let read = self.collect(&mut body, expected).await;
+        let read = self.collect(&mut body, expected, connection).await;
         if matches!(read, Err(BodyError::TooLong)) {
             self.discard(&mut body).await;
         }
@@ -141,6 +142,7 @@ impl Requests {
         &self,
         body: &mut B,
         expected: usize,
+        connection: &OpenConnection,
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
     where
         B: Body<Data = Bytes> + Unpin,
@@ -148,6 +150,7 @@ impl Requests {
     {
         let deadline = Instant::now() + self.limits.body_time;
         let (mut bytes, mut memory) = (Vec::new(), None);
+        connection.reads_body(0);
         while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(|_| BodyError::Late)? {
             let frame = frame.map_err(|error| BodyError::Broken(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
@@ -157,18 +160,20 @@ impl Requests {
             }
             if length > bytes.capacity() {
                 let capacity = (2 * bytes.capacity()).min(expected).max(length);
-                let grown = timeout_at(deadline, self.grow(&mut memory, capacity));
+                let grown = timeout_at(deadline, self.grow(&mut memory, capacity, connection));
                 grown.await.map_err(|_| BodyError::NoMemory)??;
+                connection.reads_body(capacity);
                 bytes.reserve_exact(capacity - bytes.len());
             }
             bytes.extend_from_slice(&data);
         }
+        connection.begin();
         bytes.shrink_to_fit();
         let needed = bytes.len() + values(&bytes) * VALUE_BYTES;
         if needed > self.limits.bodies {
             return Err(BodyError::TooManyValues);
         }
-        let grown = timeout_at(deadline, self.grow(&mut memory, needed));
+        let grown = timeout_at(deadline, self.grow(&mut memory, needed, connection));
         grown.await.map_err(|_| BodyError::NoMemory)??;
         if let Some(memory) = &mut memory {
             let unused = memory.num_permits().saturating_sub(needed.div_ceil(KIB));
@@ -177,11 +182,22 @@ impl Requests {
         Ok((bytes.into(), memory))
     }
 
-    /// Waits for memory for so many bytes in total.
-    async fn grow(&self, memory: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> Result<(), BodyError> {
+    /// Waits for memory for so many bytes in total. Meanwhile, connections that send their bodies slowly are closed.
+    async fn grow(
+        &self,
+        memory: &mut Option<OwnedSemaphorePermit>,
+        bytes: usize,
+        connection: &OpenConnection,
+    ) -> Result<(), BodyError> {
         let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = u32::try_from(bytes.div_ceil(KIB).saturating_sub(held)).unwrap_or(u32::MAX);
-        let more = Arc::clone(&self.bodies).acquire_many_owned(more).await.map_err(|_| BodyError::NoMemory)?;
+        let mut acquired = pin!(Arc::clone(&self.bodies).acquire_many_owned(more));
+        let more = loop {
+            match timeout(RECHECK, &mut acquired).await {
+                Ok(more) => break more.map_err(|_| BodyError::NoMemory)?,
+                Err(_) => connection.close_a_slow_body(),
+            }
+        };
         match memory {
             Some(memory) => memory.merge(more),
             None => *memory = Some(more),
@@ -203,6 +219,12 @@ impl Requests {
         // The answer is the same when the time has passed.
         let _ = timeout(self.limits.body_time, read).await;
     }
+}
+
+/// Tells the client to open another connection for its next request.
+pub(super) fn closing(mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
+    response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    response
 }
 
 /// Counts the commas and the lists and maps of a JSON text, which are about as many as its values.
@@ -233,8 +255,11 @@ mod tests {
     use std::{convert::Infallible, time::Duration};
 
     use super::*;
-    use crate::webhook::testing::Script;
-    use futures::stream;
+    use crate::{
+        memory::MemoryBudget,
+        webhook::{connections::Connections, testing::Script},
+    };
+    use futures::{StreamExt, stream};
     use http_body::Frame;
     use http_body_util::StreamBody;
 
@@ -245,12 +270,21 @@ mod tests {
         (Arc::new(Requests::new(Arc::clone(&script) as Arc<dyn Handler>, LIMITS)), script)
     }
 
+    /// A connection of a client with this number.
+    async fn connection(connections: &Arc<Connections>, client: u8) -> OpenConnection {
+        connections.admit([10, 0, 0, client].into()).await.unwrap()
+    }
+
+    fn connections() -> Arc<Connections> {
+        Connections::new(8, MemoryBudget::UNLIMITED)
+    }
+
     async fn answer<B>(requests: &Requests, path: &str, body: B) -> (StatusCode, String)
     where
         B: Body<Data = Bytes, Error = Infallible> + Unpin,
     {
         let request = Request::builder().uri(path).body(body).unwrap();
-        let response = requests.answer(request, &CancellationToken::new()).await;
+        let response = requests.answer(request, &connection(&connections(), 1).await).await;
         let (head, body) = response.into_parts();
         (head.status, String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap())
     }
@@ -338,13 +372,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn slow_bodies_of_one_client_do_not_keep_the_memory_from_another_one() {
+        let ((requests, _), connections) = (requests(), connections());
+        for _ in 0..2 {
+            let (requests, connection) = (Arc::clone(&requests), connection(&connections, 1).await);
+            tokio::spawn(async move {
+                // It never ends.
+                let first = stream::once(async { Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; 4 * KIB]))) });
+                let slow = StreamBody::new(Box::pin(first.chain(stream::pending())));
+                tokio::select! {
+                    _ = requests.answer(Request::new(slow), &connection) => {}
+                    () = connection.closed() => {}
+                }
+            });
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(requests.bodies.available_permits(), 0);
+        let (begun, own) = (Instant::now(), connection(&connections, 2).await);
+        let request = Request::builder().uri("/a").body(full(1)).unwrap();
+        assert_eq!(requests.answer(request, &own).await.status(), StatusCode::OK);
+        assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_body_without_end_returns_its_memory_and_ends_the_connection() {
-        let ((requests, _), close) = (requests(), CancellationToken::new());
+        let (requests, _) = requests();
         let endless: StreamBody<_> = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let response = requests.answer(Request::new(endless), &close).await;
+        let response = requests.answer(Request::new(endless), &connection(&connections(), 1).await).await;
         assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
         assert_eq!(response.headers()["connection"], "close");
-        assert!(close.is_cancelled() && requests.bodies.available_permits() == 8);
+        assert_eq!(requests.bodies.available_permits(), 8);
     }
 
     #[tokio::test(start_paused = true)]

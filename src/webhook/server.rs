@@ -1,8 +1,8 @@
 //! Accepts the connections of the webhook server, and stops it.
 //!
-//! In: a listener, a certificate, a handler. Out: answers, until the server is requested to stop. Always holds: a new
-//! connection is accepted unless every open one has a request under way; when the server stops, requests under way get
-//! some time.
+//! In: a listener, a certificate, a handler. Out: answers, until the server is requested to stop, and for some time
+//! longer. Always holds: a connection that has no place yet waits in the backlog; when the server stops, requests under
+//! way get some time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,13 +10,21 @@ use futures::future::BoxFuture;
 use http::Response;
 use http_body_util::Full;
 use hyper::body::Bytes;
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use super::{
-    certificate::ServingCertificate, connection::ConnectionServer, connections::Connections, requests::Requests,
+    certificate::ServingCertificate,
+    connection::{ConnectionServer, acceptor},
+    connections::Connections,
+    requests::Requests,
 };
+use crate::{memory::MemoryBudget, resources::Resources};
 
 /// Answers the requests of a webhook.
 pub trait Handler: Send + Sync + 'static {
@@ -31,30 +39,35 @@ pub struct WebhookServer {
     pub listener: TcpListener,
     pub certificate: Arc<ServingCertificate>,
     pub handler: Arc<dyn Handler>,
+    pub resources: Resources,
+    /// How long the server accepts connections after it was requested to stop. API servers still call this replica until
+    /// all nodes know that it leaves.
+    pub shutdown_delay: Duration,
 }
 
 /// The limits of the server. Tests lower them.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// The maximum number of connections. An API server holds only a few, and each may take 256 KiB.
+    /// The maximum number of connections. An API server opens one for each review under way.
     pub(super) connections: usize,
-    /// The maximum number of requests under way on a connection of HTTP/2.
-    pub(super) streams: u32,
+    /// Above it, there are few connections.
+    pub(super) memory: MemoryBudget,
     /// The maximum length of a body. Linkerd's webhooks have the same.
     pub(super) body: usize,
     /// The maximum length of all bodies together.
     pub(super) bodies: usize,
     pub(super) handshake_time: Duration,
-    /// The timeout for the headers of a request of HTTP/1, also between requests.
+    /// The timeout for the head of a request, from its first byte.
     pub(super) header_time: Duration,
     /// The timeout for a body, with the wait for memory. An API server waits for 10 s by default.
     pub(super) body_time: Duration,
     /// The timeout for the handler.
     pub(super) handler: Duration,
-    /// How long a connection may have no request.
+    /// How long a connection may have no request. An API server closes its own ones after 90 s. It would lose a request
+    /// that it sends at the moment in which the server closes the connection.
     pub(super) idle_time: Duration,
-    pub(super) keepalive_interval: Duration,
-    pub(super) keepalive_timeout: Duration,
+    /// How long new connections are accepted after the request to stop.
+    pub(super) shutdown_delay: Duration,
     /// The time for requests under way when the server stops.
     pub(super) drain_time: Duration,
 }
@@ -63,51 +76,72 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) const DEFAULT: Self = Self {
-        connections: 256,
-        streams: 250,
+        connections: 1000,
+        memory: MemoryBudget::UNLIMITED,
         body: 10 << 20,
-        bodies: 64 << 20,
+        bodies: 40 << 20,
         handshake_time: Duration::from_secs(10),
-        header_time: Duration::from_secs(15),
+        header_time: Duration::from_secs(10),
         body_time: Duration::from_secs(10),
         handler: Duration::from_secs(10),
-        idle_time: Duration::from_secs(90),
-        keepalive_interval: Duration::from_secs(20),
-        keepalive_timeout: Duration::from_secs(10),
-        drain_time: Duration::from_secs(4),
+        idle_time: Duration::from_secs(180),
+        shutdown_delay: Duration::ZERO,
+        drain_time: WebhookServer::DRAIN_TIME,
     };
 }
 
 // === impl WebhookServer ===
 
 impl WebhookServer {
-    /// Serves until `stop` is cancelled, and then until the requests under way are answered, at most 4 s.
+    /// The maximum time between the end of `shutdown_delay` and the end of the server.
+    pub const DRAIN_TIME: Duration = Duration::from_secs(4);
+
+    /// Serves until `stop` is cancelled, for `shutdown_delay` longer, and then until the requests under way are answered,
+    /// at most for [`Self::DRAIN_TIME`].
     pub async fn serve(self, stop: CancellationToken) {
-        self.serve_within(Limits::DEFAULT, stop).await;
+        let limits = Limits {
+            connections: self.resources.webhook_connections(),
+            memory: self.resources.memory_budget(),
+            bodies: self.resources.webhook_bodies(),
+            shutdown_delay: self.shutdown_delay,
+            ..Limits::DEFAULT
+        };
+        self.serve_within(limits, stop).await;
     }
 
-    pub(super) async fn serve_within(self, limits: Limits, stop: CancellationToken) {
-        let Self { listener, certificate, handler } = self;
-        let requests = Requests::new(handler, limits);
-        let server = match ConnectionServer::new(certificate, requests, limits, stop.clone()) {
-            Ok(server) => Arc::new(server),
+    pub(super) async fn serve_within(self, limits: Limits, leaving: CancellationToken) {
+        let Self { listener, certificate, handler, .. } = self;
+        let tls = match acceptor(certificate) {
+            Ok(tls) => tls,
             Err(error) => return error!(%error, "could not set up TLS for the webhook"),
         };
-        let mut connections = Connections::new(limits.connections);
+        let (requests, stop) = (Requests::new(handler, limits), CancellationToken::new());
+        let server = ConnectionServer { tls, requests, limits, leaving: leaving.clone(), stop: stop.clone() };
+        let server = Arc::new(server);
+        let mut tasks = JoinSet::new();
+        let left = async {
+            leaving.cancelled().await;
+            sleep(limits.shutdown_delay).await;
+        };
         tokio::select! {
-            () = accept(&listener, &mut connections, &server) => {}
-            () = stop.cancelled() => {}
+            () = accept(&listener, &mut tasks, &server) => {}
+            () = left => {}
         }
         drop(listener);
-        connections.finish(limits.drain_time).await;
+        stop.cancel();
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if timeout(limits.drain_time, all).await.is_err() {
+            debug!("some webhook connections did not end in time and are closed");
+        }
     }
 }
 
-/// Accepts connections without end.
-async fn accept(listener: &TcpListener, connections: &mut Connections, server: &Arc<ConnectionServer>) {
+/// Accepts connections without end, each as soon as it has a place.
+async fn accept(listener: &TcpListener, tasks: &mut JoinSet<()>, server: &Arc<ConnectionServer>) {
+    let connections = Connections::new(server.limits.connections, server.limits.memory);
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, client) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // The process is probably out of file descriptors. Without the pause this loop would use a whole core.
                 warn!(%error, "could not accept a webhook connection, retrying");
@@ -115,10 +149,10 @@ async fn accept(listener: &TcpListener, connections: &mut Connections, server: &
                 continue;
             }
         };
-        if connections.make_room() {
-            connections.spawn(|activity| Arc::clone(server).serve(stream, activity));
-        } else {
-            debug!("closing a new webhook connection, because all others have requests under way");
+        while tasks.try_join_next().is_some() {}
+        match connections.admit(client.ip()).await {
+            Some(connection) => _ = tasks.spawn(Arc::clone(server).serve(stream, connection)),
+            None => debug!(client = %client.ip(), "closing a new webhook connection of a client that has most of them"),
         }
     }
 }
@@ -132,16 +166,16 @@ mod tests {
     };
 
     use super::*;
-    use crate::webhook::testing::{Running, SOON, Script, answer, http1, http2, issue, request};
+    use crate::webhook::testing::{Running, SOON, Script, answer, http1, issue, request};
 
     #[tokio::test]
     async fn silent_connections_do_not_keep_a_new_client_out() {
         let running = Running::start(Limits { connections: 8, ..Limits::DEFAULT }).await;
         let mut held = Vec::new();
-        for _ in 0..8 {
+        for _ in 0..4 {
             held.push(TcpStream::connect(running.address).await.unwrap());
             // These are silent after the TLS handshake.
-            held.push(running.connect("h2").await.into_inner().0);
+            held.push(running.connect("http/1.1").await.into_inner().0);
         }
         let mut client = http1(running.connect("http/1.1").await).await;
         assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
@@ -151,45 +185,76 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_connection_is_closed_while_all_others_have_requests() {
+    async fn a_burst_of_more_requests_than_connections_is_answered_completely() {
+        let running = Running::start(Limits { connections: 8, ..Limits::DEFAULT }).await;
+        let mut burst = tokio::task::JoinSet::new();
+        for _ in 0..64 {
+            let (issued, address) = (running.issued.clone(), running.address);
+            burst.spawn(async move {
+                // As an API server does, which closes a connection that it has no use for.
+                let mut client = http1(issued.connect(address, "http/1.1").await.unwrap()).await;
+                answer(client.send_request(request("/a", "x"))).await.1
+            });
+        }
+        for answer in timeout(SOON, burst.join_all()).await.unwrap() {
+            assert_eq!(answer, "/a 1");
+        }
+        assert_eq!(running.script.calls(), 64);
+    }
+
+    #[tokio::test]
+    async fn a_new_connection_waits_while_all_others_have_requests() {
         let running = Running::start(Limits { connections: 1, ..Limits::DEFAULT }).await;
-        let mut client = http2(running.connect("h2").await).await;
+        let mut client = http1(running.connect("http/1.1").await).await;
         let waiting = tokio::spawn(client.send_request(request("/wait", "x")));
         running.script.begun().await;
-        running.issued.connect(running.address, "h2").await.unwrap_err();
+        let (issued, address) = (running.issued.clone(), running.address);
+        let mut next = tokio::spawn(async move { issued.connect(address, "http/1.1").await });
+        timeout(Duration::from_millis(300), &mut next).await.unwrap_err();
         running.script.release();
         assert_eq!(answer(async { waiting.await.unwrap() }).await.1, "/wait 1");
+        drop(client);
+        let mut next = http1(next.await.unwrap().unwrap()).await;
+        assert_eq!(answer(next.send_request(request("/a", "x"))).await.1, "/a 1");
     }
 
     #[tokio::test]
     async fn a_stop_answers_the_requests_under_way() {
-        for alpn in ["h2", "http/1.1"] {
-            let running = Running::start(Limits::DEFAULT).await;
-            // A silent connection and an idle one do not delay the stop.
-            let _silent = TcpStream::connect(running.address).await.unwrap();
-            let mut idle = http2(running.connect("h2").await).await;
-            assert_eq!(answer(idle.send_request(request("/a", "x"))).await.1, "/a 1");
-            let stream = running.connect(alpn).await;
-            let waiting = if alpn == "h2" {
-                tokio::spawn(http2(stream).await.send_request(request("/wait", "x")))
-            } else {
-                tokio::spawn(http1(stream).await.send_request(request("/wait", "x")))
-            };
-            running.script.begun().await;
-            running.stop.cancel();
-            let refused = async { while TcpStream::connect(running.address).await.is_ok() {} };
-            timeout(SOON, refused).await.unwrap();
-            assert!(!running.task.is_finished());
-            running.script.release();
-            assert_eq!(answer(async { waiting.await.unwrap() }).await.1, "/wait 1", "{alpn}");
-            running.stopped().await;
+        let running = Running::start(Limits::DEFAULT).await;
+        // A silent connection and an idle one do not delay the stop.
+        let _silent = TcpStream::connect(running.address).await.unwrap();
+        let mut idle = http1(running.connect("http/1.1").await).await;
+        assert_eq!(answer(idle.send_request(request("/a", "x"))).await.1, "/a 1");
+        let stream = running.connect("http/1.1").await;
+        let waiting = tokio::spawn(http1(stream).await.send_request(request("/wait", "x")));
+        running.script.begun().await;
+        running.stop.cancel();
+        let refused = async { while TcpStream::connect(running.address).await.is_ok() {} };
+        timeout(SOON, refused).await.unwrap();
+        assert!(!running.task.is_finished());
+        running.script.release();
+        assert_eq!(answer(async { waiting.await.unwrap() }).await.1, "/wait 1");
+        running.stopped().await;
+    }
+
+    #[tokio::test]
+    async fn after_the_request_to_stop_new_connections_are_served_and_clients_are_told_to_leave() {
+        let running = Running::start(Limits { shutdown_delay: Duration::from_secs(3), ..Limits::DEFAULT }).await;
+        let mut open = http1(running.connect("http/1.1").await).await;
+        assert_eq!(answer(open.send_request(request("/a", "x"))).await.1, "/a 1");
+        running.stop.cancel();
+        let mut new = http1(running.connect("http/1.1").await).await;
+        for client in [&mut open, &mut new] {
+            let response = timeout(SOON, client.send_request(request("/a", "x"))).await.unwrap().unwrap();
+            assert_eq!((response.status().as_u16(), response.headers()["connection"].as_bytes()), (200, &b"close"[..]));
         }
+        running.stopped().await;
     }
 
     #[tokio::test]
     async fn a_stop_does_not_wait_for_a_request_without_end() {
         let running = Running::start(Limits { drain_time: Duration::from_millis(50), ..Limits::DEFAULT }).await;
-        let mut client = http2(running.connect("h2").await).await;
+        let mut client = http1(running.connect("http/1.1").await).await;
         let waiting = tokio::spawn(client.send_request(request("/wait", "x")));
         running.script.begun().await;
         running.stop.cancel();
@@ -203,13 +268,19 @@ mod tests {
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let certificate = Arc::<ServingCertificate>::default();
         let handler = Arc::<Script>::default() as Arc<dyn Handler>;
-        let server = WebhookServer { listener, certificate: Arc::clone(&certificate), handler };
+        let server = WebhookServer {
+            listener,
+            certificate: Arc::clone(&certificate),
+            handler,
+            resources: Resources::default(),
+            shutdown_delay: Duration::ZERO,
+        };
         let task = tokio::spawn(server.serve_within(Limits::DEFAULT, stop.clone()));
         let issued = issue();
-        let error = issued.connect(address, "h2").await.unwrap_err().to_string();
+        let error = issued.connect(address, "http/1.1").await.unwrap_err().to_string();
         assert!(error.contains("received fatal alert"), "{error}");
         certificate.offer(issued.certificate.as_bytes(), issued.key.as_bytes()).unwrap();
-        let mut client = http2(issued.connect(address, "h2").await.unwrap()).await;
+        let mut client = http1(issued.connect(address, "http/1.1").await.unwrap()).await;
         assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
         stop.cancel();
         timeout(SOON, task).await.unwrap().unwrap();
@@ -219,13 +290,13 @@ mod tests {
     #[tokio::test]
     async fn a_new_pair_leaves_open_connections_and_their_requests_alone() {
         let running = Running::start(Limits::DEFAULT).await;
-        let mut client = http2(running.connect("h2").await).await;
+        let mut client = http1(running.connect("http/1.1").await).await;
         let waiting = tokio::spawn(client.send_request(request("/wait", "x")));
         running.script.begun().await;
         let next = issue();
         running.certificate.offer(next.certificate.as_bytes(), next.key.as_bytes()).unwrap();
-        running.issued.connect(running.address, "h2").await.unwrap_err();
-        next.connect(running.address, "h2").await.unwrap();
+        running.issued.connect(running.address, "http/1.1").await.unwrap_err();
+        next.connect(running.address, "http/1.1").await.unwrap();
         running.script.release();
         assert_eq!(answer(async { waiting.await.unwrap() }).await.1, "/wait 1");
         assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
@@ -237,7 +308,7 @@ mod tests {
         let mut plain = TcpStream::connect(running.address).await.unwrap();
         plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         timeout(SOON, plain.read_to_end(&mut Vec::new())).await.unwrap().ok();
-        let mut client = http2(running.connect("h2").await).await;
+        let mut client = http1(running.connect("http/1.1").await).await;
         assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
     }
 }

@@ -14,11 +14,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::{
-    body::Bytes,
-    client::conn::{http1, http2},
-};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::{body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
@@ -39,12 +36,14 @@ use super::{
     certificate::ServingCertificate,
     server::{Handler, Limits, WebhookServer},
 };
+use crate::resources::Resources;
 
 const NAME: &str = "webhook.test";
 /// The time for anything that must happen.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// A certificate and its key, in PEM.
+#[derive(Clone)]
 pub(super) struct Issued {
     pub(super) certificate: String,
     pub(super) key: String,
@@ -76,13 +75,6 @@ pub(super) fn issue() -> Issued {
 /// Connects by HTTP/1.
 pub(super) async fn http1(stream: TlsStream<TcpStream>) -> http1::SendRequest<Full<Bytes>> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(connection);
-    sender
-}
-
-/// Connects by HTTP/2.
-pub(super) async fn http2(stream: TlsStream<TcpStream>) -> http2::SendRequest<Full<Bytes>> {
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     sender
 }
@@ -188,7 +180,13 @@ impl Running {
         let address = listener.local_addr().unwrap();
         let (script, stop) = (Arc::new(Script::default()), CancellationToken::new());
         let handler = Arc::clone(&script) as Arc<dyn Handler>;
-        let server = WebhookServer { listener, certificate: Arc::clone(&certificate), handler };
+        let server = WebhookServer {
+            listener,
+            certificate: Arc::clone(&certificate),
+            handler,
+            resources: Resources::default(),
+            shutdown_delay: limits.shutdown_delay,
+        };
         let task = tokio::spawn(server.serve_within(limits, stop.clone()));
         Self { address, issued, folder, certificate, script, stop, task }
     }
