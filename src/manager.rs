@@ -32,7 +32,7 @@ use crate::{
     listen::listen,
     metrics,
     proxy_injector::{self, InjectorObserver},
-    resources::Resources,
+    resources::{self, Resources},
     service_profile_validator::{DropInHandler, ServiceProfileValidator},
     tasks::Tasks,
     version,
@@ -58,6 +58,9 @@ const STOP_REST: Duration = Duration::from_secs(4);
 pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    if let Err(error) = resources::raise_open_files() {
+        warn!(%error, "could not raise the limit of open files");
+    }
     let (registry, resources) = (metrics::registry()?, Resources::of_this_process());
     if let Some(limit) = resources.memory_limit() {
         metrics::register_memory_limit(&registry, limit)?;

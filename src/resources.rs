@@ -10,6 +10,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    io,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
+
 use crate::memory::MemoryBudget;
 
 /// The limits without a memory limit: what all proxies of a large mesh need if each has its own connection.
@@ -91,6 +96,16 @@ impl Resources {
     }
 }
 
+/// Raises the number of files that the process may open to the hard limit, as the runtime of Go does. Recent container
+/// runtimes start processes with 1,024, for programs that cannot use more.
+///
+/// # Errors
+/// When the kernel does not permit it.
+pub fn raise_open_files() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+}
+
 /// Returns the files with the memory limits of the process, from the lines of `/proc/self/cgroup`:
 /// `<hierarchy>:<controllers>:<path>`, where version 2 of control groups has no controllers.
 ///
@@ -165,6 +180,16 @@ mod tests {
         let version_2 = memory_limit_files("0::/system.slice\n");
         assert_eq!(version_2, [&roots[..], &["/sys/fs/cgroup/system.slice/memory.max".into()]].concat());
         assert_eq!(memory_limit_files("no group"), roots);
+    }
+
+    #[test]
+    fn the_soft_limit_of_open_files_is_raised_to_the_hard_one() {
+        let hard = getrlimit(Resource::Nofile).maximum;
+        // Not much lower, because other tests open files at the same time.
+        setrlimit(Resource::Nofile, Rlimit { current: hard.map(|hard| hard - 1), maximum: hard }).unwrap();
+        raise_open_files().unwrap();
+        let all = Resources::of_this_process().descriptors;
+        assert_eq!(all, hard.and_then(|hard| usize::try_from(hard).ok()));
     }
 
     #[test]
