@@ -43,7 +43,7 @@ pub async fn certificate_of(address: SocketAddr, name: &str, ca_pem: &str) -> Re
 }
 
 /// Trusts only these CAs.
-pub(crate) fn connector(ca_pem: &str) -> Result<TlsConnector> {
+pub fn connector(ca_pem: &str) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
         roots.add(certificate?)?;

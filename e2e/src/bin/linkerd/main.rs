@@ -2,7 +2,7 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic injector reviews service-profiles cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic injector reviews bursts service-profiles cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
@@ -78,6 +78,11 @@ async fn run() -> Result<bool> {
         if let Some(file) = env::var_os("LINKERD_RECORDING").filter(|file| !file.is_empty()) {
             fs::write(&file, &reviews.fields.recording).context("writing LINKERD_RECORDING")?;
         }
+    }
+    if let Some(controller) = controller_for("bursts", "Bursts of Pods")? {
+        let bursts = injector::bursts(&controller).await?;
+        print!("{}", report::bursts(&bursts));
+        is_explained &= bursts.iter().all(|burst| burst.injector == "Linkerd" || burst.lost == 0);
     }
     if let Some(controller) = controller_for("service-profiles", "ServiceProfiles")? {
         let compared = service_profiles::compare(&controller).await?;

@@ -5,7 +5,7 @@ use std::{fmt::Write, time::Duration};
 use crate::{
     answers::Answers,
     cli::Printed,
-    injector::{Reviews, Step, Steps},
+    injector::{Burst, Reviews, Step, Steps},
     leases::HandOver,
     live::Live,
     service_profiles::ProfileCompared,
@@ -75,6 +75,16 @@ pub(crate) fn steps(steps: &Steps) -> String {
     let mut text = format!("## Injector\n\nFirst document: {document}.\n\n| step | seen | after |\n|---|---|---|\n");
     for Step { what, seen, took } in steps {
         let _ = writeln!(text, "| {what} | {seen} | {:.1} s |", took.as_secs_f64());
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn bursts(bursts: &[Burst]) -> String {
+    let mut text =
+        "## Bursts of Pods\n\n| injector | Pods at once | without a proxy | time |\n|---|---|---|---|\n".to_owned();
+    for Burst { injector, pods, lost, took } in bursts {
+        let _ = writeln!(text, "| {injector} | {pods} | {lost} | {:.1} s |", took.as_secs_f64());
     }
     text.push('\n');
     text

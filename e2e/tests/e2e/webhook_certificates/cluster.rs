@@ -30,7 +30,7 @@ pub(super) const SECRET: &str = "linkerd-operator-webhook";
 pub(super) const SERVICE: &str = "linkerd-operator-webhook";
 pub(super) const LEASE: &str = "linkerd-operator-webhook-certificate";
 pub(super) const CONFIGURATION: &str = "linkerd-operator-proxy-injector";
-const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
+pub(super) const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
 /// The namespace of the created Pods.
 const APP: &str = "app";
 /// The components, in both folders.
@@ -40,6 +40,8 @@ const LINKERDS_COMPONENTS: &str = "components: [../../config/components/proxy-in
 pub(super) struct Cluster {
     pub(super) control_plane: ControlPlane,
     pub(super) client: Client,
+    /// The memory limit of its managers, in bytes.
+    pub(super) memory_limit: Option<u64>,
     objects: Vec<Value>,
 }
 
@@ -79,14 +81,22 @@ impl Cluster {
         }
         applied.extend(control_plane.shipped_with("config/control-plane", LINKERDS_COMPONENTS).await?);
         control_plane.apply(&applied).await?;
-        Ok(Self { control_plane, client, objects })
+        Ok(Self { control_plane, client, memory_limit: None, objects })
     }
 
     /// Applies the shipped webhook configuration with this failure policy, as `kubectl apply --server-side` does.
     pub(super) async fn register(&self, policy: &str) -> Result<()> {
+        self.register_with(policy, None).await
+    }
+
+    /// The same with another time for each review.
+    pub(super) async fn register_with(&self, policy: &str, timeout_seconds: Option<u32>) -> Result<()> {
         let shipped = self.objects.iter().find(|object| object["kind"] == "MutatingWebhookConfiguration");
         let mut configuration = shipped.context("no webhook configuration is shipped")?.clone();
         configuration["webhooks"][0]["failurePolicy"] = json!(policy);
+        if let Some(seconds) = timeout_seconds {
+            configuration["webhooks"][0]["timeoutSeconds"] = json!(seconds);
+        }
         self.control_plane.apply(&[configuration]).await
     }
 
@@ -117,8 +127,13 @@ impl Cluster {
             "--leader-election-retry-period=500ms".to_owned(),
         ];
         args.extend(["destination", "external-workload", "linkerd-config"].map(|job| format!("--enable-{job}=false")));
-        let options =
-            ManagerOptions { args, env: env.collect(), kubeconfig: Some(account), ..ManagerOptions::default() };
+        let options = ManagerOptions {
+            args,
+            env: env.collect(),
+            kubeconfig: Some(account),
+            memory_limit: self.memory_limit,
+            ..ManagerOptions::default()
+        };
         let manager = Manager::start(&self.control_plane, options)?;
         Ok(Replica { manager, address, slice: format!("{SERVICE}-{}", address.port()) })
     }

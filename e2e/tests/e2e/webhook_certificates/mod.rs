@@ -1,6 +1,8 @@
 //! The certificate that the operator manages for its webhooks, on a real API server that verifies it: with the shipped
 //! manifests and permissions, under load, with two replicas.
 
+mod attacks;
+mod bursts;
 mod cluster;
 
 use std::{

@@ -5,6 +5,7 @@
 //! * Always: the injector is Linkerd's process behind a webhook of the API server. Only its kubelet is a stand-in, which
 //!   copies the ConfigMaps to its files.
 
+mod bursts;
 mod documents;
 mod fields;
 mod operator;
@@ -25,6 +26,7 @@ use e2e::{
 };
 use serde_json::{Value, json};
 
+pub(crate) use bursts::{Burst, bursts};
 use documents::InstallerDocument;
 pub(crate) use fields::Fields;
 use operator::OperatorCompared;

@@ -1,0 +1,107 @@
+//! Bursts of Pods through one API server, and rolls of the replicas under a stream of Pods: every Pod is injected.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use e2e::{eventually, mesh::SOON};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, interval, sleep},
+};
+
+use super::cluster::{Cluster, Replica};
+
+/// The time for a review. On a machine with few cores, which also run the API server and other tests, thousands of
+/// reviews at the same time take longer than the shipped 10 s.
+const REVIEW: u32 = 30;
+/// The time after which no node sends requests to an endpoint that has left.
+const ENDPOINTS: Duration = Duration::from_secs(1);
+
+async fn cluster(policy: &str) -> Result<(Arc<Cluster>, [Replica; 2])> {
+    let cluster = Cluster::start().await?;
+    let replicas = [cluster.ready_replica().await?, cluster.ready_replica().await?];
+    cluster.register_with(policy, Some(REVIEW)).await?;
+    cluster.injects().await?;
+    Ok((Arc::new(cluster), replicas))
+}
+
+/// Creates Pods at once, and returns the errors of those that were refused or have no proxy.
+async fn burst(cluster: &Arc<Cluster>, count: usize) -> Result<Vec<String>> {
+    let mut pods = JoinSet::new();
+    for _ in 0..count {
+        let cluster = Arc::clone(cluster);
+        pods.spawn(async move { cluster.inject().await.err().map(|error| format!("{error:#}")) });
+    }
+    Ok(pods.join_all().await.into_iter().flatten().collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_pod_of_a_burst_is_injected() -> Result<()> {
+    let (cluster, _replicas) = cluster("Ignore").await?;
+    for policy in ["Ignore", "Fail"] {
+        cluster.register_with(policy, Some(REVIEW)).await?;
+        for count in [200, 600, 2_000] {
+            let begun = Instant::now();
+            let lost = burst(&cluster, count).await?;
+            println!("{policy}: {count} Pods at once took {:?}, {} were lost", begun.elapsed(), lost.len());
+            ensure!(lost.is_empty(), "{policy}: {} of {count} Pods were lost, first: {:?}", lost.len(), lost.first());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_pod_is_injected_while_all_replicas_are_replaced() -> Result<()> {
+    for policy in ["Ignore", "Fail"] {
+        let (cluster, replicas) = cluster(policy).await?;
+        let rolled = Arc::<AtomicBool>::default();
+        let pods = tokio::spawn(stream(Arc::clone(&cluster), Arc::clone(&rolled)));
+        let _replicas = roll(&cluster, replicas).await?;
+        rolled.store(true, Ordering::Relaxed);
+        let results = pods.await?;
+        let lost: Vec<_> = results.iter().flatten().collect();
+        println!("{policy}: {} of {} Pods were lost", lost.len(), results.len());
+        ensure!(lost.is_empty(), "{policy}: {} of {} Pods: {:?}", lost.len(), results.len(), lost.first());
+        ensure!(results.len() > 500, "only {} Pods", results.len());
+    }
+    Ok(())
+}
+
+/// Creates 60 Pods per second until the replicas are replaced. Returns the error of each Pod that was refused or has no
+/// proxy.
+async fn stream(cluster: Arc<Cluster>, rolled: Arc<AtomicBool>) -> Vec<Option<String>> {
+    let (mut pods, mut due) = (JoinSet::new(), interval(Duration::from_millis(16)));
+    while !rolled.load(Ordering::Relaxed) {
+        due.tick().await;
+        let cluster = Arc::clone(&cluster);
+        pods.spawn(async move { cluster.inject().await.err().map(|error| format!("{error:#}")) });
+    }
+    pods.join_all().await
+}
+
+/// Replaces each replica as a rolling update does: a new one is ready, then the old one stops, and leaves the endpoints a
+/// while later.
+async fn roll(cluster: &Cluster, replicas: [Replica; 2]) -> Result<Vec<Replica>> {
+    let mut new = Vec::new();
+    for mut old in replicas {
+        new.push(cluster.ready_replica().await?);
+        old.manager.begin_to_terminate()?;
+        eventually(SOON, "the replica to be unready", async || {
+            let (status, _) = old.manager.get("/ready").await?;
+            ensure!(status.as_u16() == 503, "{status}");
+            Ok(())
+        })
+        .await?;
+        sleep(ENDPOINTS).await;
+        cluster.remove_endpoint(&old).await?;
+        let status = old.manager.wait(SOON).await?;
+        ensure!(status.success(), "{status}");
+    }
+    Ok(new)
+}
