@@ -159,3 +159,9 @@ pub const MIRROR_CLUSTER_LABEL: &str = "mirror.linkerd.io/cluster-name";
 pub const MIRROR_SERVICE_ANNOTATION: &str = "mirror.linkerd.io/remote-svc-fq-name";
 /// The annotation of a mirrored Service's slices with the identity of the gateway to that cluster.
 pub const MIRROR_GATEWAY_IDENTITY_ANNOTATION: &str = "mirror.linkerd.io/remote-gateway-identity";
+
+/// Returns whether a port of this protocol, as Kubernetes spells it, carries TCP, which is all that proxies forward.
+/// Nothing validates the text of an ExternalWorkload: there, `HTTP` or `tcp` means TCP.
+pub fn carries_tcp(protocol: &str) -> bool {
+    !matches!(protocol, "UDP" | "SCTP")
+}

@@ -56,9 +56,9 @@ pub(super) fn desired(
     let mut families: BTreeMap<Family, DesiredEndpoints> =
         service.families.iter().map(|family| (*family, BTreeMap::new())).collect();
     let mut findings = Vec::new();
-    let mut matches = PortMatches::new(&service.ports);
+    let mut matches = PortMatches::new(&service.all_ports);
     for workload in workloads {
-        let matched = matches.of(&workload.ports);
+        let matched = matches.of(&workload.all_ports);
         let hostname = service.headless.then(|| workload.key.name.to_string());
         let mut published = false;
         // `ready` is about traffic, and `serving` about the workload itself.

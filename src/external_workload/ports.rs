@@ -185,8 +185,8 @@ pub(super) mod tests {
     fn ports(service_ports: &Value, workload_ports: &Value) -> (Vec<(String, i32)>, bool) {
         let service = service(&json!({ "ports": service_ports }));
         let workload = workload("vm", true, &json!({}), &json!({ "ports": workload_ports }));
-        let mut matches = PortMatches::new(&service.ports);
-        let PortMatch { ports, unmatched } = matches.of(&workload.ports);
+        let mut matches = PortMatches::new(&service.all_ports);
+        let PortMatch { ports, unmatched } = matches.of(&workload.all_ports);
         (ports.iter().map(|port| (port.name.clone(), port.port.unwrap())).collect(), unmatched.is_some())
     }
 
@@ -209,8 +209,8 @@ pub(super) mod tests {
     fn the_application_protocol_of_the_service_is_passed_on() {
         let service = service(&json!({"ports": [{"port": 80, "appProtocol": "kubernetes.io/h2c"}]}));
         let workload = workload("vm", true, &json!({}), &json!({"ports": [{"port": 80}]}));
-        let mut matches = PortMatches::new(&service.ports);
-        let ports = matches.of(&workload.ports).ports;
+        let mut matches = PortMatches::new(&service.all_ports);
+        let ports = matches.of(&workload.all_ports).ports;
         assert_eq!(ports.first().unwrap().app_protocol.as_deref(), Some("kubernetes.io/h2c"));
     }
 
@@ -222,8 +222,8 @@ pub(super) mod tests {
         let service = service(&json!({ "ports": all("TCP") }));
         let workload = workload("vm", true, &json!({}), &json!({ "ports": all("UDP") }));
         let (read, asked) = (Cell::new(0), Cell::new(0));
-        let service_ports = service.ports.iter().inspect(|_| asked.set(asked.get() + 1));
-        let workload_ports = workload.ports.iter().inspect(|_| read.set(read.get() + 1));
+        let service_ports = service.all_ports.iter().inspect(|_| asked.set(asked.get() + 1));
+        let workload_ports = workload.all_ports.iter().inspect(|_| read.set(read.get() + 1));
         assert!(match_ports(service_ports, workload_ports).is_empty());
         assert_eq!((asked.get(), read.get()), (500, 500));
     }
@@ -233,10 +233,10 @@ pub(super) mod tests {
         let targets: Vec<Value> =
             (1..=1000).map(|port| json!({"name": format!("p{port}"), "port": port, "targetPort": "http"})).collect();
         let service = service(&json!({ "ports": targets }));
-        let mut matches = PortMatches::new(&service.ports);
+        let mut matches = PortMatches::new(&service.all_ports);
         let mut matched = |number: i32| {
             let workload = workload("vm", true, &json!({}), &json!({"ports": [{"name": "http", "port": number}]}));
-            let PortMatch { ports, unmatched } = matches.of(&workload.ports);
+            let PortMatch { ports, unmatched } = matches.of(&workload.all_ports);
             (ports.len(), unmatched)
         };
         for number in 1..=100 {

@@ -19,7 +19,7 @@ use k8s_openapi::{
 };
 use kube::api::DynamicObject;
 
-use super::{ApiState, Settings, authority::Authority};
+use super::{ApiState, Settings, authority::Authority, opaque::is_tcp};
 
 /// One address of one endpoint of one slice.
 #[derive(Clone, Debug)]
@@ -119,10 +119,11 @@ fn is_ready(endpoint: &Endpoint) -> bool {
     endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
 }
 
-/// The name of the Service's first port with this number, for any protocol; slices are searched for that name.
+/// The name of the Service's first TCP port with this number; slices are searched for that name.
 fn port(service: &Service, number: u16) -> Port {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.clone()).unwrap_or_default();
-    let declared = ports.into_iter().find(|port| port.port == i32::from(number));
+    let mut declared = ports.into_iter().filter(|port| is_tcp(port.protocol.as_deref()));
+    let declared = declared.find(|port| port.port == i32::from(number));
     declared.map_or(Port::Verbatim(number), |port| Port::Named(port.name.unwrap_or_default()))
 }
 
@@ -132,7 +133,8 @@ fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
     match wanted {
         Port::Verbatim(number) => Some(*number),
         Port::Named(name) => {
-            let port = ports.iter().find(|port| port.name.as_deref().unwrap_or_default() == name)?;
+            let mut tcp = ports.iter().filter(|port| is_tcp(port.protocol.as_deref()));
+            let port = tcp.find(|port| port.name.as_deref().unwrap_or_default() == name)?;
             u16::try_from(port.port?).ok()
         }
     }

@@ -14,12 +14,13 @@ use serde_json::Value;
 
 use super::ApiState;
 
-/// A named port of a container or a workload.
+/// A TCP port of a container or a workload.
 #[derive(Clone, Debug)]
 pub(super) struct NamedPort {
     pub(super) name: String,
-    /// The port numbers: the container port and the host port.
-    pub(super) numbers: Vec<i32>,
+    pub(super) number: i32,
+    /// The port of the host that is forwarded to a container port.
+    pub(super) host: Option<i32>,
 }
 
 /// The selector of a Server that applies to an object.
@@ -59,7 +60,7 @@ pub(super) fn lists(list: &str, names: &[NamedPort], port: u16) -> bool {
     list.split(',').map(str::trim).any(|item| {
         // If two ports have the same name, the later one counts.
         if let Some(named) = names.iter().rfind(|named| !item.is_empty() && named.name == item) {
-            return named.numbers.first() == Some(&i32::from(port));
+            return named.number == i32::from(port);
         }
         let (first, last) = item.split_once('-').unwrap_or((item, item));
         matches!((number(first), number(last)), (Some(first), Some(last)) if (first..=last).contains(&port))
@@ -88,7 +89,8 @@ fn makes_opaque(
     let port_matches = match spec.pointer("/spec/port") {
         Some(Value::Number(number)) => number.as_i64() == Some(i64::from(port)),
         Some(Value::String(name)) => {
-            names.iter().any(|named| named.name == *name && named.numbers.contains(&i32::from(port)))
+            let has_number = |named: &NamedPort| [Some(named.number), named.host].contains(&Some(i32::from(port)));
+            names.iter().any(|named| named.name == *name && has_number(named))
         }
         _ => false,
     };
@@ -114,13 +116,19 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
     equal && required
 }
 
-/// The named ports of a Pod, those of init containers first.
+/// Returns whether a port of this protocol is one to which proxies can forward: they forward TCP only. A port without a
+/// protocol is one of TCP, and so is one of an ExternalWorkload with an invalid protocol.
+pub(super) fn is_tcp(protocol: Option<&str>) -> bool {
+    protocol != Some("UDP") && protocol != Some("SCTP")
+}
+
+/// The named TCP ports of a Pod, those of init containers first.
 pub(super) fn pod_ports(pod: &Pod) -> Vec<NamedPort> {
     let mut ports = Vec::new();
     for container in containers(pod) {
-        for port in container.ports.iter().flatten() {
-            let numbers = [Some(port.container_port), port.host_port].into_iter().flatten().collect();
-            ports.push(NamedPort { name: port.name.clone().unwrap_or_default(), numbers });
+        for port in container.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref())) {
+            let name = port.name.clone().unwrap_or_default();
+            ports.push(NamedPort { name, number: port.container_port, host: port.host_port });
         }
     }
     ports
@@ -132,13 +140,18 @@ pub(super) fn containers(pod: &Pod) -> Vec<&Container> {
     spec.init_containers.iter().flatten().chain(&spec.containers).collect()
 }
 
-/// The named ports of an ExternalWorkload.
+/// Returns whether a port of an ExternalWorkload is one of TCP.
+pub(super) fn is_tcp_of_workload(port: &Value) -> bool {
+    is_tcp(port.get("protocol").and_then(Value::as_str))
+}
+
+/// The named TCP ports of an ExternalWorkload.
 pub(super) fn workload_ports(workload: &DynamicObject) -> Vec<NamedPort> {
     let ports = workload.data.pointer("/spec/ports").and_then(Value::as_array);
-    let named = ports.into_iter().flatten().map(|port| {
+    let named = ports.into_iter().flatten().filter(|port| is_tcp_of_workload(port)).filter_map(|port| {
         let name = port.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let number = port.get("port").and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
-        NamedPort { name, numbers: number.into_iter().collect() }
+        let number = port.get("port").and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok())?;
+        Some(NamedPort { name, number, host: None })
     });
     named.collect()
 }

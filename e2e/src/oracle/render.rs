@@ -119,7 +119,7 @@ pub(super) fn of_workload(
     let names = opaque::workload_ports(workload);
     let opaque = workload_is_opaque(state, settings, namespace, workload, port);
     let inbound = names.iter().find(|named| named.name == PROXY);
-    let inbound = inbound.and_then(|named| named.numbers.first()).copied().unwrap_or(4143);
+    let inbound = inbound.map_or(4143, |named| named.number);
     let inbound_port = u32::try_from(inbound).ok().filter(|port| (1..=65534).contains(port));
     let transported = opaque || settings.transport_header;
     let opaque_transport = inbound_port.filter(|_| transported).map(|inbound_port| OpaqueTransport { inbound_port });

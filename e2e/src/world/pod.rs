@@ -78,6 +78,10 @@ fn ports(world: &mut World) -> Value {
     if world.dice.chance(20) {
         ports.push(json!({"containerPort": 25}));
     }
+    if world.dice.chance(20) {
+        let (name, protocol) = (world.dice.one_of(["udp", "dns"]), world.dice.one_of(["UDP", "SCTP"]));
+        ports.push(json!({"name": name, "containerPort": http, "hostPort": 8080, "protocol": protocol}));
+    }
     json!(ports)
 }
 

@@ -88,12 +88,13 @@ fn external_name(world: &mut World, name: &str) -> Value {
 fn ports(world: &mut World, name: &str) -> Value {
     let port = |name: &str, port: u16, protocol: &str| json!({"name": name, "port": port, "targetPort": 1, "protocol": protocol});
     let (http, https) = (port("http", 80, "TCP"), port("https", 443, "TCP"));
-    match world.dice.below(if is_headless(name) { 8 } else { 7 }) {
+    match world.dice.below(if is_headless(name) { 9 } else { 8 }) {
         0 | 1 => json!([http]),
         2 | 3 => json!([http, https]),
         4 => json!([{"port": 80, "targetPort": "http", "protocol": "TCP"}]),
         5 => json!([port("dns", 53, "UDP"), port("dns-tcp", 53, "TCP"), port("http", 80, "TCP")]),
         6 => json!([port("http", 443, "TCP")]),
+        7 => json!([port("udp", 80, "UDP"), port("https", 443, "TCP"), port("sctp", 443, "SCTP")]),
         _ => json!([]),
     }
 }

@@ -79,12 +79,15 @@ fn annotations(world: &mut World) -> Value {
 /// Usually the names of the Services' ports; also no list, an empty list, and a port without a number.
 fn ports(world: &mut World) -> Value {
     let number = world.dice.one_of([8080, 8080, 8080, 9090, 25, 4191]);
+    let protocol = world.dice.one_of(["TCP", "TCP", "TCP", "UDP", "SCTP"]);
     let port = |name: &str, port: Value| json!({"name": name, "port": port, "protocol": "TCP"});
+    let other = |name: &str, port: u16| json!({"name": name, "port": port, "protocol": protocol});
     match world.dice.below(20) {
-        0..9 => json!([port("http", json!(number)), port("https", json!(8443))]),
+        0..8 => json!([port("http", json!(number)), port("https", json!(8443))]),
+        8 => json!([other("http", number), port("https", json!(8443)), other("sctp", 8444)]),
         9..12 => json!([port("http", json!(number))]),
         12..15 => json!([{"port": number}]),
-        15 | 16 => json!([port("dns", json!(5353)), port("dns-tcp", json!(5354)), port("http", json!(number))]),
+        15 | 16 => json!([other("dns", 5353), port("dns-tcp", json!(5354)), port("http", json!(number))]),
         17 => json!([port("http", Value::Null), port("https", json!(8443))]),
         18 => json!([]),
         _ => Value::Null,

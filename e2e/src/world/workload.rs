@@ -29,6 +29,11 @@ fn spec(world: &mut World) -> Value {
     if world.dice.chance(30) {
         ports.push(json!({"port": 25, "protocol": "TCP"}));
     }
+    if world.dice.chance(20) {
+        let name = world.dice.one_of(["http", "linkerd-proxy", "dns"]);
+        let protocol = world.dice.one_of(["UDP", "SCTP"]);
+        ports.push(json!({"name": name, "port": world.dice.one_of([8080, 9090, 53]), "protocol": protocol}));
+    }
     if !world.valid && world.dice.chance(10) {
         ports.push(world.dice.one_of([
             json!({"port": 0}),

@@ -10,11 +10,14 @@ use k8s_openapi::api::core::v1::Service;
 use kube::{Api, api::ListParams};
 use serde::Serialize;
 
-use crate::cli::{cluster_flags::ClusterFlags, without_repetitions};
+use crate::{
+    api::carries_tcp,
+    cli::{cluster_flags::ClusterFlags, without_repetitions},
+};
 
 /// The number of Services in one page of a list.
 const PAGE: u32 = 500;
-/// The port of an authority for a Service without ports, such as an ExternalName.
+/// The port of an authority for a Service without TCP ports, such as an ExternalName.
 const DEFAULT_PORT: i32 = 80;
 
 /// The method of the Destination API.
@@ -53,7 +56,7 @@ pub(super) async fn of_all_services(cluster: &ClusterFlags, cluster_domain: &str
     }
 }
 
-/// Returns the authorities by which proxies find a Service: its name and its addresses, with each of its ports.
+/// Returns the authorities by which proxies find a Service: its name and its addresses, with each of its TCP ports.
 fn authorities_of(service: &Service, cluster_domain: &str) -> Vec<String> {
     let (name, namespace) = (service.metadata.name.as_deref(), service.metadata.namespace.as_deref());
     let name = format!("{}.{}.svc.{cluster_domain}", name.unwrap_or_default(), namespace.unwrap_or_default());
@@ -66,7 +69,8 @@ fn authorities_of(service: &Service, cluster_domain: &str) -> Vec<String> {
     });
     let hosts: Vec<String> = std::iter::once(name).chain(ips).collect();
     let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-    let ports: Vec<i32> = ports.iter().map(|port| port.port).collect();
+    let tcp = ports.iter().filter(|port| port.protocol.as_deref().is_none_or(carries_tcp));
+    let ports: Vec<i32> = tcp.map(|port| port.port).collect();
     let ports = if ports.is_empty() { vec![DEFAULT_PORT] } else { ports };
     ports.iter().flat_map(|port| hosts.iter().map(move |host| format!("{host}:{port}"))).collect()
 }
@@ -94,7 +98,7 @@ mod tests {
     fn a_service_is_requested_by_its_name_and_its_addresses_with_each_port() {
         let spec = json!({
             "clusterIPs": ["10.0.0.1", "fd00::1"],
-            "ports": [{"port": 80}, {"port": 443}],
+            "ports": [{"port": 53, "protocol": "UDP"}, {"port": 80}, {"port": 443, "protocol": "TCP"}],
         });
         assert_eq!(
             authorities(&spec),

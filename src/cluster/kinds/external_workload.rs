@@ -8,7 +8,7 @@ use std::{
 use super::{owner::Owner, port_ranges::PortRanges};
 use crate::{
     api::{
-        self, ExternalWorkloadPort, NamespacedName, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL,
+        self, ExternalWorkloadPort, NamespacedName, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL, carries_tcp,
         endpoint_slice::Family,
     },
     cluster::{
@@ -33,7 +33,8 @@ pub struct ExternalWorkload {
     pub uid: Arc<str>,
     pub labels: Labels,
     pub addresses: Vec<Address>,
-    pub ports: Vec<WorkloadPort>,
+    /// Of all protocols, for the slices of Services.
+    pub all_ports: Vec<WorkloadPort>,
     /// Whether any condition `Ready` is `True`.
     pub ready: bool,
     pub mesh: Mesh,
@@ -80,15 +81,20 @@ impl ExternalWorkload {
         })
     }
 
+    /// The ports that proxies can forward to.
+    pub fn tcp_ports(&self) -> impl Iterator<Item = &WorkloadPort> {
+        tcp(&self.all_ports)
+    }
+
     fn has_port(&self, port: u16) -> bool {
-        self.ports.iter().any(|it| it.number == i32::from(port))
+        self.tcp_ports().any(|it| it.number == i32::from(port))
     }
 
     /// The addresses at which clients reach the workload: each IP with each port. If it has many ports, each IP with all
     /// ports.
     pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
-        let has_few_ports = self.ports.len() <= FEW_PORTS;
-        let each = self.ports.iter().take(if has_few_ports { FEW_PORTS } else { 0 });
+        let has_few_ports = self.tcp_ports().nth(FEW_PORTS).is_none();
+        let each = self.tcp_ports().take(if has_few_ports { FEW_PORTS } else { 0 });
         let each = each.filter_map(|port| u16::try_from(port.number).ok());
         let sockets = each.flat_map(|port| self.ips().map(move |ip| NetworkAddress::Socket(SocketAddr::new(ip, port))));
         let ips = self.ips().filter(move |_| !has_few_ports).map(NetworkAddress::Ip);
@@ -97,9 +103,9 @@ impl ExternalWorkload {
 
     /// Whether both result in the same endpoints in slices.
     pub fn has_same_endpoints(&self, other: &Self) -> bool {
-        let Self { key, uid, labels, addresses, ports, ready, mesh: _ } = self;
-        (key, uid, labels, addresses, ports, ready)
-            == (&other.key, &other.uid, &other.labels, &other.addresses, &other.ports, &other.ready)
+        let Self { key, uid, labels, addresses, all_ports, ready, mesh: _ } = self;
+        (key, uid, labels, addresses, all_ports, ready)
+            == (&other.key, &other.uid, &other.labels, &other.addresses, &other.all_ports, &other.ready)
     }
 }
 
@@ -111,10 +117,10 @@ impl Projected for ExternalWorkload {
     fn project(wire: api::ExternalWorkload, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
-        let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
+        let all_ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
         let opaque_ports = wire.metadata.annotations.as_ref().and_then(|all| all.get(OPAQUE_PORTS_ANNOTATION));
         let opaque_ports = opaque_ports.map(|text| {
-            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            let named = tcp(&all_ports).filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
             PortRanges::parse(text, named, problems)
         });
         let tls = spec.mesh_tls.unwrap_or_default();
@@ -129,11 +135,15 @@ impl Projected for ExternalWorkload {
             uid: wire.metadata.uid.unwrap_or_default().into(),
             labels: wire.metadata.labels.unwrap_or_default().iter().collect(),
             addresses: spec.workload_ips.into_iter().flatten().map(Address::from).collect(),
-            ports,
+            all_ports,
             ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
             mesh,
         }
     }
+}
+
+fn tcp(ports: &[WorkloadPort]) -> impl Iterator<Item = &WorkloadPort> {
+    ports.iter().filter(|port| carries_tcp(&port.protocol))
 }
 
 impl Stored for ExternalWorkload {
@@ -281,7 +291,7 @@ mod tests {
     #[test]
     fn a_port_number_out_of_range_is_dropped_and_a_missing_protocol_is_tcp() {
         let spec = json!({"ports": [{"port": 0}, {"port": 65536}, {"port": 80, "name": "http"}]});
-        let kept = workload("vm", true, &json!({}), &spec).ports;
+        let kept = workload("vm", true, &json!({}), &spec).all_ports;
         assert_eq!(kept, [WorkloadPort { name: "http".into(), number: 80, protocol: "TCP".into() }]);
     }
 
@@ -289,7 +299,7 @@ mod tests {
     fn a_workload_is_found_by_its_addresses_and_declared_ports() {
         let mut state = State::default();
         let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:DB8::1"}, {"ip": "::ffff:192.0.2.2"}, {}],
-            "ports": [{"port": 53}, {"port": 53, "protocol": "UDP"}, {"port": 0}]});
+            "ports": [{"port": 54, "protocol": "UDP"}, {"port": 53}, {"port": 53, "protocol": "UDP"}, {"port": 0}]});
         workload("vm", false, &json!({}), &spec).apply(&mut state);
         let at = |state: &State, address: &str| state.external_workloads.at(address.parse().unwrap()).len();
         for (address, found) in

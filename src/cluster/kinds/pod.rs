@@ -21,7 +21,7 @@ use crate::api::{
     PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION,
 };
 use crate::{
-    api::{NamespacedName, Uid, lean_metadata},
+    api::{NamespacedName, Uid, carries_tcp, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
@@ -73,7 +73,7 @@ pub enum PodPhase {
     Finished,
 }
 
-/// A port of a container, init containers included.
+/// A TCP port of a container, init containers included.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerPort {
     /// Empty for an unnamed port.
@@ -139,6 +139,7 @@ struct ContainerPortObject {
     name: Option<String>,
     container_port: i64,
     host_port: Option<i64>,
+    protocol: Option<String>,
 }
 
 // === impl Pod ===
@@ -278,8 +279,13 @@ fn barrier(init_containers: &[Container], containers: &[Container], automount: O
 }
 
 impl ContainerPort {
-    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it.
+    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it. Returns
+    /// `None` for another protocol than TCP, too: two Pods may have one host port for two protocols, and proxies forward
+    /// TCP only.
     fn parse(object: &ContainerPortObject) -> Option<Self> {
+        if !object.protocol.as_deref().is_none_or(carries_tcp) {
+            return None;
+        }
         let port = |number| u16::try_from(number).ok().filter(|port| *port != 0);
         Some(Self {
             name: object.name.as_deref().unwrap_or_default().into(),

@@ -12,7 +12,9 @@ use super::{
     port_ranges::PortRanges,
 };
 use crate::{
-    api::{NamespacedName, OPAQUE_PORTS_ANNOTATION, TOPOLOGY_MODE_ANNOTATIONS, endpoint_slice::Family, lean_metadata},
+    api::{
+        NamespacedName, OPAQUE_PORTS_ANNOTATION, TOPOLOGY_MODE_ANNOTATIONS, carries_tcp, endpoint_slice::Family, lean_metadata,
+    },
     cluster::{
         Problems, Projected,
         index::{
@@ -36,7 +38,8 @@ pub struct Service {
     /// `clusterIP: None`, literally: an empty `clusterIP` is one that was not assigned yet.
     pub headless: bool,
     pub families: Vec<Family>,
-    pub ports: Vec<ServicePort>,
+    /// Of all protocols, for the slices of the Service.
+    pub all_ports: Vec<ServicePort>,
     pub deleting: bool,
     /// `internalTrafficPolicy: Local`: clients receive only Pods on their own node.
     pub local: bool,
@@ -130,9 +133,9 @@ impl Projected for Service {
         let annotations = wire.metadata.annotations.unwrap_or_default();
         let labels = wire.metadata.labels.unwrap_or_default();
         let joined = JoinedService::of(&labels, &annotations, problems).map(Box::new);
-        let ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
+        let all_ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
         let opaque_ports = annotations.get(OPAQUE_PORTS_ANNOTATION).map(|text| {
-            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            let named = tcp(&all_ports).filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
             PortRanges::parse(text, named, problems)
         });
         let cluster_ips = spec.cluster_ips.unwrap_or_default();
@@ -152,15 +155,24 @@ impl Projected for Service {
             deleting: wire.metadata.deletion_timestamp.is_some(),
             cluster_ips: address::unique(cluster_ips.iter().chain(single).filter_map(|text| address::parse(text))),
             opaque_ports,
-            ports,
+            all_ports,
         }
     }
 }
 
 impl Service {
+    /// The ports that proxies can forward to.
+    pub fn tcp_ports(&self) -> impl Iterator<Item = &ServicePort> {
+        tcp(&self.all_ports)
+    }
+
     fn members(&self) -> impl Iterator<Item = &ServiceMember> {
         self.joined.iter().flat_map(|joined| &joined.members)
     }
+}
+
+fn tcp(ports: &[ServicePort]) -> impl Iterator<Item = &ServicePort> {
+    ports.iter().filter(|port| carries_tcp(&port.protocol))
 }
 
 // === impl HintPolicy ===
@@ -252,7 +264,7 @@ mod tests {
     fn a_target_port_of_digits_in_quotes_is_a_name() {
         let service = service(&json!({"ports": [
             {"port": 80, "targetPort": "8080"}, {"port": 81, "targetPort": 8081}, {"port": 82}]}));
-        let targets: Vec<_> = service.ports.into_iter().map(|port| port.target).collect();
+        let targets: Vec<_> = service.all_ports.into_iter().map(|port| port.target).collect();
         assert_eq!(targets, [TargetPort::Name("8080".into()), TargetPort::Number(8081), TargetPort::Number(82)]);
     }
 

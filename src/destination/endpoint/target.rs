@@ -194,7 +194,7 @@ impl Eq for WorkloadTarget {}
 impl WorkloadTarget {
     fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
-        let names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
+        let names = self.workload.tcp_ports().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
         self.opaque.has(port, names) || annotated.contains(port)
     }
 }

@@ -218,7 +218,7 @@ fn of_workload(
 ) -> WeightedAddr {
     let workload = &target.workload;
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
-    let inbound = workload.ports.iter().find(|port| port.name == PROXY_NAME);
+    let inbound = workload.tcp_ports().find(|port| port.name == PROXY_NAME);
     let inbound = inbound.map_or(Some(WORKLOAD_INBOUND_PORT), |port| u16::try_from(port.number).ok());
     let mut labels = BTreeMap::from([("external_workload".to_owned(), workload.key.name.to_string())]);
     if let Some(owner) = &workload.mesh.owner {

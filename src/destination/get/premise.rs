@@ -62,7 +62,7 @@ impl Premise {
 }
 
 fn numbers(services: &[Arc<Service>]) -> Vec<i32> {
-    services.iter().flat_map(|service| &service.ports).map(|it| it.number).collect()
+    services.iter().flat_map(|service| service.tcp_ports()).map(|it| it.number).collect()
 }
 
 impl PartialEq for Premise {

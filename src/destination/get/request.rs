@@ -224,7 +224,7 @@ impl QueryPort {
 }
 
 pub(in crate::destination) fn declares(service: &Service, port: u16) -> bool {
-    service.ports.iter().any(|it| it.number == i32::from(port))
+    service.tcp_ports().any(|it| it.number == i32::from(port))
 }
 
 // === impl GetRefusal ===

@@ -112,7 +112,7 @@ impl ProfileInputs {
     ) -> Result<Self, ProfileRefusal> {
         let service = state.services.get(&target.service);
         if let Some(service) = service {
-            if !service.ports.iter().any(|port| port.number == i32::from(target.port)) {
+            if !service.tcp_ports().any(|port| port.number == i32::from(target.port)) {
                 return Ok(Self::Empty);
             }
             if service.external_name {

@@ -49,7 +49,7 @@ fn nothing_is_written_when_nothing_changed_d1() {
 #[test]
 fn an_unnamed_port_settles_d1b() {
     let mut service = legacy();
-    service.ports = testing::service(&json!({"ports": [{"port": 80}]})).ports;
+    service.all_ports = testing::service(&json!({"ports": [{"port": 80}]})).all_ports;
     assert_eq!(World::new(service, many(0..3)).settle(), writes(1, 0, 0));
 }
 

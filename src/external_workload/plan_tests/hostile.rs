@@ -78,7 +78,7 @@ fn the_comparisons_of_port_sets_grow_with_the_workloads_and_not_with_their_squar
     // Each workload needs a set of ports of its own, and therefore a slice of its own.
     let own = |first: i32| {
         let own = move |number: usize| {
-            edit(&numbered(number), |workload| workload.ports[0].number = first + i32::try_from(number).unwrap())
+            edit(&numbered(number), |workload| workload.all_ports[0].number = first + i32::try_from(number).unwrap())
         };
         (0..400).map(own).collect::<Vec<_>>()
     };

@@ -147,7 +147,7 @@ fn every_endpoint_stays_in_its_slice_when_the_port_of_the_service_changes_d39() 
     let mut world = World::new(legacy(), many(0..250));
     world.settle();
     let before = world.places();
-    world.service.ports[0].name = "two".to_owned();
+    world.service.all_ports[0].name = "two".to_owned();
     assert_eq!(world.settle(), writes(0, 3, 0));
     assert_eq!(world.places(), before);
 }
@@ -157,7 +157,7 @@ fn only_the_workload_whose_port_changed_moves() {
     let mut world = World::new(legacy(), many(0..10));
     world.settle();
     let before = world.places();
-    world.workloads[3] = edit(&world.workloads[3], |workload| workload.ports[0].number = 8080);
+    world.workloads[3] = edit(&world.workloads[3], |workload| workload.all_ports[0].number = 8080);
     assert_eq!(world.settle(), writes(1, 1, 0));
     let moved = world.places().into_iter().filter(|(workload, slice)| before[workload] != *slice).count();
     assert_eq!(moved, 1);
@@ -165,7 +165,8 @@ fn only_the_workload_whose_port_changed_moves() {
 
 #[test]
 fn named_ports_with_five_numbers_make_five_slices() {
-    let workloads = (0..300).map(|i| edit(&numbered(i), |w| w.ports[0].number = 8080 + i32::try_from(i % 5).unwrap()));
+    let workloads =
+        (0..300).map(|i| edit(&numbered(i), |w| w.all_ports[0].number = 8080 + i32::try_from(i % 5).unwrap()));
     let mut world = World::new(legacy(), workloads);
     assert_eq!(world.settle(), writes(5, 0, 0));
     assert_eq!(world.lengths(), [60; 5]);
@@ -176,7 +177,7 @@ fn a_slice_whose_workloads_were_all_removed_is_reused() {
     let mut world = World::new(legacy(), many(0..10));
     world.settle();
     let name = world.only().name().to_owned();
-    world.workloads = (20..25).map(|i| edit(&numbered(i), |w| w.ports[0].number = 8080)).collect();
+    world.workloads = (20..25).map(|i| edit(&numbered(i), |w| w.all_ports[0].number = 8080)).collect();
     assert_eq!(world.settle(), writes(0, 1, 0));
     assert_eq!(world.only().name(), name);
 }

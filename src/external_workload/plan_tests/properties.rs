@@ -100,7 +100,7 @@ impl World {
             }
             Step::Remove { number } => self.workloads.retain(|workload| *workload.key.name != *format!("vm-{number}")),
             Step::Families(bits) => self.service.families = families(*bits),
-            Step::Rename(other) => self.service.ports[0].name = if *other { "two" } else { "one" }.to_owned(),
+            Step::Rename(other) => self.service.all_ports[0].name = if *other { "two" } else { "one" }.to_owned(),
             Step::Label(on) => {
                 self.service.labels = on.then(|| ("foo".to_owned(), "bar".to_owned())).into_iter().collect();
             }

@@ -103,20 +103,20 @@ fn pod_addresses(pod: &Pod) -> Vec<&str> {
     if listed.is_empty() { status.pod_ip.as_deref().into_iter().collect() } else { listed }
 }
 
-/// Matches a host port of any container, for any protocol and bind address.
+/// Matches a TCP host port of any container, for any bind address.
 fn on_host_network(pod: &Pod, address: SocketAddr) -> bool {
     let Some(status) = &pod.status else { return false };
     let listed: Vec<&str> = status.host_ips.iter().flatten().map(|listed| listed.ip.as_str()).collect();
     let hosts = if listed.is_empty() { status.host_ip.as_deref().into_iter().collect() } else { listed };
-    let mut ports = opaque::containers(pod).into_iter().flat_map(|container| container.ports.iter().flatten());
-    ports.any(|port| port.host_port == Some(address.port().into()))
+    opaque::pod_ports(pod).iter().any(|port| port.host == Some(address.port().into()))
         && hosts.into_iter().any(|host| ip(host) == Some(address.ip()))
 }
 
 fn workload_has(workload: &DynamicObject, address: SocketAddr) -> bool {
     let listed = |pointer: &str| workload.data.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
     let number = i64::from(address.port());
-    listed("/spec/ports").any(|port| port.get("port").and_then(Value::as_i64) == Some(number))
+    let mut tcp = listed("/spec/ports").filter(|port| opaque::is_tcp_of_workload(port));
+    tcp.any(|port| port.get("port").and_then(Value::as_i64) == Some(number))
         && listed("/spec/workloadIPs")
             .any(|own| own.get("ip").and_then(Value::as_str).and_then(ip) == Some(address.ip()))
 }
@@ -181,9 +181,9 @@ fn of_pod(
     let is_forwarded = !is_on_host && on_host_network(pod, address);
     // The Pod's proxy receives forwarded connections at the container port, so the lists of both ports apply.
     let mut ports = vec![address.port()];
-    let containers = opaque::containers(pod).into_iter().flat_map(|container| container.ports.iter().flatten());
-    let behind = containers.filter(|port| is_forwarded && port.host_port == Some(address.port().into()));
-    ports.extend(behind.filter_map(|port| u16::try_from(port.container_port).ok()));
+    let containers = opaque::pod_ports(pod);
+    let behind = containers.iter().filter(|port| is_forwarded && port.host == Some(address.port().into()));
+    ports.extend(behind.filter_map(|port| u16::try_from(port.number).ok()));
     let mut rendered = render::of_pod(state, settings, namespace, pod, &ports, with_namespace(labels, namespace));
     // A host port forwards connections to one container port. Nothing forwards the inbound port of the proxy, which is
     // open at this address only if the Pod is in the host's network.

@@ -25,7 +25,7 @@ mod tests;
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Service, ServicePort};
 use kube::api::DynamicObject;
 use linkerd2_proxy_api::{
     destination::{DestinationProfile, RetryBudget},
@@ -136,7 +136,7 @@ fn services_at(state: &ApiState, ip: IpAddr) -> Vec<(&(String, String), &Service
     state.services.iter().filter(has).collect()
 }
 
-/// A request for a port that the Service does not have gets an empty message.
+/// A request for a port that the Service does not have for TCP gets an empty message.
 fn of_service(
     state: &ApiState,
     settings: &Settings,
@@ -145,8 +145,7 @@ fn of_service(
     path: &str,
 ) -> ProfileAnswer {
     let spec = service.spec.as_ref();
-    let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
-    let has_port = ports.any(|port| port.port == i32::from(requested.port));
+    let has_port = tcp_ports(service).any(|port| port.port == i32::from(requested.port));
     let external = spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
     match (has_port, external) {
         (false, _) => ProfileAnswer::Profile(Box::default()),
@@ -210,13 +209,15 @@ fn profile_name(settings: &Settings, requested: Requested<'_>) -> String {
 /// Only the Service's annotation counts, with the names of its ports; without the annotation the default applies.
 fn is_opaque(settings: &Settings, service: Option<&Service>, port: u16) -> bool {
     let annotations = service.and_then(|service| service.metadata.annotations.clone()).unwrap_or_default();
-    let ports = service.and_then(|service| service.spec.as_ref()).and_then(|spec| spec.ports.as_deref());
-    let names: Vec<NamedPort> = ports
-        .unwrap_or_default()
-        .iter()
-        .map(|port| NamedPort { name: port.name.clone().unwrap_or_default(), numbers: vec![port.port] })
-        .collect();
+    let named =
+        |port: &ServicePort| NamedPort { name: port.name.clone().unwrap_or_default(), number: port.port, host: None };
+    let names: Vec<NamedPort> = service.into_iter().flat_map(tcp_ports).map(named).collect();
     opaque::is_listed(&settings.default_opaque_ports, &annotations, &names, port)
+}
+
+fn tcp_ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    ports.filter(|port| opaque::is_tcp(port.protocol.as_deref()))
 }
 
 /// The retry budget if no ServiceProfile sets one.

@@ -85,9 +85,9 @@ fn a_valid_world_has_valid_profiles_and_no_cluster_ips() {
 
 #[test]
 fn requests_use_the_current_cluster_ips() {
-    let world = World::new(1).unwrap();
-    let paths: BTreeSet<String> =
-        cluster_ip_requests(world.objects()).into_iter().map(|request| request.path).collect();
+    let worlds: Vec<World> = (0..5).map(|seed| World::new(seed).unwrap()).collect();
+    let requests = worlds.iter().flat_map(|world| cluster_ip_requests(world.objects()));
+    let paths: BTreeSet<String> = requests.map(|request| request.path).collect();
     assert!(paths.contains("10.96.0.1:80") || paths.contains("10.96.0.2:80"), "{paths:?}");
     assert!(paths.iter().any(|path| path.starts_with("[fd00:10:96::")), "{paths:?}");
 }

@@ -14,7 +14,7 @@ use crate::api::{
 };
 use crate::{
     api::{
-        LONGEST_LABEL, LONGEST_NAME, NamespacedName, Uid,
+        LONGEST_LABEL, LONGEST_NAME, NamespacedName, Uid, carries_tcp,
         endpoint_slice::{Endpoint, SliceObject, TargetRef},
     },
     cluster::{
@@ -30,7 +30,8 @@ use crate::{
 pub struct ReadySlice {
     pub name: Arc<str>,
     pub service: NamespacedName,
-    /// `None` if the slice has no list of ports, which is not the same as an empty one.
+    /// The TCP ports: proxies forward nothing else, and another program may write a slice with one name for two
+    /// protocols. `None` if the slice has no list of ports, which is not the same as an empty one.
     pub ports: Option<Box<[SlicePort]>>,
     pub endpoints: Box<[ReadyEndpoint]>,
     /// The endpoints with a hostname, ready or not, by hostname. The first endpoint with a hostname is used.
@@ -145,7 +146,7 @@ impl ReadySlice {
                 }
                 SlicePort { name: port.name.as_str().into(), number }
             };
-            ports.iter().map(port).collect()
+            ports.iter().filter(|port| carries_tcp(&port.protocol)).map(port).collect()
         });
         let mut instances = HashMap::new();
         for endpoint in &object.endpoints {
@@ -394,6 +395,18 @@ mod tests {
         assert_eq!(ready_slice(&json!({"ports": null})).0.ports, None);
         assert_eq!(ready_slice(&json!({})).0.ports, None);
         assert_eq!(ready_slice(&json!({"ports": []})).0.ports, Some([].into()));
+    }
+
+    #[test]
+    fn the_ports_of_other_protocols_than_tcp_are_left_out_without_a_problem() {
+        for protocol in ["UDP", "SCTP"] {
+            let ports = json!([{"name": "dns", "port": 53, "protocol": protocol}, {"name": "any", "protocol": protocol},
+                {"name": "dns", "port": 54, "protocol": "TCP"}, {"name": "http", "port": 80, "protocol": null}]);
+            let (slice, problems) = ready_slice(&json!({ "ports": ports }));
+            let kept = [("dns", 54), ("http", 80)];
+            let kept = kept.map(|(name, number)| SlicePort { name: name.into(), number: Some(number) });
+            assert_eq!((slice.ports, problems), (Some(kept.into()), 0), "{protocol}");
+        }
     }
 
     #[test]
