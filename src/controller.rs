@@ -32,15 +32,20 @@ use kube::{
 use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::{
     api::NamespacedName,
     cluster::{Cluster, Kind},
+    contain::{Work, contain_future},
     events::Events,
     lease::Leadership,
     queue::WorkQueue,
 };
+
+/// When an object whose reconcile panicked is reconciled again, unless it changes before. A retry at the same state most
+/// likely panics again.
+const PANIC_RETRY: Duration = Duration::from_secs(60);
 
 /// The dependencies of every controller.
 pub struct ControllerDeps {
@@ -150,13 +155,22 @@ async fn reconcile<R: Reconciler>(
     let key = NamespacedName::of(&object.metadata);
     let queue = &reconciler.gate().queue;
     let _work = queue.start(&key);
-    match reconciler.reconcile(&key).await {
-        Ok(NextReconcile::OnChange) => {}
-        Ok(NextReconcile::After(delay)) => queue.add_after(&key, delay),
-        Err(error) => {
-            queue.count_retry();
-            queue.add_after(&key, reconciler.failed(&key, &error));
+    let reconciled = async { reconciler.reconcile(&key).await.map_err(|error| reconciler.failed(&key, &error)) };
+    let retry_after = match contain_future(Work::Reconciling, reconciled).await {
+        Ok(Ok(NextReconcile::OnChange)) => None,
+        Ok(Ok(NextReconcile::After(delay))) => {
+            queue.add_after(&key, delay);
+            None
         }
+        Ok(Err(delay)) => Some(delay),
+        Err(panicked) => {
+            error!(kind = %R::Object::kind(&()), object = %key, %panicked, "could not reconcile an object, retrying");
+            Some(PANIC_RETRY)
+        }
+    };
+    if let Some(delay) = retry_after {
+        queue.count_retry();
+        queue.add_after(&key, delay);
     }
     Ok(Action::await_change())
 }
@@ -266,6 +280,7 @@ mod tests {
     struct Recorder {
         gate: LeaderGate,
         reconciled: Mutex<Vec<NamespacedName>>,
+        panics_at: Option<NamespacedName>,
     }
 
     impl Reconciler for Recorder {
@@ -278,6 +293,7 @@ mod tests {
 
         async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, Infallible> {
             self.reconciled.lock().push(key.clone());
+            assert!(self.panics_at != Some(key.clone()), "out of ink");
             sleep(Duration::from_millis(10)).await;
             self.gate.queue.add((0..CHANGING).map(key_of));
             Ok(NextReconcile::OnChange)
@@ -294,8 +310,11 @@ mod tests {
         NamespacedName::new("ns", format!("object-{number}"))
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn every_object_is_reconciled_once_before_those_that_change_all_the_time_are_reconciled_again() {
+    /// Runs a controller of a hundred objects until `is_enough`. Returns the reconciles.
+    async fn reconciles_until(
+        panics_at: Option<NamespacedName>,
+        is_enough: impl Fn(&[NamespacedName]) -> bool,
+    ) -> Vec<NamespacedName> {
         let queue = WorkQueue::new("test", &Registry::new()).unwrap();
         let names = ObjectNames::default();
         (0..OBJECTS).for_each(|number| names.update(&key_of(number), None, Some("uid")));
@@ -306,20 +325,39 @@ mod tests {
             leadership: Leadership::for_test(),
             confirmed_term: AtomicU64::new(0),
         };
-        let recorder = Arc::new(Recorder { gate, reconciled: Mutex::default() });
+        let recorder = Arc::new(Recorder { gate, reconciled: Mutex::default(), panics_at });
         let stop = CancellationToken::new();
         let controller = tokio::spawn(run(Arc::clone(&recorder), names.store(), CONCURRENCY, stop.clone()));
         let enough = async {
-            while recorder.reconciled.lock().len() < 2 * OBJECTS {
+            while !is_enough(&recorder.reconciled.lock()) {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), enough).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(100), enough).await.unwrap();
         stop.cancel();
         controller.await.unwrap();
+        std::mem::take(&mut *recorder.reconciled.lock())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reconcile_that_panics_is_retried_after_a_minute_and_the_others_go_on() {
+        let bad = key_of(OBJECTS - 1);
+        // Looked at every 10 ms, in which each of the reconciles at a time ends once.
+        let is_again = |reconciled: &[NamespacedName]| {
+            reconciled.len() > 5 * OBJECTS && reconciled.iter().rev().take(OBJECTS).any(|key| *key == bad)
+        };
+        let begun = tokio::time::Instant::now();
+        let reconciled = reconciles_until(Some(bad.clone()), is_again).await;
+        assert!(begun.elapsed() >= Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert!((0..OBJECTS).all(|number| reconciled.contains(&key_of(number))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_object_is_reconciled_once_before_those_that_change_all_the_time_are_reconciled_again() {
+        let reconciled = reconciles_until(None, |reconciled| reconciled.len() >= 2 * OBJECTS).await;
         // The Controller has up to `CONCURRENCY` objects, and reconciles them in any order.
         let first = OBJECTS + usize::from(CONCURRENCY);
-        let first: BTreeSet<_> = recorder.reconciled.lock().iter().take(first).cloned().collect();
+        let first: BTreeSet<_> = reconciled.iter().take(first).cloned().collect();
         assert_eq!(first, (0..OBJECTS).map(key_of).collect());
     }
 }

@@ -26,6 +26,7 @@ mod charts_tests;
 pub mod cli;
 pub mod client;
 pub mod cluster;
+pub mod contain;
 pub mod controller;
 pub mod dashboard;
 pub mod destination;

@@ -4,8 +4,9 @@
 //! of an endpoint or profile view carry the names of its Service, and exist only while a stream follows the view; the
 //! series of a LinkerdConfig carry its name, and are removed with the resource.
 
+use parking_lot::Mutex;
 use prometheus::{
-    Encoder, IntGauge, Registry, TextEncoder,
+    Encoder, IntCounter, IntGauge, Registry, TextEncoder,
     core::{Collector, Desc},
     proto::MetricFamily,
     register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
@@ -13,6 +14,7 @@ use prometheus::{
 use tokio::runtime::Handle;
 
 use crate::{
+    contain,
     memory::{self, MemoryBudget},
     version,
 };
@@ -58,10 +60,14 @@ pub fn register_memory_limit(registry: &Registry, limit: u64) -> prometheus::Res
     Ok(())
 }
 
-/// Reads the number of tasks and the allocated memory at each scrape: a number that grows without limit is a leak.
+/// Reads the number of tasks, the allocated memory and the number of panics at each scrape. A number of tasks or bytes that
+/// grows without limit is a leak.
 struct RuntimeCollector {
     tasks: IntGauge,
     allocated: IntGauge,
+    panics: IntCounter,
+    /// Locked while `panics` is brought up to date, because two scrapes may happen at the same time.
+    counting: Mutex<()>,
 }
 
 impl RuntimeCollector {
@@ -72,20 +78,28 @@ impl RuntimeCollector {
                 "linkerd_operator_memory_allocated_bytes",
                 "Bytes that the process has allocated and not freed",
             )?,
+            panics: IntCounter::new(
+                "linkerd_operator_contained_panics_total",
+                "Panics that ended only the work on one object or one client",
+            )?,
+            counting: Mutex::default(),
         })
     }
 }
 
 impl Collector for RuntimeCollector {
     fn desc(&self) -> Vec<&Desc> {
-        [self.tasks.desc(), self.allocated.desc()].concat()
+        [self.tasks.desc(), self.allocated.desc(), self.panics.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         let tasks = Handle::try_current().map_or(0, |handle| handle.metrics().num_alive_tasks());
         self.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
         self.allocated.set(i64::try_from(memory::allocated()).unwrap_or(i64::MAX));
-        [self.tasks.collect(), self.allocated.collect()].concat()
+        let counting = self.counting.lock();
+        self.panics.inc_by(contain::contained().saturating_sub(self.panics.get()));
+        drop(counting);
+        [self.tasks.collect(), self.allocated.collect(), self.panics.collect()].concat()
     }
 }
 

@@ -301,7 +301,9 @@ impl RpcObserver {
 impl Drop for RpcObserver {
     fn drop(&mut self) {
         let metrics = self.metrics.method(self.method);
-        metrics.handled.with_label_values(&[code_name(self.code)]).inc();
+        // A call that panics is dropped before it has a status.
+        let code = if std::thread::panicking() { Code::Internal } else { self.code };
+        metrics.handled.with_label_values(&[code_name(code)]).inc();
         metrics.handling.observe(seconds(self.started.elapsed()));
     }
 }

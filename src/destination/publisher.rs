@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tracing::error;
 
 use super::{
     get::views::EndpointsPass,
@@ -20,7 +21,10 @@ use super::{
     registry::View,
     views::Views,
 };
-use crate::api::NamespacedName;
+use crate::{
+    api::NamespacedName,
+    contain::{Work, contain},
+};
 
 #[derive(Default)]
 pub(super) struct Rotation {
@@ -193,7 +197,12 @@ impl GroupWork {
             self.members = Some((GroupMembers::of(cluster.as_ref()?, group), received));
         }
         let (members, received) = self.members.as_mut()?;
-        if let Some(step) = cluster.as_ref().and_then(|cluster| members.next_step(cluster)) {
+        let step = cluster.as_ref().map(|cluster| contain(Work::Publishing, || members.next_step(cluster)));
+        let step = step.transpose().unwrap_or_else(|panicked| {
+            error!(?group, %panicked, "could not look up the endpoints of some objects, so their change is lost");
+            None
+        });
+        if let Some(step) = step.flatten() {
             let of_cluster = |key: DirtyKey| match remote {
                 Some(remote) => key.of_cluster(remote),
                 None => Some(key),
@@ -220,6 +229,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::{Kind, Observer, testing::Feed},
+        contain,
         destination::{
             DestinationObserver, authority::ServiceAuthority, get::request::GetRequest, metrics::DiscoveryMetrics,
             testing::settings,
@@ -302,6 +312,52 @@ mod tests {
             rig.turn();
         }
         assert_eq!(rig.published(), 51);
+    }
+
+    #[test]
+    fn a_view_that_cannot_be_published_is_reset_and_the_others_are_published() {
+        use crate::destination::stream::{EndReason, Updates};
+
+        let mut rig = Rig::new(&[("web", 3)]);
+        let mut streams: Vec<_> = (1..=3).map(|port| rig.subscribe("web", port)).collect();
+        streams.iter_mut().for_each(|stream| _ = stream.refresh());
+        rig.change("web", 2, 3);
+        // The first turn begins the pass, and publishes a view.
+        rig.turn();
+        contain::testing::panic_in_next(Work::Publishing);
+        while !rig.rotation.is_empty() {
+            rig.turn();
+        }
+        let ends: Vec<_> = streams.iter_mut().map(Updates::refresh).collect();
+        assert_eq!(ends.iter().filter(|end| **end == Some(EndReason::Panicked)).count(), 1, "{ends:?}");
+        assert_eq!(ends.iter().filter(|end| end.is_none()).count(), 2, "{ends:?}");
+        assert_eq!(rig.published(), 2);
+        // The client reconnects while its first stream is still there.
+        let port = 1 + ends.iter().position(Option::is_some).unwrap();
+        let mut again = rig.subscribe("web", port);
+        assert_eq!(again.refresh(), None);
+        drop(streams);
+        rig.change("web", 3, 3);
+        while rig.published() < 3 {
+            rig.turn();
+        }
+        assert_eq!((again.refresh(), again.next().is_some()), (None, true), "its view is still found");
+    }
+
+    #[test]
+    fn all_views_of_a_service_whose_endpoints_cannot_be_looked_up_are_reset() {
+        use crate::destination::stream::{EndReason, Updates};
+
+        let mut rig = Rig::new(&[("bad", 2), ("good", 1)]);
+        let mut bad = [rig.subscribe("bad", 1), rig.subscribe("bad", 2)];
+        let mut good = rig.subscribe("good", 1);
+        rig.change("bad", 2, 2);
+        contain::testing::panic_in_next(Work::Publishing);
+        rig.turn();
+        rig.change("good", 2, 1);
+        rig.turn();
+        assert_eq!(bad.each_mut().map(|stream| stream.refresh()), [Some(EndReason::Panicked); 2]);
+        assert_eq!((good.refresh(), rig.published()), (None, 1));
     }
 
     #[test]

@@ -118,6 +118,16 @@ impl<K: ViewKind> Registry<K> {
     }
 }
 
+// === impl Views ===
+
+impl Views {
+    /// Ends the streams of a view whose content cannot be computed. Their clients reconnect, to another view.
+    pub(super) fn reset<K: ViewKind>(&self, view: &Arc<View<K>>) {
+        K::registry(self).index().remove(view);
+        view.end(EndReason::Panicked);
+    }
+}
+
 // === impl View ===
 
 impl<K: ViewKind> View<K> {

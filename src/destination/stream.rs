@@ -79,6 +79,8 @@ pub(super) enum EndReason {
     Stalled,
     /// The client accepted no data while the server needed memory.
     Memory,
+    /// The content of the stream could not be computed.
+    Panicked,
 }
 
 /// The body of a streaming response. A hundred thousand of them may exist, so every field matters for memory.

@@ -12,6 +12,7 @@ use super::configuration::Configuration;
 use crate::{
     api::KUBE_SYSTEM,
     cluster::index::{label_selector::LabelSelector, selector::Labels},
+    contain::{Work, contain},
 };
 
 /// The texts of one revision.
@@ -35,6 +36,9 @@ pub(super) struct CanaryConfiguration {
 impl CanaryConfiguration {
     /// Reads these texts. Without texts there is no canary.
     pub(super) fn new(texts: Option<CanaryTexts>) -> Self {
+        let read = |texts: &CanaryTexts| {
+            contain(Work::Configuring, || read(texts)).unwrap_or_else(|panicked| Err(panicked.to_string()))
+        };
         let (in_use, problem) = match texts.as_ref().map(read) {
             None => {
                 info!("the proxy injector uses one configuration for all namespaces");

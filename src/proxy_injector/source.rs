@@ -22,6 +22,7 @@ use super::{
 use crate::{
     api::{CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
     cluster::{Cluster, Kind, State, index::selector::Labels, kinds::config_map::ConfigMap},
+    contain::{Work, contain},
 };
 
 /// How often the files are read. The kubelet needs about a minute to write them.
@@ -144,7 +145,8 @@ impl CurrentConfiguration {
             return;
         }
         let read = texts.as_ref().map_err(String::clone).and_then(|texts| {
-            let read = Configuration::read(&texts.values, &texts.trust_anchors);
+            let read = || Configuration::read(&texts.values, &texts.trust_anchors).map_err(|reason| reason.to_string());
+            let read = contain(Work::Configuring, read).unwrap_or_else(|panicked| Err(panicked.to_string()));
             read.map_err(|reason| format!("the configuration of the proxy injector is refused: {reason}"))
         });
         let problem = match read {
@@ -165,6 +167,7 @@ impl CurrentConfiguration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contain;
 
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
@@ -191,7 +194,11 @@ mod tests {
             assert!(current.problem().unwrap().contains(why), "{:?}", current.problem());
             assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
         }
+        contain::testing::panic_in_next(Work::Configuring);
         current.offer(texts(INSTALLED, "others"));
+        assert!(current.problem().unwrap().contains("refused: it panicked"), "{:?}", current.problem());
+        assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
+        current.offer(texts(INSTALLED, "more"));
         assert_eq!(current.problem(), None);
         assert_ne!(current.get().unwrap().trust_anchors_hash, first.trust_anchors_hash);
     }

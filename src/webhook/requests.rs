@@ -5,9 +5,8 @@
 //! body and the handler have deadlines; the handler is called with a complete body that is not empty; a panic of the
 //! handler is an answer.
 
-use std::{error::Error, panic::AssertUnwindSafe, pin::pin, sync::Arc};
+use std::{error::Error, pin::pin, sync::Arc};
 
-use futures::FutureExt;
 use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
@@ -22,6 +21,7 @@ use super::{
     connections::{OpenConnection, RECHECK},
     server::{Handler, Limits},
 };
+use crate::contain::{Work, contain_future};
 
 /// The unit of the memory of bodies.
 const KIB: usize = 1024;
@@ -95,11 +95,11 @@ impl Requests {
     async fn handle(&self, path: String, body: Bytes) -> Response<Full<Bytes>> {
         let handler = Arc::clone(&self.handler);
         let log_path = path.clone();
-        let answer = AssertUnwindSafe(async move { handler.answer(path, body).await }).catch_unwind();
+        let answer = contain_future(Work::Reviewing, async move { handler.answer(path, body).await });
         match timeout(self.limits.handler, answer).await {
             Ok(Ok(response)) => response,
-            Ok(Err(_)) => {
-                error!(path = log_path, "the webhook handler panicked; please report this with the panic message");
+            Ok(Err(panicked)) => {
+                error!(path = log_path, %panicked, "a webhook request could not be answered");
                 text(StatusCode::INTERNAL_SERVER_ERROR, "the handler panicked")
             }
             Err(_) => {

@@ -39,6 +39,7 @@ use super::{
 };
 use crate::{
     api::{FIELD_MANAGER, MANAGED_CERTIFICATE_LABEL, NamespacedName},
+    contain::{Panicked, Work, contain_future},
     events::{Events, Notice, Reason, object_reference},
     lease::{Fence, Leadership},
     retry::{backoff, jittered},
@@ -87,6 +88,8 @@ struct LeaderMemory {
 enum PassError {
     #[error("could not read {0}: {1}")]
     Read(&'static str, String),
+    #[error("could not make a step: {0}")]
+    Panicked(Panicked),
     #[error("could not issue a certificate: {0:#}")]
     Issue(anyhow::Error),
     #[error("could not write {0}: {1}")]
@@ -143,7 +146,8 @@ impl CertificateController {
     async fn lead(&self, changed: &Notify, stop: &CancellationToken) {
         let mut memory = LeaderMemory::default();
         loop {
-            let wait = match self.pass(&mut memory).await {
+            let passed = contain_future(Work::Certifying, self.pass(&mut memory)).await;
+            let wait = match passed.unwrap_or_else(|panicked| Err(PassError::Panicked(panicked))) {
                 Ok(wait) => {
                     (memory.failures, memory.problem) = (0, None);
                     wait

@@ -17,7 +17,12 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::secret::{LEAF, LEAF_KEY, value};
-use crate::{api::NamespacedName, retry::backoff, webhook::ServingCertificate};
+use crate::{
+    api::NamespacedName,
+    contain::{Work, contain},
+    retry::backoff,
+    webhook::ServingCertificate,
+};
 
 /// The timeout of a watch in seconds, after which it is resumed.
 const WATCH_SECONDS: u32 = 60;
@@ -113,7 +118,8 @@ impl FollowedSecret {
         if leaf.is_empty() {
             return self.lacks(format!("it has no {LEAF} yet"));
         }
-        match self.0.certificate.offer(leaf, key) {
+        let offered = contain(Work::Certifying, || self.0.certificate.offer(leaf, key));
+        match offered.unwrap_or_else(|panicked| Err(anyhow::anyhow!("{panicked}"))) {
             Ok(is_new) => {
                 self.0.problems.lock().content = None;
                 if is_new {
@@ -156,5 +162,25 @@ where
         }
         sleep(backoff(failures, Duration::from_millis(200), Duration::from_secs(10))).await;
         failures = failures.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::contain;
+
+    #[test]
+    fn a_secret_that_causes_a_panic_is_a_problem_and_a_later_one_is_read() {
+        let followed = FollowedSecret::new(NamespacedName::new("ns", "pair"), Arc::default());
+        let secret: Secret = serde_json::from_value(json!({"data": {"tls.crt": "eA==", "tls.key": "eA=="}})).unwrap();
+        contain::testing::panic_in_next(Work::Certifying);
+        followed.use_pair(&secret);
+        let problem = || followed.problem().unwrap();
+        assert!(problem().contains("Secret ns/pair: it panicked"), "{}", problem());
+        followed.use_pair(&secret);
+        assert!(!problem().contains("panicked"), "{}", problem());
     }
 }

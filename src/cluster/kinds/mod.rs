@@ -117,6 +117,15 @@ macro_rules! watched_kinds {
             $($kind(Diff<$projection>),)+
         }
 
+        impl Change {
+            /// The object that changed.
+            pub(in crate::cluster) fn key(&self) -> NamespacedName {
+                match self {
+                    $(Self::$kind(diff) => diff.latest().key(),)+
+                }
+            }
+        }
+
         $(impl Watched for $projection {
             const KIND: Kind = Kind::$kind;
 

@@ -3,17 +3,18 @@
 //! In: the JSON of an object of a watched kind, with content that tenants control. Out: the object, or its metadata and
 //! the reason why the object cannot be read. An invalid object does not fail its list or watch.
 
-use std::{borrow::Cow, panic, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, core::DynamicResourceScope};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::{api::lean_metadata, cluster::Problems};
-
-/// The error of an object that caused a panic.
-pub(in crate::cluster) const PANICKED: &str = "reading the object caused a panic";
+use crate::{
+    api::lean_metadata,
+    cluster::Problems,
+    contain::{Work, contain},
+};
 
 /// An object as the watch delivered it.
 ///
@@ -30,12 +31,12 @@ pub(crate) enum Guarded<T> {
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let parsed = panic::catch_unwind(|| serde_json::from_str::<T>(text.get()));
+        let parsed = contain(Work::Reading, || serde_json::from_str::<T>(text.get()));
         let error: Arc<str> = match parsed {
             Ok(Ok(object)) => return Ok(Self::Valid(object)),
             // The error quotes the unexpected value, which can be long.
             Ok(Err(error)) => Problems::shortened(error.to_string()).into(),
-            Err(_) => PANICKED.into(),
+            Err(panicked) => panicked.to_string().into(),
         };
         #[derive(Deserialize)]
         struct OnlyMetadata {

@@ -16,7 +16,6 @@ use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
     ops::{Deref, DerefMut},
-    panic::{self, AssertUnwindSafe},
     sync::Arc,
     time::Duration,
 };
@@ -32,7 +31,7 @@ use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, error};
 
 use super::{
     Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, index::shared_values::SharedValues,
@@ -40,11 +39,12 @@ use super::{
 };
 use crate::{
     api::{NamespacedName, last_update},
+    contain::{Work, contain},
     memory::MemoryBudget,
     retry::backoff,
     tasks::Tasks,
 };
-use guarded::{Guarded, PANICKED};
+use guarded::Guarded;
 use list_transport::ListTransport;
 pub(super) use metrics::register_cluster;
 pub use metrics::{FAILURE_CLASSES, WatchMetrics};
@@ -323,7 +323,17 @@ impl WatchContext {
     fn notify(&self, state: StateChange<'_>, changes: &[Change], received: Instant) {
         if !changes.is_empty() {
             for observer in self.observers.iter() {
-                observer.changed(&state, changes, received);
+                let changed =
+                    |changes: &[Change]| contain(Work::Observing, || observer.changed(&state, changes, received));
+                if changed(changes).is_ok() {
+                    continue;
+                }
+                // One by one, so that only the changes that cause a panic are lost.
+                for change in changes {
+                    if let Err(panicked) = changed(std::slice::from_ref(change)) {
+                        error!(resource = state.kind.resource(), object = %change.key(), %panicked, "a change is lost");
+                    }
+                }
             }
         }
         drop(state);
@@ -336,14 +346,17 @@ impl WatchContext {
         let mut problems = Problems::default();
         let projected = match object {
             Guarded::Valid(wire) => {
-                let project = AssertUnwindSafe(|| T::project(wire, &mut problems));
-                panic::catch_unwind(project).map_err(|_| PANICKED.into())
+                let project = contain(Work::Reading, || {
+                    let mut projected = T::project(wire, &mut problems);
+                    projected.share(&mut memory.shared);
+                    projected
+                });
+                project.map_err(|panicked| panicked.to_string().into())
             }
             Guarded::Invalid { error, .. } => Err(error),
         };
         match projected {
-            Ok(mut projected) => {
-                projected.share(&mut memory.shared);
+            Ok(projected) => {
                 if memory.is_new_problem(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);

@@ -10,7 +10,12 @@ use tower::Layer;
 
 use super::{status::ABSENCE_CONFIRMED, *};
 use crate::{
-    cluster::kinds::{endpoint_slice::Slice, pod::PodObject, server::Server},
+    cluster::kinds::{
+        endpoint_slice::Slice,
+        pod::{Pod, PodObject},
+        server::Server,
+    },
+    contain,
     response_limit::ResponseLimitLayer,
 };
 
@@ -295,6 +300,61 @@ fn an_object_that_causes_a_panic_is_counted_as_undecodable() {
     let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
     assert!(context.project::<Bomb>(Kind::Pod, object, &mut WatchMemory::default()).is_none());
     assert_eq!(context.metrics.undecodable.with_label_values(&["pods"]).get(), 1);
+}
+
+/// Panics at a change of one Pod, and notes the names of the others.
+#[derive(Default)]
+struct Fragile(parking_lot::Mutex<Vec<String>>);
+
+impl Observer for Fragile {
+    fn kinds(&self) -> &'static [Kind] {
+        &[Kind::Pod]
+    }
+
+    fn blocks_readiness(&self) -> bool {
+        false
+    }
+
+    fn changed(&self, _: &State, changes: &[Change], _: Instant) {
+        let names: Vec<String> = changes.iter().map(|change| change.key().name.to_string()).collect();
+        assert!(!names.contains(&"bad".to_owned()));
+        self.0.lock().extend(names);
+    }
+}
+
+#[test]
+fn a_panic_of_an_observer_costs_one_change_and_no_other_observer() {
+    let (fragile, other) = (Arc::new(Fragile::default()), Arc::new(Fragile::default()));
+    let observers: [Arc<dyn Observer>; 2] = [Arc::clone(&fragile) as _, Arc::clone(&other) as _];
+    let context = WatchContext { observers: Arc::new(observers), ..context() };
+    let (mut relist, mut memory) = (Relist::<Pod>::default(), WatchMemory::default());
+    let pod = |name: &str| from_value(json!({"metadata": {"name": name, "namespace": "ns"}})).unwrap();
+    let listed = ["a", "bad", "b"].map(|name| Event::InitApply(pod(name)));
+    for event in [Event::Init].into_iter().chain(listed).chain([Event::InitDone, Event::Apply(pod("c"))]) {
+        context.apply::<Pod>(event, &mut relist, &mut memory);
+    }
+    for observer in [fragile, other] {
+        assert_eq!(*observer.0.lock(), ["a", "b", "c"]);
+    }
+    assert_eq!(context.state.read().pods.len(), 4, "the state has all objects");
+}
+
+#[test]
+fn an_object_that_causes_a_panic_is_left_out_and_the_watch_goes_on() {
+    let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), WatchMemory::default());
+    context.apply::<Slice>(Event::Init, &mut relist, &mut memory);
+    for name in ["a", "bad", "b"] {
+        let object = slice(name, "1", &["10.0.0.1"]);
+        if name == "bad" {
+            contain::testing::panic_in_next(Work::Reading);
+        }
+        context.apply::<Slice>(Event::InitApply(object), &mut relist, &mut memory);
+    }
+    context.apply::<Slice>(Event::InitDone, &mut relist, &mut memory);
+    let has = |name: &str| context.state.read().slices.find("ns", name).is_some();
+    assert_eq!(["a", "bad", "b"].map(has), [true, false, true]);
+    context.apply::<Slice>(Event::Apply(slice("bad", "2", &["10.0.0.1"])), &mut relist, &mut memory);
+    assert!(has("bad"), "a later version is read again");
 }
 
 fn slice(name: &str, version: &str, addresses: &[&str]) -> Guarded<<Slice as Projected>::Wire> {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tracing::error;
 
 use super::{
     endpoint_set::EndpointSet,
@@ -21,6 +22,7 @@ use super::{
 use crate::{
     api::NamespacedName,
     cluster::kinds::{node::Zone, service::Service},
+    contain::{Work, contain},
     destination::{
         multicluster::remote::RemoteNamespace,
         registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
@@ -132,7 +134,10 @@ impl ViewIndex<ServiceEndpoints> for EndpointsIndex {
         let ViewKey { service, query, location } = &view.key;
         let Some(ports) = self.services.get_mut(service) else { return };
         let Some(views) = ports.get_mut(query) else { return };
-        views.by_location.remove(location);
+        // A view that was reset is not in the index any more, and another view may have replaced it.
+        if views.by_location.get(location).is_some_and(|known| Arc::ptr_eq(known, view)) {
+            views.by_location.remove(location);
+        }
         if views.by_location.is_empty() {
             ports.remove(query);
         }
@@ -263,7 +268,14 @@ impl Views {
             return None;
         }
         self.metrics.applied(received);
-        Some(EndpointsPass { members: self.members(service), views, received })
+        match contain(Work::Publishing, || self.members(service)) {
+            Ok(members) => Some(EndpointsPass { members, views, received }),
+            Err(panicked) => {
+                error!(%service, %panicked, "could not look up endpoints, so the streams of their clients are reset");
+                views.iter().for_each(|view| self.reset(view));
+                None
+            }
+        }
     }
 
     /// Makes the streams of a zone resolve their requests again, because a node has left the zone.
@@ -289,9 +301,18 @@ impl EndpointsPass {
     pub(in crate::destination) fn publish_next(&mut self, views: &Views) -> bool {
         let Some(view) = self.views.pop() else { return false };
         let siblings = views.siblings(&view);
-        if view.publish(&mut view.generation.lock(), &self.members, &views.settings, &siblings, self.received) {
-            views.metrics.published.inc();
-            views.metrics.encoded(self.received);
+        let publish =
+            || view.publish(&mut view.generation.lock(), &self.members, &views.settings, &siblings, self.received);
+        match contain(Work::Publishing, publish) {
+            Ok(true) => {
+                views.metrics.published.inc();
+                views.metrics.encoded(self.received);
+            }
+            Ok(false) => {}
+            Err(panicked) => {
+                error!(service = %view.key.service, %panicked, "could not publish endpoints, so their streams are reset");
+                views.reset(&view);
+            }
         }
         true
     }
@@ -333,7 +354,6 @@ impl View<ServiceEndpoints> {
             });
             return false;
         }
-        *generation = Some(members.generation);
         let before = Arc::clone(&self.sender.borrow().content.snapshot);
         let ViewKey { query, location, .. } = &self.key;
         let labels = members.labels(query.with_clusters).common.clone();
@@ -342,6 +362,8 @@ impl View<ServiceEndpoints> {
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
         let premise = Premise::of(&self.key, members).map(Arc::new);
+        // From here on, nothing panics: a view with this generation has its content.
+        *generation = Some(members.generation);
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
             // A stream that has to move, but found its Service deleted, waits for another Service or for none. If the

@@ -36,7 +36,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, error};
 
 use super::{
     budget::Budget,
@@ -46,7 +46,10 @@ use super::{
     transport::Transport,
     wake_time::WakeTime,
 };
-use crate::destination::settings::DestinationLimits;
+use crate::{
+    contain::{Panicked, Work, contain},
+    destination::settings::DestinationLimits,
+};
 
 /// The maximum size of a request's headers, counted with 32 extra bytes for each field. Proxies send some hundred
 /// bytes. For many small fields, h2 allocates many times their size.
@@ -278,19 +281,39 @@ async fn run<B: ResponseBody>(
 ) -> StreamEnd {
     let answered = poll_fn(|cx| match respond.poll_reset(cx) {
         Poll::Ready(_) => Poll::Ready(Err(StreamClosed)),
-        Poll::Pending => response.as_mut().poll(cx).map(Ok),
+        Poll::Pending => poll_contained(Work::Answering, || response.as_mut().poll(cx)).map(Ok),
     });
     let answered = answered.await;
     drop(response);
     budget.may_send_now().await;
-    let sent = match answered.and_then(|response| send_headers(response, respond, &budget)) {
-        Ok(Some((body, stream))) => send_body(body, stream, &progress, &budget).await,
-        Ok(None) => Ok(()),
+    let sent = match answered {
+        Ok(Ok(response)) => match send_headers(response, respond, &budget) {
+            Ok(Some((body, stream))) => send_body(body, stream, &progress, &budget).await,
+            Ok(None) => Ok(()),
+            Err(closed) => Err(closed),
+        },
+        // The client is not at fault, so this does not count as a stream that was reset.
+        Ok(Err(_)) => {
+            respond.send_reset(Reason::INTERNAL_ERROR);
+            Ok(())
+        }
         Err(closed) => Err(closed),
     };
     match sent {
         Err(StreamClosed) if since.elapsed() < EARLY_RESET => StreamEnd::ResetEarly,
         _ => StreamEnd::Otherwise,
+    }
+}
+
+/// Polls a future that reads what a client or a tenant wrote. If it panics, only its stream ends: the connection has
+/// streams of many clients.
+fn poll_contained<T>(kind: Work, poll: impl FnOnce() -> Poll<T>) -> Poll<Result<T, Panicked>> {
+    match contain(kind, poll) {
+        Ok(polled) => polled.map(Ok),
+        Err(panicked) => {
+            error!(%panicked, "a discovery stream is reset");
+            Poll::Ready(Err(panicked))
+        }
     }
 }
 
@@ -319,11 +342,15 @@ async fn send_body<B: ResponseBody>(
     loop {
         let frame = {
             let mut next = pin!(body.next());
-            poll_fn(|cx| match next.as_mut().poll(cx) {
+            poll_fn(|cx| match poll_contained(Work::Streaming, || next.as_mut().poll(cx)) {
                 Poll::Ready(frame) => Poll::Ready(Ok(frame)),
                 Poll::Pending => stream.poll_reset(cx).map(|_| Err(StreamClosed)),
             })
             .await?
+        };
+        let Ok(frame) = frame else {
+            stream.send_reset(Reason::INTERNAL_ERROR);
+            return Ok(());
         };
         match frame {
             Some(BodyFrame::Data(data)) => send_data(data, &mut stream, progress, budget).await?,

@@ -10,6 +10,7 @@ use h2::client::SendRequest;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::contain;
 
 /// Sends a number of small frames, and then ends or stays open forever.
 struct Words {
@@ -123,6 +124,41 @@ async fn a_stream_is_polled_once_to_send_a_frame_and_once_to_wait_for_the_next()
         }
         assert_eq!(polls.load(Ordering::Relaxed) - before, 2 * STREAMS, "change {number}");
     }
+}
+
+/// Sends one small frame, and then panics.
+struct Broken(bool);
+
+impl ResponseBody for Broken {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    async fn next(&mut self) -> Option<BodyFrame> {
+        assert!(!std::mem::replace(&mut self.0, true), "out of ink");
+        Some(BodyFrame::Data(Bytes::from_static(b"word")))
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_panics_is_reset_and_the_connection_goes_on() {
+    let (requests, _served) = answered_with(|| Broken(false)).await;
+    // More than a client may reset.
+    for _ in 0..2_000 {
+        // The reset may overtake the frame.
+        let streamed = async { read(open_stream(&requests).await?, 2).await };
+        assert_eq!(streamed.await.unwrap_err().reason(), Some(Reason::INTERNAL_ERROR));
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_panics_is_reset_and_the_connection_goes_on() {
+    // The tasks of a test share its thread.
+    let (requests, _served) = connection(1, true).await;
+    contain::testing::panic_in_next(Work::Answering);
+    let error = open_stream(&requests).await.err().unwrap();
+    assert_eq!(error.reason(), Some(Reason::INTERNAL_ERROR));
+    read(open_stream(&requests).await.unwrap(), 2).await.unwrap();
 }
 
 /// With the default windows of h2 a client accepts little more than a hundred unread small frames.

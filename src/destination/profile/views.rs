@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tracing::error;
 
 use super::{
     encoded::EncodedProfile,
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
+    contain::{Work, contain},
     destination::{
         observer::Batch,
         registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
@@ -165,8 +167,9 @@ impl View<Profiles> {
                 self.end(EndReason::Rerouted);
             }
         })?;
-        *generation = Some(of_state.into());
         let profile = EncodedProfile::of(&inputs, &views.settings);
+        // From here on, nothing panics: a view with this generation has its content.
+        *generation = Some(of_state.into());
         Ok(self.sender.send_if_modified(|published| {
             let changed = published.content.as_ref().is_none_or(|known| known.profile != profile);
             if changed {
@@ -244,17 +247,25 @@ impl Views {
 
     /// Publishes a view if its profile has changed.
     pub(in crate::destination) fn publish_profile(&self, view: &Arc<View<Profiles>>, received: Instant) {
-        let mut generation = view.generation.lock();
-        // A view without a profile is skipped, because its first client is about to publish it.
-        if generation.is_none()
-            || view.has_ended()
-            || !matches!(view.publish(&mut generation, self, received), Ok(true))
-        {
-            return;
+        let publish = || {
+            let mut generation = view.generation.lock();
+            // A view without a profile is skipped, because its first client is about to publish it.
+            generation.is_some()
+                && !view.has_ended()
+                && matches!(view.publish(&mut generation, self, received), Ok(true))
+        };
+        match contain(Work::Publishing, publish) {
+            Ok(true) => {
+                self.metrics.published.inc();
+                self.metrics.encoded(received);
+                self.count_endpoint_profile(view);
+            }
+            Ok(false) => {}
+            Err(panicked) => {
+                error!(view = ?view.key, %panicked, "could not publish a profile, so its streams are reset");
+                self.reset(view);
+            }
         }
-        self.metrics.published.inc();
-        self.metrics.encoded(received);
-        self.count_endpoint_profile(view);
     }
 
     fn count_endpoint_profile(&self, view: &View<Profiles>) {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::{Kind, Observer, testing::Feed},
+    contain,
     destination::{
         DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, object_group::GroupMembers,
         testing::settings,
@@ -65,6 +66,19 @@ fn web(opaque_ports: &str) -> (Kind, Value) {
 fn pod(name: &str, labels: &Value) -> (Kind, Value) {
     let status = json!({"phase": "Running", "podIP": "10.0.0.1"});
     (Kind::Pod, json!({"metadata": {"name": name, "labels": labels}, "status": status}))
+}
+
+#[tokio::test]
+async fn a_profile_that_cannot_be_published_is_reset_and_a_new_client_receives_it() {
+    let mut rig = Rig::new([web("80")]);
+    let mut old = rig.subscribe(WEB, "").unwrap();
+    let (kind, object) = web("81");
+    rig.apply(kind, object);
+    contain::testing::panic_in_next(Work::Publishing);
+    rig.publish().await;
+    assert_eq!(old.latest().end, Some(EndReason::Panicked));
+    let mut new = rig.subscribe(WEB, "").unwrap();
+    assert!(!profile(&mut new).opaque_protocol && new.latest().end.is_none());
 }
 
 const WEB: &str = "web.ns.svc.mycluster.local:80";

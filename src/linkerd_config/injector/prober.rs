@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::{debug, error, info};
 
 use super::{
     Replica,
@@ -39,6 +39,7 @@ use crate::{
         FIELD_MANAGER, INJECTOR_WEBHOOK, NamespacedName, OPERATOR_INJECTOR_WEBHOOK, linkerd_config::InjectorSyncMethod,
     },
     cluster::Cluster,
+    contain::{Work, contain_future},
     controller::ControllerDeps,
     lease::{Fence, Leadership},
     linkerd_config::active,
@@ -191,7 +192,13 @@ impl Prober {
             let again = match &request {
                 // A newer request, and the end of leadership, end the round.
                 Some(request) if self.is_wanted(request) => tokio::select! {
-                    is_complete = self.round(request) => !is_complete,
+                    is_complete = contain_future(Work::Probing, self.round(request)) => match is_complete {
+                        Ok(is_complete) => !is_complete,
+                        Err(panicked) => {
+                            error!(config = %request.config, %panicked, "could not probe the proxy injectors, retrying");
+                            true
+                        }
+                    },
                     _ = changed.changed() => true,
                     () = self.leadership.ended() => true,
                 },

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use super::{
     assess::workload_state::WorkloadState,
@@ -36,6 +36,7 @@ use crate::{
         index::workload_key::WorkloadKey,
         kinds::{apps_workload::AppsWorkload, pod::PodPhase},
     },
+    contain::{Work, contain},
     controller::ControllerDeps,
     lease::Leadership,
     linkerd_config::{active, control_plane},
@@ -205,7 +206,13 @@ impl Engine {
             if resource.as_ref().is_some_and(|resource| self.schedule.is_unseen(workload, &resource.version, now)) {
                 return;
             }
-            (assess_workload(&state, workload, target), resource)
+            match contain(Work::Assessing, || assess_workload(&state, workload, target)) {
+                Ok(assessment) => (assessment, resource),
+                Err(panicked) => {
+                    error!(%workload, %panicked, "could not assess a workload, keeping its last assessment");
+                    return;
+                }
+            }
         };
         let skip = match assessment.as_ref().map(|assessment| &assessment.state) {
             Some(WorkloadState::Skipped(skip)) => Some(*skip),
