@@ -97,15 +97,15 @@ fn members(service: &Service) -> Members {
     if FEDERATED.iter().any(|key| annotations.contains_key(*key)) {
         let [remote, local] = FEDERATED.map(|key| annotations.get(key).cloned().unwrap_or_default());
         let mut members: Vec<Member> = Vec::new();
-        if !local.is_empty() {
-            members.push((String::new(), local));
+        if !local.trim().is_empty() {
+            members.push((String::new(), local.trim().to_owned()));
         }
+        // A name is one word; around an item may be spaces.
+        let is_name = |text: &str| text.split_whitespace().eq([text]);
         members.extend(remote.split(',').filter_map(|entry| {
-            let parts: Vec<&str> = entry.split('@').collect();
+            let parts: Vec<&str> = entry.trim().split('@').collect();
             match parts[..] {
-                [name, cluster] if !name.is_empty() && !cluster.is_empty() => {
-                    Some((cluster.to_owned(), name.to_owned()))
-                }
+                [name, cluster] if is_name(name) && is_name(cluster) => Some((cluster.to_owned(), name.to_owned())),
                 _ => None,
             }
         }));

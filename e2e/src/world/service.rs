@@ -176,7 +176,7 @@ fn change_place(world: &mut World) -> Vec<Draft> {
     let cluster = world.dice.one_of(["east", "north", "unlinked"]);
     let list = world.dice.one_of([
         "web@east",
-        "web@east,api@east",
+        "web@east, api@east",
         "db@north,web@east",
         "api@unlinked,web@north,web@north",
         "web@east@north,,@east,db",

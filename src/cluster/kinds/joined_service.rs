@@ -55,10 +55,11 @@ impl JoinedService {
         let local = annotations.get(LOCAL_DISCOVERY_ANNOTATION);
         let remote = annotations.get(REMOTE_DISCOVERY);
         if local.is_some() || remote.is_some() {
-            let local = local.filter(|service| !service.is_empty());
-            let local = local.map(|service| ServiceMember { cluster: None, service: service.as_str().into() });
-            // An empty list has one empty entry.
-            let listed = remote.into_iter().flat_map(|text| text.split(',')).filter(|entry| !entry.is_empty());
+            let local = local.map(|service| service.trim()).filter(|service| !service.is_empty());
+            let local = local.map(|service| ServiceMember { cluster: None, service: service.into() });
+            // An empty list has one empty entry. People write a space after a comma.
+            let listed = remote.into_iter().flat_map(|text| text.split(',')).map(str::trim);
+            let listed = listed.filter(|entry| !entry.is_empty());
             let mut members: BTreeSet<ServiceMember> = local.into_iter().collect();
             for entry in listed {
                 let Some(member) = ServiceMember::parse(entry) else {
@@ -84,10 +85,11 @@ impl JoinedService {
 // === impl ServiceMember ===
 
 impl ServiceMember {
-    /// Parses `SERVICE@CLUSTER`. Linkerd does not trim spaces either.
+    /// Parses `SERVICE@CLUSTER`. Neither name contains a space.
     fn parse(text: &str) -> Option<Self> {
         let (service, cluster) = text.split_once('@')?;
-        let is_valid = !service.is_empty() && !cluster.is_empty() && !cluster.contains('@');
+        let is_name = |name: &str| !name.is_empty() && !name.contains(|c: char| c == '@' || c.is_whitespace());
+        let is_valid = is_name(service) && is_name(cluster);
         is_valid.then(|| Self { cluster: Some(cluster.into()), service: service.into() })
     }
 }
@@ -122,7 +124,18 @@ mod tests {
                 vec!["bb@local", "bb@east", "bb@north"],
                 0,
             ),
-            (vec![("multicluster.linkerd.io/remote-discovery", "bb,a@b@c,@east,bb@, bb@east")], vec![" bb@east"], 4),
+            (vec![("multicluster.linkerd.io/remote-discovery", "bb,a@b@c,@east,bb@,bb@east")], vec!["bb@east"], 4),
+            (
+                vec![
+                    ("multicluster.linkerd.io/local-discovery", " bb "),
+                    (
+                        "multicluster.linkerd.io/remote-discovery",
+                        "bb@west, bb@east,\n  bb@north , ,b b@east,bb @east,bb@ east",
+                    ),
+                ],
+                vec!["bb@local", "bb@east", "bb@north", "bb@west"],
+                3,
+            ),
         ] {
             let remote_label = [("multicluster.linkerd.io/remote-discovery", "west")];
             for labels in [&[][..], &remote_label] {
