@@ -2,7 +2,10 @@
 
 pub mod table;
 
-use std::fmt::{Display, Write};
+use std::{
+    borrow::Cow,
+    fmt::{Display, Write},
+};
 
 /// Returns the longest prefix of a text that has at most `bytes` bytes and ends between characters.
 pub fn truncate(text: &str, bytes: usize) -> &str {
@@ -29,6 +32,38 @@ pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, se
         0 => text,
         more => format!("{text}{separator}and {more} more"),
     }
+}
+
+/// Escapes what a terminal would obey instead of print: control characters, line breaks among them, and marks that reorder
+/// a text. The escapes are those of JSON, so that escaped JSON is the same value.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
+            // Writing to a String cannot fail.
+            c if is_obeyed(c) => _ = write!(escaped, "\\u{:04x}", u32::from(c)),
+            c => escaped.push(c),
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Does the same in each line of a text, and keeps the line breaks.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    if text.split('\n').all(|line| matches!(printable(line), Cow::Borrowed(_))) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.split('\n').map(printable).collect::<Vec<_>>().join("\n"))
 }
 
 /// Returns a count and its noun: `1 Pod`, `2 Pods`.
@@ -58,6 +93,17 @@ mod tests {
         assert_eq!(and_more(["a", "b"], 2, "; "), "a; b");
         assert_eq!(and_more(["a", "b"], 5, "; "), "a; b; and 3 more");
         assert_eq!(and_more(Vec::<String>::new(), 0, "; "), "");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_as_in_json() {
+        assert!(matches!(printable("spiffe://a/ü √"), Cow::Borrowed(_)));
+        let text = "\u{1b}[2J\r\nforged\t\u{9b}31m\u{7f}\u{202e}\u{2028}";
+        let escaped = r"\u001b[2J\r\nforged\t\u009b31m\u007f\u202e\u2028";
+        assert_eq!(printable(text), escaped);
+        assert_eq!(serde_json::from_str::<String>(&format!("\"{escaped}\"")).unwrap(), text);
+        assert_eq!(printable_lines("a\n\u{1b}b\n"), "a\n\\u001bb\n");
+        assert!(matches!(printable_lines("a\n\nb\n"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio::{
 use super::{
     cluster_flags::ClusterFlags,
     connect::{ForwardedPort, PodPort, long_lived_pods},
-    until_interrupted, write,
+    note, until_interrupted, write,
 };
 use crate::{client, dashboard, destination_client::FAILURE_DEADLINE};
 
@@ -82,9 +82,9 @@ pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
     write(&format!("{url}\n"))?;
     if stdout().is_terminal() {
         if !no_browser && let Err(error) = open::that_detached(&url) {
-            eprintln!("no browser was opened ({error}): open the address above");
+            note(format_args!("no browser was opened ({error}): open the address above"));
         }
-        eprintln!("press Ctrl-C to end");
+        note(format_args!("press Ctrl-C to end"));
     }
     let target = DashboardTarget { pod, places: Arc::new(Semaphore::new(CONNECTIONS)), failure: Mutex::default() };
     until_interrupted(serve(listener, Arc::new(target))).await
@@ -98,7 +98,7 @@ async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<In
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                eprintln!("could not accept a connection: {error}; retrying");
+                note(format_args!("could not accept a connection: {error}; retrying"));
                 sleep(Duration::from_millis(200)).await;
                 continue;
             }
@@ -110,7 +110,7 @@ async fn serve(listener: TcpListener, target: Arc<DashboardTarget>) -> Result<In
             // The page tries again every two seconds, so a reason is printed once.
             let before = mem::replace(&mut *target.failure.lock(), failure.clone());
             if let Some(reason) = failure.as_ref().filter(|_| before != failure) {
-                eprintln!("{reason}");
+                note(format_args!("{reason}"));
             }
         });
     }

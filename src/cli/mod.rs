@@ -18,6 +18,7 @@ mod version;
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     io::{self, Write},
     process::ExitCode,
 };
@@ -34,6 +35,7 @@ use crate::{
         endpoints::{EndpointsState, with_clusters},
         profile::ProfileState,
     },
+    text::printable_lines,
 };
 pub use check::CheckArgs;
 pub use compare::CompareArgs;
@@ -152,7 +154,7 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
         match answer {
             FirstAnswer::Refused(refused) => {
                 code = ExitCode::FAILURE;
-                eprintln!("{refused}");
+                note(refused);
                 continue;
             }
             FirstAnswer::State(endpoints) => {
@@ -161,14 +163,12 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                 if found.len() == before {
                     let exists = endpoints.none().is_none_or(|none| none.exists);
                     let why = if exists { "the Service has none" } else { "the Service does not exist" };
-                    eprintln!("No endpoints found for {authority}: {why}.");
+                    note(format_args!("No endpoints found for {authority}: {why}."));
                 }
             }
             FirstAnswer::Silence => {
-                eprintln!(
-                    "No endpoints found for {authority}: the server sent none within {} s.",
-                    FIRST_ANSWER.as_secs()
-                );
+                let seconds = FIRST_ANSWER.as_secs();
+                note(format_args!("No endpoints found for {authority}: the server sent none within {seconds} s."));
             }
         }
         answered = true;
@@ -246,9 +246,16 @@ fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
     once
 }
 
+/// Prints on standard error. Tenants write parts of what is printed, and a terminal must not obey them.
+#[allow(clippy::needless_pass_by_value, reason = "a text or format_args!")]
+fn note(text: impl Display) {
+    eprintln!("{}", printable_lines(&text.to_string()));
+}
+
+/// Prints on standard output, as [`note`] does. A text of a tenant that must stay on its line is escaped before.
 fn write(text: &str) -> Result<()> {
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes())?;
+    output.write_all(printable_lines(text).as_bytes())?;
     output.flush()?;
     Ok(())
 }
@@ -268,8 +275,8 @@ fn exit_with(failure: u8, result: Result<ExitCode>) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match error.downcast_ref::<DestinationError>() {
-        Some(refused) => eprintln!("{refused}"),
-        None => eprintln!("error: {}", client::describe(&*error)),
+        Some(refused) => note(refused),
+        None => note(format_args!("error: {}", client::describe(&*error))),
     }
     ExitCode::from(failure)
 }

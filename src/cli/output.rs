@@ -156,6 +156,15 @@ mod tests {
         destination_client::endpoints::{ChangedEndpoint, NoEndpoints},
     };
 
+    #[test]
+    fn a_tenant_cannot_write_to_the_terminal_or_forge_a_row() {
+        let mut one = endpoint("prod", "web", "10.1.1.1", 8080, "web-1");
+        one.tls_identity = Some("spiffe://a\u{1b}[2J\nprod   10.9.9.9".to_owned());
+        let table = table(&[&one], TableStyle { wide: true, no_headers: true });
+        assert_eq!(table.lines().count(), 1, "{table}");
+        assert!(table.ends_with("   spiffe://a\\u001b[2J\\nprod   10.9.9.9\n"), "{table}");
+    }
+
     fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> EndpointRow {
         EndpointRow {
             cluster: None,

@@ -16,7 +16,7 @@ use futures::future::{pending, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 
-use super::connect::Connector;
+use super::{connect::Connector, note};
 use crate::{
     client,
     destination_client::{AuthorityState, DestinationClient, DestinationError, destination_request, message_of},
@@ -93,7 +93,7 @@ pub(super) async fn watch<T: AuthorityState>(
         let silence = async {
             sleep(FIRST_ANSWER).await;
             if !announced.get() {
-                eprintln!("{authority}: received no message yet, waiting");
+                note(format_args!("{authority}: received no message yet, waiting"));
             }
             pending().await
         };
@@ -102,7 +102,7 @@ pub(super) async fn watch<T: AuthorityState>(
             never = silence => never,
         };
         if authorities.len() > 1 {
-            eprintln!("{authority}: {refused}; not watched");
+            note(format_args!("{authority}: {refused}; not watched"));
         }
         Ok::<_, anyhow::Error>(refused)
     });
@@ -163,7 +163,7 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
                 Err(error) => return Err(error),
             };
             if lost != self.printed_error {
-                eprintln!("{}: {lost}; retrying", self.authority);
+                note(format_args!("{}: {lost}; retrying", self.authority));
                 self.printed_error = lost;
             }
             sleep(PAUSE).await;

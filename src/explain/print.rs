@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
     text::{
-        and_more, counted,
+        and_more, counted, printable,
         table::{line, widen},
     },
 };
@@ -148,13 +148,14 @@ fn head(output: &ExplainOutput) -> String {
         lines.push(("Deprecated", format!("{}: without effect", output.deprecated_fields.join(", "))));
     }
     lines.extend(output.warnings.iter().map(|warning| ("Warning", warning.clone())));
-    let mut text: String = lines.iter().map(|(name, value)| format!("{:<16}{value}\n", format!("{name}:"))).collect();
+    let mut text: String =
+        lines.iter().map(|(name, value)| format!("{:<16}{}\n", format!("{name}:"), printable(value))).collect();
     if !output.problems.is_empty() {
         text.push_str("Problems:\n");
         text.extend(output.problems.iter().map(|problem| {
             let value = if problem.value.is_empty() { String::new() } else { format!(" {}", problem.value) };
             let path = if problem.path.is_empty() { "the document" } else { &problem.path };
-            format!("  {path}{value}: {}\n", problem.reason)
+            format!("  {}\n", printable(&format!("{path}{value}: {}", problem.reason)))
         }));
     }
     text

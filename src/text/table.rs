@@ -2,18 +2,20 @@
 
 use std::cmp::max;
 
+use super::printable;
+
 /// The number of blanks between columns.
 const PADDING: usize = 3;
 
 /// Grows the widths of columns to fit the cells of a row.
 pub fn widen(widths: &mut [usize], cells: &[String]) {
     for (width, cell) in widths.iter_mut().zip(cells) {
-        *width = max(*width, cell.chars().count());
+        *width = max(*width, printable(cell).chars().count());
     }
 }
 
-/// Returns a row as a line, without trailing blanks.
+/// Returns a row as one line, without trailing blanks, whatever its cells contain.
 pub fn line(cells: &[String], widths: &[usize]) -> String {
-    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<0$}", width + PADDING));
+    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{:<1$}", printable(cell), width + PADDING));
     format!("{}\n", padded.collect::<String>().trim_end())
 }

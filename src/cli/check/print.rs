@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::judge::{CheckReport, CheckResult};
+use crate::text::printable;
 
 pub(super) fn text(report: &CheckReport) -> String {
     let mut text = String::new();
@@ -11,7 +12,7 @@ pub(super) fn text(report: &CheckReport) -> String {
         // Writing to a String cannot fail.
         _ = writeln!(text, "{name}\n{}", "-".repeat(name.len()));
         for check in &category.checks {
-            _ = writeln!(text, "{} {}", mark(check.result), check.description);
+            _ = writeln!(text, "{} {}", mark(check.result), printable(&check.description));
             for line in check.error.iter().flat_map(|error| error.lines()) {
                 _ = writeln!(text, "    {line}");
             }

@@ -23,6 +23,7 @@ use super::{
     OutputFormat,
     cluster_flags::ClusterFlags,
     connect::{ConnectArgs, Connector, host_and_port},
+    note,
     streams::first_answer,
     write,
 };
@@ -104,7 +105,7 @@ pub(super) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     let comparisons: Vec<Comparison> = comparisons.into_iter().map(|(_, comparison)| comparison).collect();
     let document = print::document(&comparisons, &servers.names);
     write(&args.output.print(&document, || print::table(&comparisons, args.no_headers))?)?;
-    eprint!("{}", print::summary(&comparisons, &servers.names));
+    note(print::summary(&comparisons, &servers.names));
     Ok(ExitCode::from(exit_code(&comparisons)))
 }
 

@@ -90,7 +90,7 @@ pub(super) fn summary(comparisons: &[Comparison], [one, other]: &[String; 2]) ->
     let requests = counted(comparisons.len(), "request");
     let missing =
         if failed == 0 { String::new() } else { format!(", {} without an answer", counted(failed, "request")) };
-    format!("Compared {one} with {other}: {requests}, {different} with different answers{missing}.\n")
+    format!("Compared {one} with {other}: {requests}, {different} with different answers{missing}.")
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ profile     10.9.0.1:80                     no answer: theirs:2: it restarts
         assert_eq!(table(&comparisons(), false), expected);
         assert_eq!(
             summary(&comparisons(), &servers()),
-            "Compared ours:1 with theirs:2: 3 requests, 1 with different answers, 1 request without an answer.\n"
+            "Compared ours:1 with theirs:2: 3 requests, 1 with different answers, 1 request without an answer."
         );
         let rows = table(&comparisons(), true);
         assert!(rows.starts_with("endpoints   web.prod") && rows.lines().count() == 3, "{rows}");
@@ -138,7 +138,7 @@ profile     10.9.0.1:80                     no answer: theirs:2: it restarts
     fn without_a_difference_there_is_no_table() {
         let equal = [comparison(RequestKind::Profile, "10.9.0.1:80", Verdict::Equal)];
         assert_eq!(table(&equal, false), "");
-        let expected = "Compared ours:1 with theirs:2: 1 request, 0 with different answers.\n";
+        let expected = "Compared ours:1 with theirs:2: 1 request, 0 with different answers.";
         assert_eq!(summary(&equal, &servers()), expected);
     }
 

@@ -11,13 +11,16 @@ use k8s_openapi::api::{
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use super::read::plain;
-use crate::cluster::{
-    Kind, Problems, State, Watched,
-    kinds::{
-        apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, namespace::Namespace,
-        owner::IntermediateOwner, pod::Pod,
+use crate::{
+    cli::note,
+    cluster::{
+        Kind, Problems, State, Watched,
+        kinds::{
+            apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, namespace::Namespace,
+            owner::IntermediateOwner, pod::Pod,
+        },
+        watch::guarded::Guarded,
     },
-    watch::guarded::Guarded,
 };
 
 /// The number of objects in a page of a list. Pods are large.
@@ -53,10 +56,10 @@ async fn add<T: Watched>(client: &Client, state: &mut State) -> Result<()> {
                 Guarded::Valid(object) => drop(T::project(object, &mut Problems::default()).apply(state)),
                 Guarded::Invalid { ref error, .. } => {
                     let namespace = object.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
-                    eprintln!(
+                    note(format_args!(
                         "skipped {resource} {namespace}{}, because it cannot be decoded: {error}",
                         object.name_any()
-                    );
+                    ));
                 }
             }
         }

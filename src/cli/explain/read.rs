@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{self, INJECTORS_CONFIG_MAP, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
+    cli::note,
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{
@@ -148,7 +149,7 @@ async fn admitted(
     match client.request::<api::LinkerdConfig>(request).await {
         Ok(config) => Ok(config),
         Err(Error::Api(status)) if status.is_forbidden() => {
-            eprintln!("not checked by the API server, so not against the schema: {}", status.message);
+            note(format_args!("not checked by the API server, so not against the schema: {}", status.message));
             unchecked(object, known)
         }
         Err(Error::Api(status)) if (400..500).contains(&status.code) => bail!("{}", refusal(name, &status)),
