@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, ResourceExt, api::ListParams};
+use kube::{Api, Client, ResourceExt, api::ListParams};
 use prometheus::Registry;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -99,6 +99,14 @@ impl Connector {
             }
         };
         Ok(Self { target, open: Mutex::new(None) })
+    }
+
+    /// Returns a client of the API server of the Destination API's cluster; `None` if only an address is known.
+    pub(super) fn client(&self) -> Option<Client> {
+        match &self.target {
+            ConnectTarget::Address(_) => None,
+            ConnectTarget::Pod(pod) => Some(pod.pods.clone().into_client()),
+        }
     }
 
     /// # Errors

@@ -12,6 +12,7 @@ mod connect;
 mod dashboard;
 mod explain;
 mod format;
+mod no_endpoints;
 mod output;
 mod streams;
 mod version;
@@ -144,7 +145,8 @@ pub async fn extension_metadata() -> ExitCode {
 /// Prints the current endpoints of all authorities.
 async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let (authorities, token) = (without_repetitions(args.authorities), with_clusters(&args.token));
-    let destination = Connector::new(args.connect).await?.destination().await?;
+    let connector = Connector::new(args.connect).await?;
+    let destination = connector.destination().await?;
     let requests =
         authorities.iter().map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &token));
     let answers = join_all(requests).await;
@@ -162,8 +164,17 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                 found.extend(endpoints.known());
                 if found.len() == before {
                     let exists = endpoints.none().is_none_or(|none| none.exists);
-                    let why = if exists { "the Service has none" } else { "the Service does not exist" };
-                    note(format_args!("No endpoints found for {authority}: {why}."));
+                    let why = match connector.client().filter(|_| exists) {
+                        Some(client) => no_endpoints::reason(client, authority).await,
+                        None => None,
+                    };
+                    note(match (exists, why) {
+                        (false, _) => format!("No endpoints found for {authority}: the Service does not exist."),
+                        (true, None) => format!("No endpoints found for {authority}: the Service has none."),
+                        (true, Some(why)) => {
+                            format!("No endpoints found for {authority}: the Service has none: {why}.")
+                        }
+                    });
                 }
             }
             FirstAnswer::Silence => {
