@@ -4,21 +4,29 @@
 //! connecting. The operator's clients do not retry. They have a timeout for the headers of a response, and one for the
 //! gap between two reads of a body. They count each request, with the metric names of Go's client.
 
+mod credentials;
+mod describe;
+mod kubeconfig;
+#[cfg(test)]
+mod kubeconfig_tests;
+mod proxy;
+mod token_file;
+mod url;
+
 use std::{
-    error::Error,
-    io::ErrorKind,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, header::AUTHORIZATION};
 use kube::{
     Client, Config,
     client::{Body, ClientBuilder},
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, register_histogram_vec_with_registry,
@@ -27,6 +35,8 @@ use prometheus::{
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service, util::MapRequestLayer};
 
+pub use self::describe::describe;
+use self::{describe::ClientOrigin, proxy::ProxyEnvironment, token_file::TokenFile};
 use crate::response_limit::ResponseLimitLayer;
 
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
@@ -46,21 +56,21 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Fails if the file cannot be read, or if no source exists.
-pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
-    config_of(kubeconfig, None).await
+pub fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    config_of(kubeconfig, None)
 }
 
 /// As [`config`], for a context other than the current one.
 ///
 /// # Errors
 /// Also if the kubeconfig has no such context, or if there is a context but no kubeconfig.
-pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Config> {
-    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-    let config = match read(kubeconfig)? {
-        Some((file, source)) => Config::from_custom_kubeconfig(file, &options)
-            .await
+pub fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Config> {
+    let config = match kubeconfig::read(kubeconfig)? {
+        Some((file, source)) => kubeconfig::config_of(file, context, &proxies())
             .with_context(|| format!("cannot use the kubeconfig of {source}"))?,
         None if context.is_some() => bail!("there is no kubeconfig with the context: pass --kubeconfig"),
+        // Without a proxy: the API server is inside of the cluster, and proxies of a Pod's environment are for the
+        // world outside of it.
         None => Config::incluster().context(
             "no kubeconfig and no ServiceAccount: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
         )?,
@@ -68,54 +78,32 @@ pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyh
     Ok(with_deadlines(config))
 }
 
-/// Returns the configuration of a client from the text of an untrusted kubeconfig. Errors never quote the text.
+/// Returns a client from the text of an untrusted kubeconfig. Errors never quote its values.
 ///
 /// # Errors
-/// Fails if it is not a kubeconfig, or if it would run a program or read a file.
-pub async fn embedded(kubeconfig: &str) -> anyhow::Result<Config> {
-    let file = Kubeconfig::from_yaml(kubeconfig).map_err(|_| anyhow!("it is not a kubeconfig"))?;
-    if let Some(field) = outside_of(&file) {
-        bail!("the field {field} is refused: credentials and certificates have to be in the kubeconfig itself");
-    }
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    // The source of the error may quote a credential.
-    let config = config.map_err(|error| match error {
-        KubeconfigError::CurrentContextNotSet => anyhow!("it has no current context"),
-        KubeconfigError::LoadContext(_) | KubeconfigError::LoadClusterOfContext(_) => {
-            anyhow!("its current context or the cluster of that is missing")
-        }
-        KubeconfigError::ParseClusterUrl(_) => anyhow!("the URL of its API server is invalid"),
-        _ => anyhow!("it cannot be used"),
-    })?;
-    Ok(with_deadlines(config))
+/// Fails if it is not a kubeconfig, if it would run a program or read a file, or if a value of it cannot be used.
+pub fn embedded(kubeconfig: &str) -> anyhow::Result<Client> {
+    let config = kubeconfig::config_of(kubeconfig::untrusted(kubeconfig)?, None, &proxies())?;
+    client(with_deadlines(config), &Registry::new())
+}
+
+fn proxies() -> ProxyEnvironment {
+    ProxyEnvironment::read(|name| std::env::var(name).ok())
 }
 
 /// Makes the requests as another user, as kubectl's `--as` does.
-pub fn impersonating(mut config: Config, user: Option<&str>, groups: &[String]) -> Config {
+///
+/// # Errors
+/// Fails if a name cannot be sent.
+pub fn impersonating(mut config: Config, user: Option<&str>, groups: &[String]) -> anyhow::Result<Config> {
     if let Some(user) = user {
         config.auth_info.impersonate = Some(user.to_owned());
     }
     if !groups.is_empty() {
         config.auth_info.impersonate_groups = Some(groups.to_vec());
     }
-    config
-}
-
-/// Returns the first field that would run a program or read a file.
-fn outside_of(file: &Kubeconfig) -> Option<&'static str> {
-    let users = file.auth_infos.iter().filter_map(|user| user.auth_info.as_ref());
-    let clusters = file.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref());
-    let of_user = users.flat_map(|user| {
-        [
-            ("exec", user.exec.is_some()),
-            ("auth-provider", user.auth_provider.is_some()),
-            ("tokenFile", user.token_file.is_some()),
-            ("client-certificate", user.client_certificate.is_some()),
-            ("client-key", user.client_key.is_some()),
-        ]
-    });
-    let of_cluster = clusters.map(|cluster| ("certificate-authority", cluster.certificate_authority.is_some()));
-    of_user.chain(of_cluster).find_map(|(field, is_set)| is_set.then_some(field))
+    credentials::impersonation(&config.auth_info, "the command line")?;
+    Ok(config)
 }
 
 fn with_deadlines(mut config: Config) -> Config {
@@ -125,25 +113,6 @@ fn with_deadlines(mut config: Config) -> Config {
     // Otherwise the read timeout would include the time that a connection is idle in the pool.
     config.reset_reader_on_write = true;
     config
-}
-
-/// Returns the first kubeconfig that exists, and its source. If that one cannot be read, this fails, so that the
-/// process does not silently connect to another cluster.
-fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
-    if let Some(path) = named {
-        let source = path.display().to_string();
-        let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read the kubeconfig {source}"))?;
-        return Ok(Some((file, source)));
-    }
-    if let Some(file) = Kubeconfig::from_env().context("cannot read the kubeconfig that KUBECONFIG names")? {
-        return Ok(Some((file, "KUBECONFIG".to_owned())));
-    }
-    match Kubeconfig::read() {
-        Ok(file) => Ok(Some((file, "~/.kube/config".to_owned()))),
-        Err(KubeconfigError::FindPath) => Ok(None),
-        Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).context("cannot read ~/.kube/config"),
-    }
 }
 
 /// Returns the namespace of the Pod that this process runs in; `None` outside a Pod.
@@ -156,12 +125,28 @@ pub fn pod_namespace() -> Option<String> {
 ///
 /// # Errors
 /// Fails if the configuration has unusable certificates or credentials, or if the metrics are already registered.
-pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
-    let builder =
-        ClientBuilder::try_from(config).context("cannot create a client of the API server from its configuration")?;
-    let deadlines = DeadlineLayer(RequestMetrics::register(registry)?);
+pub fn client(mut config: Config, registry: &Registry) -> anyhow::Result<Client> {
+    let origin = Arc::new(ClientOrigin::of(&config));
+    let token = TokenFile::take(&mut config.auth_info)?.map(Arc::new);
+    // kube panics for a token of an exec plugin that is no value of a header.
+    let builder = catch_unwind(AssertUnwindSafe(|| ClientBuilder::try_from(config)))
+        .map_err(|_| anyhow!("a credential of the kubeconfig cannot be used: check what its exec plugin prints"))?
+        .map_err(|error| anyhow::Error::from_boxed(origin.explain(error.into())))
+        .context("cannot create a client of the API server from its configuration")?;
+    let deadlines = DeadlineLayer { metrics: RequestMetrics::register(registry)?, origin };
     let most_recent = MapRequestLayer::new(most_recent_list);
-    Ok(builder.with_layer(&deadlines).with_layer(&most_recent).with_layer(&ResponseLimitLayer::new()).build())
+    let authorized = MapRequestLayer::new(move |mut request: Request<Body>| {
+        if let Some(token) = &token {
+            request.headers_mut().insert(AUTHORIZATION, token.header());
+        }
+        request
+    });
+    Ok(builder
+        .with_layer(&deadlines)
+        .with_layer(&authorized)
+        .with_layer(&most_recent)
+        .with_layer(&ResponseLimitLayer::new())
+        .build())
 }
 
 /// Makes the request for a list in a stream one for the most recent version. kube (5.0) requests any version that the
@@ -177,29 +162,19 @@ fn most_recent_list(mut request: Request<Body>) -> Request<Body> {
     request
 }
 
-/// Describes an error and its causes, each once. kube's errors already include their source, hyper's do not.
-pub fn describe(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
 /// Sets a timeout for the headers of a response, and measures the time until they arrive. The body has no timeout here,
 /// because it may be a watch.
 #[derive(Clone)]
-struct DeadlineLayer(RequestMetrics);
+struct DeadlineLayer {
+    metrics: RequestMetrics,
+    /// Explains errors.
+    origin: Arc<ClientOrigin>,
+}
 
 #[derive(Clone)]
 struct DeadlineService<S> {
     inner: S,
-    metrics: RequestMetrics,
+    layer: DeadlineLayer,
 }
 
 #[derive(Clone)]
@@ -219,7 +194,7 @@ impl<S> Layer<S> for DeadlineLayer {
     type Service = DeadlineService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        DeadlineService { inner, metrics: self.0.clone() }
+        DeadlineService { inner, layer: self.clone() }
     }
 }
 
@@ -238,7 +213,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let metrics = self.metrics.clone();
+        let DeadlineLayer { metrics, origin } = self.layer.clone();
         let method = method(request.method());
         let query = request.uri().query().unwrap_or_default();
         let is_list = query.split('&').any(|it| it.starts_with("limit=") || it == "watch=true");
@@ -248,7 +223,7 @@ where
             let begun = Instant::now();
             let _in_flight = InFlight::new(&metrics.in_flight);
             let response = match response.await {
-                Ok(response) => response.map_err(Into::into),
+                Ok(response) => response.map_err(|error| origin.explain(error.into())),
                 Err(_) => Err(format!("no response within {} s", deadline.as_secs()).into()),
             };
             match &response {
@@ -329,15 +304,6 @@ impl Drop for InFlight {
 mod tests {
     use super::*;
 
-    fn kubeconfig(user: &str, cluster: &str) -> String {
-        format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: east\n\
-             contexts: [{{name: east, context: {{cluster: east, user: reader}}}}]\n\
-             clusters: [{{name: east, cluster: {{server: \"https://east.example:6443\"{cluster}}}}}]\n\
-             users: [{{name: reader, user: {{{user}}}}}]\n"
-        )
-    }
-
     #[test]
     fn a_list_in_a_stream_is_requested_in_its_most_recent_version() {
         let params = kube::api::WatchParams::streaming_lists();
@@ -351,36 +317,5 @@ mod tests {
         assert!(list.contains("sendInitialEvents=true") && list.ends_with("&resourceVersion="), "{list}");
         let resumed = query(&kube::api::WatchParams::default(), "0");
         assert!(resumed.ends_with("&resourceVersion=0"), "{resumed}");
-    }
-
-    #[tokio::test]
-    async fn an_untrusted_kubeconfig_that_runs_programs_or_reads_files_is_refused() {
-        for (user, cluster, field) in [
-            ("exec: {command: sh, apiVersion: client.authentication.k8s.io/v1}", "", "exec"),
-            ("auth-provider: {name: gcp, config: {}}", "", "auth-provider"),
-            ("tokenFile: /var/run/secrets/token", "", "tokenFile"),
-            ("client-certificate: /etc/passwd", "", "client-certificate"),
-            ("client-key: /etc/passwd", "", "client-key"),
-            ("token: t", ", certificate-authority: /etc/passwd", "certificate-authority"),
-        ] {
-            let error = embedded(&kubeconfig(user, cluster)).await.unwrap_err().to_string();
-            assert!(error.starts_with(&format!("the field {field} is refused")), "{error}");
-        }
-        let config = embedded(&kubeconfig("token: secret-token", "")).await.unwrap();
-        assert_eq!(config.cluster_url, "https://east.example:6443/");
-        assert_eq!((config.read_timeout, config.default_retry), (Some(READ_TIMEOUT), false));
-    }
-
-    #[tokio::test]
-    async fn the_error_of_a_kubeconfig_that_cannot_be_used_does_not_quote_it() {
-        let without_context = "apiVersion: v1\nkind: Config\nusers: [{name: a, user: {token: secret-token}}]\n";
-        let bad_key = kubeconfig("client-key-data: secret-token, client-certificate-data: secret-token", "");
-        for text in ["secret-token: [", without_context, &bad_key, &kubeconfig("token: [secret-token]", "")] {
-            let error = match embedded(text).await {
-                Ok(config) => client(config, &Registry::new()).err().map(|error| format!("{error:#}")),
-                Err(error) => Some(format!("{error:#}")),
-            };
-            assert!(error.as_ref().is_some_and(|error| !error.contains("secret-token")), "{error:?}");
-        }
     }
 }

@@ -76,8 +76,10 @@ fn run(runtime: &mut Builder, task: impl Future<Output = ExitCode>) -> io::Resul
 
 fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
     // kube logs every denied list or watch at warn, and every 5xx response at error. `/ready` and the operator's own
-    // log line for each change report them once.
-    let filter = EnvFilter::try_new(format!("kube_runtime=error,kube_client::client::builder=off,{level}"))?;
+    // log line for each change report them once. It logs each connection at warn whose kubeconfig has
+    // insecure-skip-tls-verify.
+    let kube = "kube_runtime=error,kube_client::client::builder=off,kube_client::client::tls=error";
+    let filter = EnvFilter::try_new(format!("{kube},{level}"))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),

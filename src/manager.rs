@@ -65,7 +65,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     if let Some(limit) = resources.memory_limit() {
         metrics::register_memory_limit(&registry, limit)?;
     }
-    let config = client::config(args.kubeconfig.as_deref()).await?;
+    let config = client::config(args.kubeconfig.as_deref())?;
     let operator_namespace = match args.enable_linkerd_config || args.webhook_certificate_secret.is_some() {
         true => Some(args.operator_namespace.clone().or_else(client::pod_namespace).context(
             "the operator's namespace is unknown outside a pod: set --operator-namespace, for example to \

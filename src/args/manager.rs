@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    Args as ClapArgs, ValueEnum,
+    builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser},
+};
 
 use super::{DestinationArgs, duration, positive_duration, switch};
 use crate::dashboard::DashboardAccess;
@@ -11,7 +14,8 @@ use crate::dashboard::DashboardAccess;
 #[command(mut_args = switch)]
 pub struct ManagerArgs {
     /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    // An empty path is as an unset one.
+    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub kubeconfig: Option<PathBuf>,
 
     /// Address of /live, /ready, /ping, /metrics and /dashboard/; `[::]` includes IPv4, and is 0.0.0.0 on a host without

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::Args as ClapArgs;
+use clap::{
+    Args as ClapArgs,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 use kube::{Client, Config};
 use prometheus::Registry;
 
@@ -13,7 +16,8 @@ use crate::client;
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterFlags {
     /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
-    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    // An empty path is as an unset one.
+    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub kubeconfig: Option<PathBuf>,
 
     /// Context of the kubeconfig; if unset, the current one
@@ -34,15 +38,15 @@ pub struct ClusterFlags {
 impl ClusterFlags {
     /// # Errors
     /// Fails without a usable kubeconfig, or if it does not have the context.
-    pub(super) async fn config(&self) -> Result<Config> {
-        let config = client::config_of(self.kubeconfig.as_deref(), self.context.as_deref()).await?;
-        Ok(client::impersonating(config, self.impersonate.as_deref(), &groups(&self.impersonate_groups)))
+    pub(super) fn config(&self) -> Result<Config> {
+        let config = client::config_of(self.kubeconfig.as_deref(), self.context.as_deref())?;
+        client::impersonating(config, self.impersonate.as_deref(), &groups(&self.impersonate_groups))
     }
 
     /// # Errors
     /// As [`Self::config`], or if the configuration's certificates cannot be used.
-    pub(super) async fn client(&self) -> Result<Client> {
-        client::client(self.config().await?, &Registry::new())
+    pub(super) fn client(&self) -> Result<Client> {
+        client::client(self.config()?, &Registry::new())
     }
 }
 
@@ -57,7 +61,21 @@ fn groups(flags: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        flags: ClusterFlags,
+    }
+
+    #[test]
+    fn an_empty_path_of_the_kubeconfig_is_accepted() {
+        let cli = Cli::try_parse_from(["operator", "--kubeconfig", ""]).unwrap();
+        assert_eq!(cli.flags.kubeconfig, Some(PathBuf::new()));
+    }
 
     #[test]
     fn groups_are_repeated_flags_or_a_list_as_go_prints_it() {

@@ -88,12 +88,12 @@ impl Connector {
     ///
     /// # Errors
     /// Fails if there is no usable kubeconfig.
-    pub(super) async fn new(args: ConnectArgs) -> Result<Self> {
+    pub(super) fn new(args: ConnectArgs) -> Result<Self> {
         let ConnectArgs { addr, namespace, selector, cluster } = args;
         let target = match addr {
             Some(address) => ConnectTarget::Address(address),
             None => {
-                let pods = long_lived_pods(&cluster, &namespace).await?;
+                let pods = long_lived_pods(&cluster, &namespace)?;
                 let hint = "set --namespace and --selector, or connect to an address with --addr";
                 ConnectTarget::Pod(Box::new(PodPort { pods, namespace, selector, port: PORT, hint }))
             }
@@ -135,8 +135,8 @@ impl Connector {
 ///
 /// # Errors
 /// Fails if there is no usable kubeconfig.
-pub(super) async fn long_lived_pods(cluster: &ClusterFlags, namespace: &str) -> Result<Api<Pod>> {
-    let mut config = cluster.config().await?;
+pub(super) fn long_lived_pods(cluster: &ClusterFlags, namespace: &str) -> Result<Api<Pod>> {
+    let mut config = cluster.config()?;
     // The read timeout would close an idle port-forward.
     config.read_timeout = None;
     Ok(Api::namespaced(client::client(config, &Registry::new())?, namespace))

@@ -71,7 +71,7 @@ struct DashboardTarget {
 
 pub(super) async fn dashboard(args: DashboardArgs) -> Result<ExitCode> {
     let DashboardArgs { port, no_browser, namespace, selector, admin_port, cluster } = args;
-    let pods = long_lived_pods(&cluster, &namespace).await?;
+    let pods = long_lived_pods(&cluster, &namespace)?;
     let hint = "set --namespace and --selector";
     let pod = PodPort { pods, namespace, selector, port: admin_port, hint };
     // Before the address is printed, so that a missing Pod or permission ends the command.

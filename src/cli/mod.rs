@@ -145,7 +145,7 @@ pub async fn extension_metadata() -> ExitCode {
 /// Prints the current endpoints of all authorities.
 async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let (authorities, token) = (without_repetitions(args.authorities), with_clusters(&args.token));
-    let connector = Connector::new(args.connect).await?;
+    let connector = Connector::new(args.connect)?;
     let destination = connector.destination().await?;
     let requests =
         authorities.iter().map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &token));
@@ -195,7 +195,7 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 /// Prints the changes of all endpoints until Ctrl-C.
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let (authorities, token) = (without_repetitions(args.authorities), with_clusters(&args.token));
-    let connector = Connector::new(args.connect).await?;
+    let connector = Connector::new(args.connect)?;
     let mut changes = ChangeTable::new(args.no_headers);
     until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &token, |authority, change| {
         let now = Timestamp::now();
@@ -209,7 +209,7 @@ async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 
 /// Prints the current profile.
 async fn print_profile(args: ProfileArgs) -> Result<ExitCode> {
-    let destination = Connector::new(args.connect).await?.destination().await?;
+    let destination = Connector::new(args.connect)?.destination().await?;
     match streams::first_answer::<ProfileState>(&destination, &args.authority, &args.token).await {
         FirstAnswer::State(profile) => write(&args.output.print(&profile.known())?)?,
         FirstAnswer::Silence => bail!(
@@ -225,7 +225,7 @@ async fn print_profile(args: ProfileArgs) -> Result<ExitCode> {
 
 /// Prints the changes of the profile until Ctrl-C.
 async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
-    let connector = Connector::new(args.connect).await?;
+    let connector = Connector::new(args.connect)?;
     until_interrupted(streams::watch::<ProfileState>(
         &connector,
         &[args.authority],

@@ -94,7 +94,7 @@ pub(super) fn extension_metadata() -> Result<ExitCode> {
 }
 
 async fn attempt(args: &CheckArgs) -> CheckReport {
-    match args.cluster.client().await {
+    match args.cluster.client() {
         Err(error) => judge::without_client(&client::describe(&*error)),
         Ok(client) if args.pre => judge::preflight(&read::preflight(&client, &args.linkerd_namespace).await),
         Ok(client) => {

@@ -143,8 +143,7 @@ impl Servers {
             _ => anyhow::bail!("give --addr twice, once for each server, or not at all"),
         };
         let [one, other] = targets;
-        let clients =
-            [Connector::new(one).await?.destination().await?, Connector::new(other).await?.destination().await?];
+        let clients = [Connector::new(one)?.destination().await?, Connector::new(other)?.destination().await?];
         Ok(Self { names, clients })
     }
 

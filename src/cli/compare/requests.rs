@@ -43,7 +43,7 @@ pub(super) fn of_authorities(authorities: &[String]) -> Vec<CompareRequest> {
 /// # Errors
 /// Fails without a usable kubeconfig, or if the API server refuses the list.
 pub(super) async fn of_all_services(cluster: &ClusterFlags, cluster_domain: &str) -> Result<Vec<CompareRequest>> {
-    let services: Api<Service> = Api::all(cluster.client().await?);
+    let services: Api<Service> = Api::all(cluster.client()?);
     let mut pages = ListParams::default().limit(PAGE);
     let mut authorities = Vec::new();
     loop {

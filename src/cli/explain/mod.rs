@@ -57,7 +57,7 @@ pub struct ExplainArgs {
 }
 
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
-    let client = args.cluster.client().await?;
+    let client = args.cluster.client()?;
     let mut input = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
     if args.workloads {
         let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&input.config.target.namespace).into();

@@ -27,6 +27,8 @@ pub struct WatchProblem {
     pub text: String,
     /// Whether the problem keeps the process from being ready.
     pub blocks_readiness: bool,
+    /// Whether a request failed; otherwise the first list has not completed yet.
+    pub is_failure: bool,
 }
 
 /// The status of a watch.
@@ -115,7 +117,8 @@ impl WatchStatus {
         };
         // A kind that is not served does not block readiness: discovery serves proxies while the controllers that read
         // the kind wait for it.
-        Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
+        let blocks_readiness = self.blocks_readiness && !self.is_known();
+        Some(WatchProblem { text, blocks_readiness, is_failure: self.failure.is_some() })
     }
 
     /// Records that the watch works. Returns whether it was failing.

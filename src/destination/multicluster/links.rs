@@ -59,7 +59,7 @@ pub(in crate::destination) async fn follow(
     cluster.known(observer.kinds()).await;
     loop {
         let links = links(cluster.read().remote_kubeconfigs.iter().map(|secret| &**secret));
-        multicluster.link(links).await;
+        multicluster.link(links);
         observer.changed.notified().await;
     }
 }

@@ -32,8 +32,11 @@ use super::{
     observer::{DestinationObserver, DirtyKey, RemoteChange},
     settings::DestinationSettings,
 };
-use crate::cluster::{Cluster, WatchMetrics, kinds::remote_kubeconfig::Link};
-use remote::{RemoteCluster, RemoteNamespace};
+use crate::{
+    client,
+    cluster::{Cluster, WatchMetrics, kinds::remote_kubeconfig::Link},
+};
+use remote::{Connect, RemoteCluster, RemoteNamespace};
 
 /// How often it is checked which namespaces of other clusters no view needs any more.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -49,6 +52,7 @@ pub struct Multicluster {
     settings: Arc<DestinationSettings>,
     failures: IntCounterVec,
     metrics: WatchMetrics,
+    connect: Connect,
 }
 
 /// Another cluster, for a person.
@@ -69,6 +73,15 @@ impl Multicluster {
         settings: Arc<DestinationSettings>,
         registry: &Registry,
     ) -> prometheus::Result<Arc<Self>> {
+        Self::connecting(observer, settings, registry, client::embedded)
+    }
+
+    fn connecting(
+        observer: Arc<DestinationObserver>,
+        settings: Arc<DestinationSettings>,
+        registry: &Registry,
+        connect: Connect,
+    ) -> prometheus::Result<Arc<Self>> {
         let failures = Opts::new(
             "linkerd_operator_remote_cluster_failures_total",
             "Failed lists and watches of another cluster, by class",
@@ -79,6 +92,7 @@ impl Multicluster {
             joined_reads: Mutex::default(),
             observer,
             settings,
+            connect,
             metrics: WatchMetrics::of_remotes()?,
             failures: register_int_counter_vec_with_registry!(failures, &["cluster", "class"], registry)?,
         }))
@@ -133,7 +147,7 @@ impl Multicluster {
     }
 
     /// Links exactly these clusters. A cluster whose link has changed keeps its state.
-    async fn link(self: &Arc<Self>, links: Vec<Link>) {
+    fn link(&self, links: Vec<Link>) {
         let mut changed = Vec::new();
         let mut gone: Vec<Arc<str>> = {
             let known = self.clusters.read();
@@ -144,7 +158,7 @@ impl Multicluster {
             let known = self.clusters.read().get(&link.cluster).cloned();
             let is_new = known.is_none();
             let cluster = known.unwrap_or_else(|| self.new_cluster(&link));
-            cluster.use_kubeconfig(&link.kubeconfig).await;
+            cluster.use_kubeconfig(&link.kubeconfig, self.connect);
             let is_renamed = cluster.use_trust_domain(&link.trust_domain);
             if is_new {
                 self.clusters.write().insert(Arc::clone(&link.cluster), cluster);
@@ -164,15 +178,15 @@ impl Multicluster {
         self.observer.dirty.mark(changed.into_iter().map(whole), Instant::now());
     }
 
-    /// Ends the watches of namespaces that no view has needed for a while, forever. Returns if a watch has ended by
-    /// itself.
+    /// Ends the watches of namespaces that no view has needed for a while, forever.
     pub(super) async fn sweep(self: Arc<Self>) {
         loop {
             sleep(SWEEP).await;
             for cluster in self.clusters() {
-                if let Some(ended) = cluster.sweep() {
-                    tracing::error!(cluster = &*cluster.name, ended, "a watch of another cluster ended");
-                    return;
+                if cluster.sweep() {
+                    // The views read the cluster again, and start the watches.
+                    let change = DirtyKey::Remote(Arc::clone(&cluster.name), RemoteChange::Cluster);
+                    self.observer.dirty.mark([change], Instant::now());
                 }
             }
         }
@@ -204,5 +218,35 @@ impl Multicluster {
     pub(super) fn unlink(&self, cluster: &str) {
         self.clusters.write().remove(cluster);
         self.observer.dirty.mark([DirtyKey::Remote(cluster.into(), RemoteChange::Cluster)], Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::destination::testing::settings;
+
+    const KUBECONFIG: &str = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
+
+    #[tokio::test]
+    async fn a_panic_while_a_link_is_handled_costs_its_cluster_only() {
+        let connect: Connect = |kubeconfig| match kubeconfig {
+            "poison" => panic!("out of ink"),
+            text => client::embedded(text),
+        };
+        let observer = DestinationObserver::new();
+        let clusters = Multicluster::connecting(observer, settings().into(), &Registry::new(), connect).unwrap();
+        let link = |cluster: &str, kubeconfig: &str| Link {
+            cluster: cluster.into(),
+            trust_domain: "trust".into(),
+            kubeconfig: kubeconfig.into(),
+        };
+        clusters.link(vec![link("east", "poison"), link("west", KUBECONFIG)]);
+        assert!(clusters.is_known() && clusters.has("east") && clusters.has("west"));
+        let problem = "the kubeconfig cannot be used: it causes a panic of this program, which is in its log";
+        assert_eq!(clusters.problems(), [format!("cluster east: {problem}")]);
+        clusters.link(vec![link("east", KUBECONFIG), link("west", "poison")]);
+        assert_eq!(clusters.problems(), [format!("cluster west: {problem}")]);
     }
 }

@@ -1,13 +1,20 @@
 //! One other cluster, and its namespaces that views need.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
+use anyhow::anyhow;
 use futures::FutureExt;
 use kube::Client;
 use parking_lot::{Mutex, RwLock};
-use prometheus::{IntCounterVec, Registry};
+use prometheus::IntCounterVec;
 use tokio::{sync::watch as channel, time::Instant};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::observer::{KINDS, RemoteObserver};
 use crate::{
@@ -18,6 +25,7 @@ use crate::{
     },
     destination::{observer::DestinationObserver, settings::DestinationSettings},
     tasks::Tasks,
+    text::truncated,
 };
 
 /// How long a namespace is watched after the last view has needed it. Proxies reconnect after an hour at most, and their
@@ -26,6 +34,8 @@ const UNUSED: Duration = Duration::from_secs(60);
 
 /// The number of problems of a cluster that `/ready` names.
 const PROBLEMS: usize = 5;
+/// The maximum number of bytes of a reason.
+const REASON_BYTES: usize = 1024;
 
 pub(in crate::destination) struct RemoteCluster {
     pub(in crate::destination) name: Arc<str>,
@@ -33,10 +43,15 @@ pub(in crate::destination) struct RemoteCluster {
     clients: channel::Sender<Option<Client>>,
     /// The last kubeconfig, and why it cannot be used.
     kubeconfig: Mutex<(Option<HiddenText>, Option<String>)>,
+    /// Why a watch was started again at the last sweep.
+    fault: Mutex<Option<String>>,
     metrics: WatchMetrics,
     observer: Arc<DestinationObserver>,
     namespaces: Mutex<HashMap<Arc<str>, WatchedNamespace>>,
 }
+
+/// Returns a client from the text of an untrusted kubeconfig.
+pub(super) type Connect = fn(&str) -> anyhow::Result<Client>;
 
 struct WatchedNamespace {
     namespace: Arc<RemoteNamespace>,
@@ -71,6 +86,7 @@ impl RemoteCluster {
             settings: Arc::new(RwLock::new(with_trust_domain(settings, &link.trust_domain))),
             clients: channel::channel(None).0,
             kubeconfig: Mutex::default(),
+            fault: Mutex::default(),
             metrics,
             observer: Arc::clone(observer),
             namespaces: Mutex::default(),
@@ -88,15 +104,15 @@ impl RemoteCluster {
     }
 
     /// Uses these credentials from now on. If they cannot be used, the old ones stay in use.
-    pub(super) async fn use_kubeconfig(&self, kubeconfig: &HiddenText) {
+    pub(super) fn use_kubeconfig(&self, kubeconfig: &HiddenText, connect: Connect) {
         if self.kubeconfig.lock().0.as_ref() == Some(kubeconfig) {
             return;
         }
-        let client = match client::embedded(kubeconfig.reveal()).await {
-            Ok(config) => client::client(config, &Registry::new()),
-            Err(error) => Err(error),
-        };
-        let problem = client.as_ref().err().map(|error| format!("the kubeconfig cannot be used: {error}"));
+        // Whatever a Secret says, this costs its cluster only.
+        let client = catch_unwind(AssertUnwindSafe(|| connect(kubeconfig.reveal())));
+        let client = client.unwrap_or_else(|_| Err(anyhow!("it causes a panic of this program, which is in its log")));
+        let why = client.as_ref().err().map(|error| client::describe(&**error));
+        let problem = why.map(|why| format!("the kubeconfig cannot be used: {}", truncated(why, REASON_BYTES)));
         if let Some(problem) = &problem {
             warn!(cluster = &*self.name, problem, "keeping the last credentials of a cluster, if it had any");
         }
@@ -138,11 +154,16 @@ impl RemoteCluster {
         WatchedNamespace { namespace, unused_since: None, tasks }
     }
 
-    /// Forgets the namespaces that no view has needed for a while. Returns a sentence about a task that has ended.
-    pub(super) fn sweep(&self) -> Option<String> {
-        let mut ended = None;
+    /// Forgets the namespaces that no view has needed for a while, and those of which a task has ended, so that their
+    /// views start them again. Returns whether a task has ended.
+    pub(super) fn sweep(&self) -> bool {
+        let mut fault = None;
         self.namespaces.lock().retain(|name, watched| {
-            ended = ended.take().or_else(|| watched.tasks.ended().now_or_never());
+            if let Some(ended) = watched.tasks.ended().now_or_never() {
+                error!(cluster = &*self.name, namespace = &**name, ended, "a watch of another cluster ended");
+                fault = Some(format!("namespace {name}: {ended}, and its watches are started again"));
+                return false;
+            }
             let is_used = Arc::strong_count(&watched.namespace) > 1;
             let since = if is_used { None } else { watched.unused_since.or_else(|| Some(Instant::now())) };
             watched.unused_since = since;
@@ -156,19 +177,27 @@ impl RemoteCluster {
             }
             stays
         });
-        ended
+        let has_ended = fault.is_some();
+        *self.fault.lock() = fault.map(|fault| truncated(fault, REASON_BYTES));
+        has_ended
     }
 
-    /// Returns why the state may be incomplete or out of date: the first few reasons, and the number of the others.
+    /// Returns why the state may be incomplete or out of date: causes before their effects, the first few of them, and
+    /// the number of the others.
     pub(super) fn problems(&self) -> Vec<String> {
         let kubeconfig = self.kubeconfig.lock().1.clone();
+        let fault = self.fault.lock().clone();
         let namespaces = self.namespaces.lock();
-        let of_namespaces = namespaces.iter().flat_map(|(name, watched)| {
-            let problems = watched.namespace.cluster.problems().into_iter();
-            problems.map(move |problem| format!("namespace {name}: {}", problem.text))
-        });
-        let mut problems: Vec<String> = kubeconfig.into_iter().chain(of_namespaces).collect();
-        problems.sort_unstable();
+        let mut of_namespaces: Vec<_> = namespaces
+            .iter()
+            .flat_map(|(name, watched)| {
+                let problems = watched.namespace.cluster.problems().into_iter();
+                problems.map(move |problem| (!problem.is_failure, format!("namespace {name}: {}", problem.text)))
+            })
+            .collect();
+        of_namespaces.sort_unstable();
+        let of_namespaces = of_namespaces.into_iter().map(|(_, text)| text);
+        let mut problems: Vec<String> = kubeconfig.into_iter().chain(fault).chain(of_namespaces).collect();
         let more = problems.len().saturating_sub(PROBLEMS);
         problems.truncate(PROBLEMS);
         if more > 0 {
@@ -242,7 +271,7 @@ mod tests {
             let cluster = Arc::clone(&cluster);
             async move {
                 tokio::time::advance(Duration::from_secs(after)).await;
-                assert_eq!(cluster.sweep(), None);
+                assert!(!cluster.sweep());
                 cluster.watched("ns").is_some()
             }
         };
@@ -256,14 +285,53 @@ mod tests {
         assert!(!is_watched(1).await);
     }
 
+    const USABLE: &str = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
+
     #[tokio::test]
     async fn a_kubeconfig_that_cannot_be_used_is_a_problem_until_it_is_replaced() {
         let cluster = cluster();
-        cluster.use_kubeconfig(&"top-secret: [".into()).await;
-        assert_eq!(cluster.problems(), ["the kubeconfig cannot be used: it is not a kubeconfig"]);
-        let usable = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-            "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
-        cluster.use_kubeconfig(&usable.into()).await;
-        assert_eq!(cluster.problems(), [] as [&str; 0]);
+        let problems = |kubeconfig: &str| {
+            cluster.use_kubeconfig(&kubeconfig.into(), client::embedded);
+            cluster.problems()
+        };
+        assert_eq!(problems("top-secret: ["), ["the kubeconfig cannot be used: it is not a kubeconfig"]);
+        assert_eq!(problems(USABLE), [] as [&str; 0]);
+        assert!(cluster.clients.borrow().is_some());
+        let without_scheme = USABLE.replace("http://", "");
+        let why = "the kubeconfig cannot be used: server of cluster \"a\" has no scheme: write https://HOST:PORT";
+        assert_eq!(problems(&without_scheme), [why]);
+        assert!(cluster.clients.borrow().is_some(), "the last usable credentials stay in use");
+    }
+
+    #[tokio::test]
+    async fn the_cause_is_the_first_problem_however_many_lists_wait_for_it() {
+        let cluster = cluster();
+        let observer = RemoteObserver::new(&"east".into(), &"ns".into(), &DestinationObserver::new());
+        cluster.insert("ns", Feed::unlisted(KINDS, observer).cluster);
+        cluster.use_kubeconfig(&"top-secret: [".into(), client::embedded);
+        let problems = cluster.problems();
+        assert_eq!(problems.first().unwrap(), "the kubeconfig cannot be used: it is not a kubeconfig");
+        assert!(problems[1].starts_with("namespace ns: the first list of "), "{problems:?}");
+        assert_eq!(problems.last().unwrap(), "and 1 more problems");
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_panics_is_started_again_and_costs_its_namespace_only() {
+        let cluster = cluster();
+        cluster.insert("broken", Feed::default().cluster);
+        cluster.insert("whole", Feed::default().cluster);
+        let mut tasks = Tasks::default();
+        tasks.spawn("watch", async { panic!("out of ink") });
+        cluster.namespaces.lock().get_mut("broken").unwrap().tasks = tasks;
+        while !cluster.sweep() {
+            tokio::task::yield_now().await;
+        }
+        assert!(cluster.watched("broken").is_none() && cluster.watched("whole").is_some());
+        let problems = cluster.problems().join("\n");
+        assert!(problems.starts_with("namespace broken: task watch ended"), "{problems}");
+        cluster.namespace(&"broken".into());
+        assert!(!cluster.sweep());
+        assert!(!cluster.problems().join("\n").contains("ended"));
     }
 }
