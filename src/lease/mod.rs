@@ -393,7 +393,6 @@ impl Elector {
                 "{self}: {}; apply the operator's permissions again (make deploy), after Linkerd if namespace {} is missing",
                 status.message, self.settings.namespace
             ),
-            kube::Error::Api(status) => format!("{self}: {}", status.message),
             other => format!("{self}: {}", crate::client::describe(other)),
         }
     }

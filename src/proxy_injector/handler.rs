@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     api::INJECT_ANNOTATION,
+    client,
     events::{Events, Notice},
     webhook::{
         Handler,
@@ -63,7 +64,7 @@ impl InjectionHandler {
         let (workload, namespace) = tokio::join!(workload, self.lookup.namespace(&request.namespace));
         let (namespace, unknown) = match namespace {
             Ok(namespace) => (namespace, None),
-            Err(error) => (NamespaceMetadata::default(), Some(format!("{error:#}"))),
+            Err(error) => (NamespaceMetadata::default(), Some(client::describe(&*error))),
         };
         let regarding = workload.as_ref().and_then(|workload| workload.reference(&request.namespace));
         let regarding = regarding.filter(|_| !request.dry_run);

@@ -260,8 +260,9 @@ async fn replicas(client: &Client, operator_namespace: &str, linkerd_namespace: 
     for (role, namespace, selector) in wanted {
         let list = ListParams::default().labels(selector).limit(PODS);
         let found = Api::<Pod>::namespaced(client.clone(), namespace).list(&list).await;
-        let found = found
-            .map_err(|error| anyhow!("cannot list the Pods {selector} in namespace {namespace}: {}", reason(&error)))?;
+        let found = found.map_err(|error| {
+            anyhow!("cannot list the Pods {selector} in namespace {namespace}: {}", client::describe(&error))
+        })?;
         pods.extend(found.items.into_iter().map(|pod| (role, pod)));
     }
     let replicas = stream::iter(pods).map(|(role, pod)| replica(client, role, pod)).buffered(CONCURRENCY);
@@ -365,15 +366,7 @@ fn refusal(status: StatusCode, body: &str) -> String {
 }
 
 fn known<T>(result: kube::Result<T>) -> Known<T> {
-    result.map_err(|error| reason(&error))
-}
-
-/// Returns the message of the API server. If the API server did not answer, returns the cause.
-fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => client::describe(other),
-    }
+    result.map_err(|error| client::describe(&error))
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
-use super::read::plain;
 use crate::{
     cli::note,
     cluster::{
@@ -47,7 +46,7 @@ async fn add<T: Watched>(client: &Client, state: &mut State) -> Result<()> {
     let all: Api<Guarded<T::Wire>> = Api::all(client.clone());
     let mut params = ListParams::default().limit(PAGE);
     loop {
-        let page = all.list(&params).await.map_err(plain).with_context(|| match T::KIND {
+        let page = all.list(&params).await.with_context(|| match T::KIND {
             Kind::Namespace => format!("cannot list {resource}"),
             _ => format!("cannot list {resource} in all namespaces"),
         })?;
@@ -128,7 +127,7 @@ mod tests {
                 false => (200, page("", &json!([]))),
             });
             let error = workloads(&client).await.err().unwrap();
-            assert_eq!(format!("{error:#}"), format!("{expected}no"));
+            assert_eq!(crate::client::describe(&*error), format!("{expected}no"));
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use http::{Method, Request};
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{Api, Client, Error, Resource, api::ListParams, core::Status};
@@ -63,7 +63,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
         read_config_map(client, &target.namespace, config_map, &mut state).await?;
     }
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
-    let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
+    let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await;
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
     let cached = CachedObjects::of(&state, target);
     Ok(ExplainInput { applied: file.is_none(), ..ExplainInput::new(&config, cached, &bases.items) })
@@ -75,26 +75,18 @@ async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
         Err(Error::Api(status)) if status.code == 404 => {
             bail!("the API server has no resource LinkerdConfig: install its CRD, crd/linkerdconfigs.yaml")
         }
-        Err(error) => Err(plain(error)).context("cannot list LinkerdConfigs"),
+        Err(error) => Err(error).context("cannot list LinkerdConfigs"),
     }
 }
 
 /// Reads a ConfigMap by a list, which is the verb that the operator itself has a permission for.
 async fn read_config_map(client: &Client, namespace: &str, name: &str, state: &mut State) -> Result<()> {
     let config_maps: Api<ConfigMapObject> = Api::namespaced(client.clone(), namespace);
-    let list = config_maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await.map_err(plain);
+    let list = config_maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await;
     for object in list.with_context(|| format!("cannot read ConfigMap {name} in namespace {namespace}"))?.items {
         ConfigMap::project(object, &mut Problems::default()).apply(state);
     }
     Ok(())
-}
-
-/// Returns only the message of a status; its other fields are for programs.
-pub(super) fn plain(error: Error) -> anyhow::Error {
-    match error {
-        Error::Api(status) => anyhow!(status.message),
-        error => error.into(),
-    }
 }
 
 /// Returns the name of the manifest and its object, as it would be sent.
@@ -153,7 +145,7 @@ async fn admitted(
             unchecked(object, known)
         }
         Err(Error::Api(status)) if (400..500).contains(&status.code) => bail!("{}", refusal(name, &status)),
-        Err(error) => Err(plain(error)).context("the API server could not check the manifest"),
+        Err(error) => Err(error).context("the API server could not check the manifest"),
     }
 }
 
