@@ -11,7 +11,10 @@ use super::{
     inject::AdmissionOutcome,
     warnings::AuthorWarnings,
 };
-use crate::events::{Notice, Reason};
+use crate::{
+    events::{Notice, Reason},
+    webhook::review::limited,
+};
 
 /// Returns the Events of a Pod that is admitted.
 pub(super) fn of_admitted(workload: &ObjectReference, outcome: &AdmissionOutcome) -> Vec<Notice> {
@@ -36,7 +39,7 @@ pub(super) fn of_admitted(workload: &ObjectReference, outcome: &AdmissionOutcome
 }
 
 fn joined(warnings: &AuthorWarnings) -> String {
-    warnings.clone().into_texts().join("; ")
+    limited(warnings.clone().into_texts()).join("; ")
 }
 
 /// Returns the Event of a Pod that is denied.
@@ -48,7 +51,9 @@ fn sentences(decision: &InjectionDecision) -> String {
     decision.skipped.iter().copied().map(NotInjected::sentence).collect::<Vec<_>>().join(", ")
 }
 
+/// The author of a Pod controls a part of the note, which is one line for terminals.
 fn notice(reason: Reason, workload: &ObjectReference, note: String) -> Notice {
+    let note = note.replace(char::is_control, " ");
     Notice { reason, regarding: workload.clone(), related: None, note }
 }
 
@@ -109,5 +114,14 @@ mod tests {
             texts(vec![of_denied(&ObjectReference::default(), "x is missing")]),
             ["Warning InjectionFailed: Linkerd sidecar proxy injection failed: x is missing"]
         );
+    }
+
+    #[test]
+    fn a_note_is_one_line_with_short_texts_of_the_author() {
+        let warnings = vec![format!("the annotation a\n\u{1b}[2J{}", "x".repeat(10_000)), "two".to_owned()];
+        let outcome = AdmissionOutcome { warnings, ..AdmissionOutcome::default() };
+        let notes = texts(of_admitted(&ObjectReference::default(), &outcome));
+        assert!(notes[1].len() < 400 && notes[1].ends_with("x; two"), "{}", notes[1]);
+        assert!(!notes[1].contains(char::is_control), "{}", notes[1]);
     }
 }

@@ -4,13 +4,14 @@
 //! injected, or if its namespace cannot be read; every other object is allowed; an answer waits for no Event, and a dry
 //! run causes none.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use http::Response;
 use http_body_util::Full;
 use json_patch::Patch;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -18,7 +19,7 @@ use super::{
     canary::is_never_included,
     events,
     inject::{Injector, ObjectKind, ReviewTarget},
-    lookup::{NamespaceMetadata, ObjectLookup},
+    lookup::{NamespaceMetadata, ObjectLookup, pace::Pace},
     metrics::{InjectorMetrics, RequestLabels},
     owner::Workload,
     reviewed::ReviewedObject,
@@ -41,6 +42,43 @@ pub(super) struct InjectionHandler {
     pub(super) version: String,
     pub(super) metrics: InjectorMetrics,
     pub(super) events: Events,
+    pub(super) denials: DenialLog,
+}
+
+/// The log lines about denied Pods. Any client may send a review, so their rate is limited.
+pub(super) struct DenialLog(Mutex<DenialLines>);
+
+struct DenialLines {
+    pace: Pace,
+    /// The number of lines that were left out since the last one.
+    omitted: u64,
+}
+
+// === impl DenialLog ===
+
+impl Default for DenialLog {
+    fn default() -> Self {
+        // As many lines as people read, in a burst and then one every ten seconds.
+        let pace = Pace::new(Duration::from_secs(10), 20);
+        Self(Mutex::new(DenialLines { pace, omitted: 0 }))
+    }
+}
+
+impl DenialLog {
+    fn log(&self, namespace: &str, pod: &str, reason: &str) {
+        let Some(omitted) = self.admit(Instant::now()) else { return };
+        warn!(namespace, pod, reason, omitted, "denied a Pod");
+    }
+
+    /// Returns the number of lines that were left out before this one; `None` if this one is left out, too.
+    fn admit(&self, now: Instant) -> Option<u64> {
+        let mut lines = self.0.lock();
+        if lines.pace.admit(now) {
+            return Some(std::mem::take(&mut lines.omitted));
+        }
+        lines.omitted += 1;
+        None
+    }
 }
 
 // === impl InjectionHandler ===
@@ -64,7 +102,7 @@ impl InjectionHandler {
         let (workload, namespace) = tokio::join!(workload, self.lookup.namespace(&request.namespace));
         let (namespace, unknown) = match namespace {
             Ok(namespace) => (namespace, None),
-            Err(error) => (NamespaceMetadata::default(), Some(client::describe(&*error))),
+            Err(error) => (Arc::<NamespaceMetadata>::default(), Some(client::describe(&*error))),
         };
         let regarding = workload.as_ref().and_then(|workload| workload.reference(&request.namespace));
         let regarding = regarding.filter(|_| !request.dry_run);
@@ -75,7 +113,7 @@ impl InjectionHandler {
         // The annotations of the namespace may request a proxy for the Pod.
         if let Some(unknown) = unknown.filter(|_| kind == ObjectKind::Pod) {
             self.metrics.denied(&labels);
-            warn!(namespace = request.namespace, error = unknown, "denied a Pod");
+            self.denials.log(&request.namespace, &pod.name, &unknown);
             self.publish(regarding.map(|workload| events::of_denied(&workload, &unknown)));
             return request.denied(&unknown);
         }
@@ -102,8 +140,9 @@ impl InjectionHandler {
             }
             Err(reason) => {
                 self.metrics.denied(&labels);
-                warn!(namespace = request.namespace, pod = pod.name, %reason, "denied a Pod");
-                self.publish(regarding.map(|workload| events::of_denied(&workload, &reason.to_string())));
+                let text = reason.to_string();
+                self.denials.log(&request.namespace, &pod.name, &text);
+                self.publish(regarding.map(|workload| events::of_denied(&workload, &text)));
                 request.denied(&format!("linkerd-operator cannot inject a proxy: {reason}"))
             }
         }
@@ -137,7 +176,9 @@ impl Handler for InjectionHandler {
 mod tests {
     use std::convert::Infallible;
 
+    use http_body_util::BodyExt;
     use kube::{Client, client::Body};
+    use parking_lot::Mutex;
     use prometheus::{Registry, proto::MetricFamily};
     use serde_json::{Value, json};
 
@@ -148,28 +189,85 @@ mod tests {
         tasks::Tasks,
     };
 
-    /// An injector that finds only the namespace `shop`, and its metrics.
-    fn injector() -> (Arc<InjectionHandler>, Registry) {
-        let api_server = tower::service_fn(|request: http::Request<Body>| async move {
-            let found = request.uri().path() == "/api/v1/namespaces/shop";
-            let body = match found {
-                true => json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {}}),
-                false => json!({"kind": "Status", "code": 404, "message": "not found"}),
-            };
-            let response = Response::builder().status(if found { 200 } else { 404 });
-            Ok::<_, Infallible>(response.body(Body::from(body.to_string().into_bytes())).unwrap())
+    /// The objects that the API server has, and their uids.
+    const FOUND: [(&str, &str); 4] = [
+        ("/api/v1/namespaces/shop", "n"),
+        ("/apis/apps/v1/namespaces/shop/replicasets/web-5f8d", "r"),
+        ("/apis/apps/v1/namespaces/shop/daemonsets/agent", "d"),
+        ("/api/v1/namespaces/shop/replicationcontrollers/old", "c"),
+    ];
+
+    /// What the API server received.
+    #[derive(Default)]
+    struct Received {
+        /// The paths of reads.
+        reads: Vec<String>,
+        /// The kinds, names and notes of Events.
+        events: Vec<String>,
+        under_way: usize,
+        most_under_way: usize,
+    }
+
+    /// An injector that finds only [`FOUND`], its metrics, and what its API server receives. A read takes 10 ms.
+    fn injector() -> (Arc<InjectionHandler>, Registry, Arc<Mutex<Received>>) {
+        let received = Arc::<Mutex<Received>>::default();
+        let seen = Arc::clone(&received);
+        let api_server = tower::service_fn(move |request: http::Request<Body>| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let path = request.uri().path().to_owned();
+                if request.method() == http::Method::POST {
+                    let event = request.into_body().collect().await.unwrap().to_bytes();
+                    let event: Value = serde_json::from_slice(&event).unwrap();
+                    let regarding = [&event["regarding"]["kind"], &event["regarding"]["name"]].map(Value::as_str);
+                    let [kind, name] = regarding.map(Option::unwrap);
+                    seen.lock().events.push(format!("{kind}/{name}: {}", event["note"].as_str().unwrap()));
+                    return Ok::<_, Infallible>(Response::new(Body::from(event.to_string().into_bytes())));
+                }
+                {
+                    let mut seen = seen.lock();
+                    seen.reads.push(path.clone());
+                    seen.under_way += 1;
+                    seen.most_under_way = seen.most_under_way.max(seen.under_way);
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                seen.lock().under_way -= 1;
+                let found = FOUND.iter().find(|(known, _)| *known == path);
+                let deployment = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w"}]);
+                let body = match found {
+                    Some((_, uid)) => json!({
+                        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                        "metadata": {"uid": uid, "ownerReferences": if *uid == "r" { deployment } else { json!(null) }},
+                    }),
+                    None => {
+                        json!({"kind": "Status", "status": "Failure", "message": "no", "reason": "NotFound", "code": 404})
+                    }
+                };
+                let response = Response::builder().status(if found.is_some() { 200 } else { 404 });
+                Ok(response.body(Body::from(body.to_string().into_bytes())).unwrap())
+            }
         });
         let (client, registry) = (Client::new(api_server, "default"), Registry::new());
-        let events = events::spawn(&client, EventsApi::Events, "replica", &registry, &mut Tasks::default()).unwrap();
+        let mut tasks = Tasks::default();
+        let events = events::spawn(&client, EventsApi::Events, "replica", &registry, &mut tasks).unwrap();
+        // The task of the Events runs until the test ends.
+        std::mem::forget(tasks);
         let handler = InjectionHandler {
-            lookup: ObjectLookup { cluster: Feed::default().cluster, client },
+            lookup: ObjectLookup::new(Feed::default().cluster, client),
             current: Arc::default(),
             controller_namespace: "linkerd".to_owned(),
             version: "test".to_owned(),
             metrics: InjectorMetrics::register(&registry).unwrap(),
             events,
+            denials: DenialLog::default(),
         };
-        (Arc::new(handler), registry)
+        (Arc::new(handler), registry, received)
+    }
+
+    /// A Pod with this owner.
+    fn owned([api_version, kind, name, uid]: [&str; 4]) -> Value {
+        let owner = json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": uid});
+        json!({"metadata": {"name": "p", "ownerReferences": [owner]}})
     }
 
     /// Reviews an object. Returns the response.
@@ -182,7 +280,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_namespace_that_was_found_is_a_label_of_metrics() {
-        let (handler, registry) = injector();
+        let (handler, registry, _) = injector();
         for (kind, namespace) in [("Service", "shop"), ("Service", "invented"), ("Pod", "also-invented")] {
             review(&handler, kind, namespace, &json!({})).await;
         }
@@ -200,7 +298,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_that_the_api_server_will_reject_for_its_length_is_allowed_without_a_look_at_it() {
-        let (handler, _) = injector();
+        let (handler, ..) = injector();
         let pod = |bytes: usize, name: &str| {
             let annotations = json!({"linkerd.io/inject": "enabled", "x": "y".repeat(bytes)});
             json!({"metadata": {"name": name, "annotations": annotations}})
@@ -211,5 +309,79 @@ mod tests {
         for too_long in [pod(256 << 10, "web"), pod(1, &"n".repeat(254))] {
             assert_eq!(review(&handler, "Pod", "shop", &too_long).await, json!({"uid": "u", "allowed": true}));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_of_invented_names_cause_a_bounded_number_of_requests() {
+        let (handler, _, received) = injector();
+        let begun = Instant::now();
+        let reviews = (0..2_000).map(|number| {
+            let handler = Arc::clone(&handler);
+            async move {
+                let pod = owned(["apps/v1", "ReplicaSet", &format!("invented-{number}"), "u"]);
+                review(&handler, "Pod", &format!("invented-{number}"), &pod).await["allowed"].clone()
+            }
+        });
+        let allowed = futures::future::join_all(reviews).await;
+        assert!(allowed.iter().all(|allowed| *allowed == false));
+        // Each review ends within its deadline, with an answer of the API server or without one.
+        let seconds = begun.elapsed().as_secs_f64();
+        assert!(seconds <= 3.1, "{seconds} s");
+        let received = received.lock();
+        let (reads, at_once) = (received.reads.len(), received.most_under_way);
+        assert!((100..=360).contains(&reads) && at_once <= 20, "{reads} reads, {at_once} at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equal_reads_are_one_request_and_an_absent_object_is_read_once_a_second() {
+        let (handler, _, received) = injector();
+        let reads = || std::mem::take(&mut received.lock().reads).len();
+        let pod = json!({"metadata": {"name": "p"}});
+        for namespace in ["shop", "invented"] {
+            futures::future::join_all((0..100).map(|_| review(&handler, "Pod", namespace, &pod))).await;
+            assert_eq!(reads(), 1, "{namespace}");
+        }
+        review(&handler, "Pod", "invented", &pod).await;
+        assert_eq!(reads(), 0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        review(&handler, "Pod", "invented", &pod).await;
+        // A namespace that exists may change at any time.
+        review(&handler, "Pod", "shop", &pod).await;
+        review(&handler, "Pod", "shop", &pod).await;
+        assert_eq!(reads(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_owner_that_exists_with_the_uid_of_the_reference_has_events() {
+        let (handler, _, received) = injector();
+        for owner in [
+            ["apps/v1", "ReplicaSet", "web-5f8d", "r"],
+            ["apps/v1", "DaemonSet", "agent", "d"],
+            ["v1", "ReplicationController", "old", "c"],
+            // The others do not exist.
+            ["apps/v1", "ReplicaSet", "web-5f8d", "other"],
+            ["apps/v1", "ReplicaSet", "other", "r"],
+            ["apps/v1", "DaemonSet", "agent", "other"],
+            ["apps/v1", "StatefulSet", "agent", "d"],
+            ["apps/v1", "Deployment", "web", "w"],
+            ["batch/v1", "CronJob", "daily", "u"],
+        ] {
+            review(&handler, "Pod", "shop", &owned(owner)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut owners: Vec<_> =
+            received.lock().events.iter().map(|it| it[..it.find(':').unwrap()].to_owned()).collect();
+        owners.sort();
+        assert_eq!(owners, ["DaemonSet/agent", "Deployment/web", "ReplicationController/old"]);
+    }
+
+    #[test]
+    fn log_lines_about_denied_pods_are_few_and_say_how_many_were_left_out() {
+        let (log, now) = (DenialLog::default(), Instant::now());
+        let lines = (0..1000).filter(|_| log.admit(now).is_some()).count();
+        assert_eq!(lines, 20);
+        assert_eq!(log.admit(now + Duration::from_secs(10)), Some(980));
+        assert_eq!(log.admit(now + Duration::from_secs(10)), None);
+        assert_eq!(log.admit(now + Duration::from_secs(20)), Some(1));
     }
 }

@@ -38,7 +38,7 @@ use kube::Client;
 use prometheus::Registry;
 
 use crate::{cluster::Cluster, events::Events, tasks::Tasks, webhook::Handler};
-use handler::InjectionHandler;
+use handler::{DenialLog, InjectionHandler};
 use lookup::ObjectLookup;
 use metrics::{ConfigurationCollector, InjectorMetrics};
 pub use observer::InjectorObserver;
@@ -91,7 +91,8 @@ pub fn spawn(
         }
     }
     let handler = InjectionHandler {
-        lookup: ObjectLookup { cluster: cluster.clone(), client: client.clone() },
+        lookup: ObjectLookup::new(cluster.clone(), client.clone()),
+        denials: DenialLog::default(),
         current: Arc::clone(&current),
         controller_namespace: settings.controller_namespace,
         version: settings.version,

@@ -17,10 +17,11 @@ use super::{
     containers::NotRenderable,
     decision::NotInjected,
     inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
-    owner::{intermediate, workload},
+    owner::{FoundOwner, workload},
     reviewed::ReviewedObject,
 };
 use crate::{
+    cluster::kinds::owner::Owner,
     values::{Document, Path},
     webhook::review::ReviewRequest,
 };
@@ -200,7 +201,10 @@ fn decide(
 ) -> Result<AdmissionOutcome, NotRenderable> {
     let object = request.object.clone().unwrap_or_default();
     let owners = &object.metadata.owner_references;
-    let workload = workload(&object.metadata.name, owners, intermediate(owners));
+    let above =
+        owners.first().map(|owner| Owner { kind: owner.kind.as_str().into(), name: owner.name.as_str().into() });
+    let found = FoundOwner { above, ..FoundOwner::default() };
+    let workload = workload(&object.metadata.name, owners, Some(&found));
     let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
     let kind = ObjectKind::of(&request.kind.kind).unwrap_or(ObjectKind::Pod);

@@ -12,9 +12,10 @@ use super::{
     annotations::AnnotationMap,
     configuration::Configuration,
     inject::{Injector, ObjectKind, ReviewTarget},
-    owner::{intermediate, workload},
+    owner::{FoundOwner, workload},
     reviewed::{ReviewedObject, ReviewedOwner},
 };
+use crate::cluster::kinds::owner::Owner;
 
 const RECORDED: &str = include_str!("testdata/injector.jsonl");
 
@@ -131,16 +132,15 @@ impl Recording {
         }
     }
 
-    /// Returns the only owner of an object.
-    fn owner_of(&self, namespace: &str, owner: &ReviewedOwner) -> Option<ReviewedOwner> {
+    /// Returns the owner of a Pod with its own only owner.
+    fn found(&self, namespace: &str, owner: &ReviewedOwner) -> Option<FoundOwner> {
         let found = self.objects.iter().find(|it| {
             it["kind"] == owner.kind.as_str()
                 && it["metadata"]["name"] == owner.name.as_str()
                 && it["metadata"]["namespace"] == namespace
         })?;
-        let owners: Vec<ReviewedOwner> =
-            serde_json::from_value(found.pointer("/metadata/ownerReferences")?.clone()).unwrap();
-        if let [owner] = &owners[..] { Some(owner.clone()) } else { None }
+        let metadata = serde_json::from_value(found["metadata"].clone()).unwrap();
+        Some(FoundOwner { above: Owner::only(&metadata), ..FoundOwner::default() })
     }
 }
 
@@ -210,8 +210,8 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     let namespace = recording.namespaces.get(name("ns")).unwrap_or(&none);
     let pod: ReviewedObject = serde_json::from_value(object.clone()).unwrap();
     let owners = &pod.metadata.owner_references;
-    let above = intermediate(owners).and_then(|owner| recording.owner_of(name("ns"), owner));
-    let workload = workload(&pod.metadata.name, owners, above.as_ref());
+    let found = owners.first().and_then(|owner| recording.found(name("ns"), owner));
+    let workload = workload(&pod.metadata.name, owners, found.as_ref());
     let target = ReviewTarget { namespace, namespace_name: name("ns"), inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "edge-26.8.3" };
     let kind = if name("kind") == "Pod" { ObjectKind::Pod } else { ObjectKind::Service };

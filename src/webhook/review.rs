@@ -161,7 +161,8 @@ pub fn invalid(reason: String) -> Response<Full<Bytes>> {
     response
 }
 
-fn limited(mut warnings: Vec<String>) -> Vec<String> {
+/// Returns as many warnings as an answer may have, and none that is longer than the API server shows.
+pub fn limited(mut warnings: Vec<String>) -> Vec<String> {
     warnings.truncate(MAX_WARNINGS);
     warnings.into_iter().map(|warning| truncated(warning, MAX_WARNING_BYTES)).collect()
 }

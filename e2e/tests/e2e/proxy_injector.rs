@@ -12,7 +12,10 @@ use e2e::{
     mesh::SOON,
     workload::{self, Kind},
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Service};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, Event, Namespace, Pod, Service},
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -287,18 +290,22 @@ async fn events(setup: &Setup) -> Result<Vec<String>> {
 async fn expect_events(setup: &Setup) -> Result<()> {
     let namespace = setup.namespace.name();
     // A Pod without a workload, and a Pod that is only tried: neither causes an Event.
-    let uid = |number: u32| format!("00000000-0000-0000-0000-{number:012}");
-    let owned = |number: u32| {
-        let name = format!("owner-{number}");
-        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": uid(number)}])
-    };
+    // It selects no node, so it has no Pods of its own.
+    let nowhere = json!({"spec": {"template": {"spec": {"nodeSelector": {"no": "node"}}}}});
+    workload::put(&setup.client, namespace, Kind::DaemonSet, "agent", 1, nowhere).await?;
+    let agent: DaemonSet = setup.namespace.api().get("agent").await?;
+    let uid = agent.metadata.uid.context("no uid")?;
+    let owned = |name: &str| json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": uid}]);
     let mut bare = meshed(&json!({}));
     let pods = setup.namespace.api::<Pod>();
     pods.create(&PostParams::default(), &serde_json::from_value(bare.clone())?).await?;
-    bare["metadata"]["ownerReferences"] = owned(1);
+    bare["metadata"]["ownerReferences"] = owned("agent");
     assert!(containers(&setup.create(&bare).await?).contains(&"linkerd-proxy"));
-    bare["metadata"]["ownerReferences"] = owned(2);
-    pods.create(&PostParams::default(), &serde_json::from_value(bare)?).await?;
+    // The Pod of the owner, and one that only says so.
+    for name in ["agent", "invented"] {
+        bare["metadata"]["ownerReferences"] = owned(name);
+        pods.create(&PostParams::default(), &serde_json::from_value(bare.clone())?).await?;
+    }
 
     let annotations = |annotations: Value| {
         json!({"spec": {"template": {
@@ -314,7 +321,7 @@ async fn expect_events(setup: &Setup) -> Result<()> {
         workload::put(&setup.client, namespace, Kind::Deployment, name, 1, annotations(own)).await?;
     }
     let expected = [
-        "Normal Injected DaemonSet/owner-2: Linkerd sidecar proxy injected",
+        "Normal Injected DaemonSet/agent: Linkerd sidecar proxy injected",
         "Normal Injected Deployment/injected: Linkerd sidecar proxy injected",
         "Normal Injected Deployment/warned: Linkerd sidecar proxy injected",
         "Normal InjectionSkipped Deployment/skipped: Linkerd sidecar proxy injection skipped: neither the namespace \

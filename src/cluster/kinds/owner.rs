@@ -30,6 +30,7 @@ pub struct Owner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntermediateOwner<K> {
     pub key: NamespacedName,
+    pub uid: Option<Uid>,
     pub owner: Option<Owner>,
     /// `None` without a single owner.
     pub owner_uid: Option<Uid>,
@@ -70,7 +71,8 @@ where
     fn project(wire: BareMetadataOf<K>, _: &mut Problems) -> Self {
         let owner = Owner::only(&wire.metadata);
         let owner_uid = owner.as_ref().and_then(|_| owner_uid(&wire.metadata));
-        Self { key: NamespacedName::of(&wire.metadata), owner, owner_uid, kind: PhantomData }
+        let uid = wire.metadata.uid.as_deref().and_then(Uid::new);
+        Self { key: NamespacedName::of(&wire.metadata), uid, owner, owner_uid, kind: PhantomData }
     }
 
     fn share(&mut self, values: &mut SharedValues) {

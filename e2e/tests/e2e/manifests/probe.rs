@@ -132,7 +132,7 @@ pub(super) fn objects() -> Vec<Value> {
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": pod});
     let mut job = json!({"spec": pod});
     job["spec"]["restartPolicy"] = json!("Never");
-    let workload = json!({"spec": {"selector": {"matchLabels": {"app": "web"}}, "template": template}});
+    let workload = json!({"spec": {"selector": {"matchLabels": {"app": "web"}}, "template": &template}});
     let pod = json!({ "spec": pod });
     let event = json!({
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "e2e", "reportingInstance": "e2e",
@@ -155,6 +155,13 @@ pub(super) fn objects() -> Vec<Value> {
         object("apps/v1", "StatefulSet", here, OBJECT, workload.clone()),
         object("apps/v1", "DaemonSet", here, OBJECT, workload.clone()),
         object("apps/v1", "ReplicaSet", here, OBJECT, workload.clone()),
+        object(
+            "v1",
+            "ReplicationController",
+            here,
+            OBJECT,
+            json!({"spec": {"selector": {"app": "web"}, "template": template}}),
+        ),
         object("batch/v1", "Job", here, OBJECT, json!({"spec": {"suspend": true, "template": job}})),
         object("events.k8s.io/v1", "Event", here, OBJECT, event),
         object("v1", "ConfigMap", linkerd, "linkerd-config", json!({"data": {"values": "{}"}})),
