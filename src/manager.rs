@@ -160,7 +160,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let validators: Vec<Arc<dyn Validator>> = vec![
             Arc::new(LinkerdConfigValidator::new(&client, cluster.clone(), &args.controller_namespace)),
             Arc::new(ExternalWorkloadValidator),
-            Arc::new(ServiceProfileValidator::new(&client, args.enable_destination)),
+            Arc::new(ServiceProfileValidator::new(&client, args.enable_destination, &args.destination.cluster_domain)),
         ];
         let handler = ValidationHandler::new(validators, ValidationMetrics::register(&registry)?);
         routes.add(webhook::VALIDATION_PATH, Arc::new(handler));

@@ -14,6 +14,7 @@ use crate::api::{ServiceProfileSpec, go_quote::quoted, quantity::Quantity};
 #[derive(Debug, Default)]
 pub(super) struct DecodedProfile {
     pub(super) name: String,
+    pub(super) namespace: String,
     pub(super) spec: ServiceProfileSpec,
 }
 
@@ -42,11 +43,11 @@ pub(super) fn decode(object: Option<&RawValue>) -> Result<DecodedProfile, String
         Value::Object(fields) => fields,
         _ => Map::new(),
     };
-    let name = fields.get("metadata").and_then(|metadata| metadata.get("name")?.as_str());
-    let name = name.unwrap_or_default().to_owned();
+    let text = |key: &str| fields.get("metadata").and_then(|metadata| metadata.get(key)?.as_str()).unwrap_or_default();
+    let (name, namespace) = (text("name").to_owned(), text("namespace").to_owned());
     let spec = fields.remove("spec").unwrap_or_default();
     let spec: Option<ServiceProfileSpec> = serde_json::from_value(spec).map_err(|error| error.to_string())?;
-    Ok(DecodedProfile { name, spec: spec.unwrap_or_default() })
+    Ok(DecodedProfile { name, namespace, spec: spec.unwrap_or_default() })
 }
 
 // === impl Decoder ===

@@ -1,6 +1,6 @@
 //! The webhook in place of Linkerd's container.
 //!
-//! In: the body of a request on any path. Out: the answer of Linkerd's container. Always holds: an answer repeats the
+//! In: the body of a request on any path. Out: the answer of Linkerd's container, with warnings. Always holds: an answer repeats the
 //! review, and has the UID of its request; every operation is validated, also a deletion, which has no object and is
 //! denied.
 
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json, value::RawValue};
 use tracing::debug;
 
-use super::rules::validate;
+use super::{rules::validate, warnings::warnings};
 use crate::{
     values::manifest,
-    webhook::{Handler, ValidationMetrics, ValidationVerdict},
+    webhook::{Handler, ValidationMetrics, ValidationVerdict, review::limited},
 };
 
 /// The answer to a review without a request.
@@ -82,11 +82,16 @@ impl DropInHandler {
         if uid.is_empty() {
             return Err(INVALID.to_owned());
         }
-        let verdict = validate(object).map_or_else(ValidationVerdict::denied, |()| ValidationVerdict::default());
+        // The flags of Linkerd's container do not name the domain of the cluster.
+        let verdict = match validate(object) {
+            Err(message) => ValidationVerdict::denied(message),
+            Ok(profile) => ValidationVerdict { denied: None, warnings: warnings(&profile, None) },
+        };
         self.metrics.count("ServiceProfile", verdict.result());
         debug!(uid, result = verdict.result(), "reviewed a ServiceProfile");
         let response = match verdict.denied {
-            None => json!({"uid": uid, "allowed": true}),
+            None if verdict.warnings.is_empty() => json!({"uid": uid, "allowed": true}),
+            None => json!({"uid": uid, "allowed": true, "warnings": limited(verdict.warnings)}),
             Some(message) => {
                 json!({"uid": uid, "allowed": false, "status": {"metadata": {}, "message": message, "code": 400}})
             }
@@ -150,11 +155,18 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_repeats_the_review_and_adds_the_response() {
-        let request = json!({"uid": "u", "operation": "CREATE", "dryRun": true, "object": {"metadata": {"name": "a"}}});
+        let request = json!({"uid": "u", "operation": "CREATE", "dryRun": true, "object": {"metadata": {"name": "web.ns.svc.cluster.local"}}});
         let review = json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": request});
         let mut expected = review.clone();
         expected["response"] = json!({"uid": "u", "allowed": true});
         assert_eq!(reviewed(&review.to_string()).await, expected);
+    }
+
+    #[tokio::test]
+    async fn an_allowed_profile_that_does_something_else_than_it_says_has_warnings() {
+        let review = reviewed(r#"{"request": {"uid": "u", "object": {"metadata": {"name": "web"}}}}"#).await;
+        let warning = "the name \"web\" is not SERVICE.NAMESPACE.svc.DOMAIN: the ServiceProfile applies to no client";
+        assert_eq!(review["response"], json!({"uid": "u", "allowed": true, "warnings": [warning]}));
     }
 
     #[tokio::test]

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   review ──▶ validator (of the manager) ─┐
-//!   review ──▶ drop_in (of the container) ─┴─▶ decode: the strict types ─▶ rules ─▶ allowed, or Linkerd's message
+//!   review ──▶ drop_in (of the container) ─┴─▶ decode: the strict types ─▶ rules ─▶ denied, or warnings
 //! ```
 //!
-//! In: admission reviews of ServiceProfiles. Out: the decisions and messages of Linkerd's validator. Always holds: apart
+//! In: admission reviews of ServiceProfiles. Out: the decisions and messages of Linkerd's validator, and warnings about
+//! what proxies do with an allowed profile. Always holds: apart
 //! from whether Linkerd's own webhook is registered, a decision depends on the object alone.
 
 mod decode;
@@ -13,6 +14,7 @@ mod drop_in;
 mod rules;
 mod shape;
 mod validator;
+mod warnings;
 
 pub use drop_in::DropInHandler;
 pub use validator::{LINKERD_WEBHOOK, ServiceProfileValidator};

@@ -71,14 +71,14 @@ enum MatchDenial {
     Reversed,
 }
 
-/// Checks an object, which is absent in the review of a deletion.
+/// Decodes and checks an object, which is absent in the review of a deletion.
 ///
 /// # Errors
 /// Returns the message of Linkerd's validator.
-pub(super) fn validate(object: Option<&RawValue>) -> Result<(), String> {
+pub(super) fn validate(object: Option<&RawValue>) -> Result<DecodedProfile, String> {
     let denied = match decode(object) {
         Ok(profile) => match check(&profile) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(profile),
             Err(denial) => format!("ServiceProfile {} {denial}", quoted(&profile.name)),
         },
         Err(error) => {
@@ -89,7 +89,7 @@ pub(super) fn validate(object: Option<&RawValue>) -> Result<(), String> {
 }
 
 fn check(profile: &DecodedProfile) -> Result<(), Denial> {
-    let DecodedProfile { name, spec } = profile;
+    let DecodedProfile { name, spec, .. } = profile;
     if name.len() > MAX_NAME_BYTES {
         return Err(Denial::LongName);
     }
@@ -102,7 +102,7 @@ fn check(profile: &DecodedProfile) -> Result<(), Denial> {
     spec.retry_budget.as_ref().map_or(Ok(()), check_retry_budget)
 }
 
-fn is_label(label: &str) -> bool {
+pub(super) fn is_label(label: &str) -> bool {
     let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     label.chars().all(|c| is_alphanumeric(c) || c == '-')
         && label.starts_with(is_alphanumeric)

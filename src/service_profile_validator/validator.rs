@@ -1,8 +1,8 @@
 //! The validator of ServiceProfiles in the manager.
 //!
-//! In: a review of a ServiceProfile; whether Linkerd's own webhook is registered. Out: a decision. Always holds: where
-//! Linkerd's webhook is registered, every ServiceProfile is allowed without a warning, so that an author gets one answer
-//! from one validator; the API server is asked at most once per interval, with a deadline.
+//! In: a review of a ServiceProfile; whether Linkerd's own webhook is registered. Out: a decision, and warnings. Always
+//! holds: where Linkerd's webhook is registered, every ServiceProfile is allowed, so that an author gets one denial from
+//! one validator; the registration is read at most once per interval, with a deadline.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::rules::validate;
+use super::{rules::validate, warnings::warnings};
 use crate::{
     api::{self, ServiceProfileSpec},
     cluster::{Problems, kinds::service_profile::route::ProfileContent},
@@ -35,13 +35,15 @@ pub struct ServiceProfileValidator {
     registered: Mutex<Option<(bool, Instant)>>,
     /// Whether this process sends profiles to proxies. It may ignore a ServiceProfile that Linkerd accepts.
     serves_profiles: bool,
+    cluster_domain: String,
 }
 
 // === impl ServiceProfileValidator ===
 
 impl ServiceProfileValidator {
-    pub fn new(client: &Client, serves_profiles: bool) -> Self {
-        Self { webhooks: Api::all(client.clone()), registered: Mutex::default(), serves_profiles }
+    pub fn new(client: &Client, serves_profiles: bool, cluster_domain: &str) -> Self {
+        let (webhooks, cluster_domain) = (Api::all(client.clone()), cluster_domain.to_owned());
+        Self { webhooks, registered: Mutex::default(), serves_profiles, cluster_domain }
     }
 
     /// Whether Linkerd's own webhook is registered. If that cannot be read, ServiceProfiles are validated: both
@@ -75,14 +77,13 @@ impl Validator for ServiceProfileValidator {
 
     fn validate<'a>(&'a self, request: &'a ValidationRequest<'a>) -> BoxFuture<'a, ValidationVerdict> {
         async move {
-            if self.is_linkerds_registered().await {
-                return ValidationVerdict::default();
-            }
             match validate(request.object) {
+                Err(_) if self.is_linkerds_registered().await => ValidationVerdict::default(),
                 Err(message) => ValidationVerdict::denied(message),
-                Ok(()) => {
+                Ok(profile) => {
                     let ignored = request.object.filter(|_| self.serves_profiles).and_then(ignored);
-                    ValidationVerdict { denied: None, warnings: ignored.into_iter().collect() }
+                    let others = warnings(&profile, Some(&self.cluster_domain));
+                    ValidationVerdict { denied: None, warnings: ignored.into_iter().chain(others).collect() }
                 }
             }
         }
@@ -133,33 +134,51 @@ mod tests {
         (Client::new(service, "default"), requests)
     }
 
-    async fn verdict(validator: &ServiceProfileValidator, spec: &Value) -> ValidationVerdict {
+    async fn verdict(validator: &ServiceProfileValidator, name: &str, spec: &Value) -> ValidationVerdict {
         let body = json!({"request": {"uid": "u", "operation": "CREATE",
-            "object": {"metadata": {"name": "a"}, "spec": spec}}});
+            "object": {"metadata": {"name": name}, "spec": spec}}});
         let body = body.to_string();
         validator.validate(&ValidationRequest::read(body.as_bytes()).unwrap()).await
     }
 
+    fn validator(client: &Client, serves_profiles: bool) -> ServiceProfileValidator {
+        ServiceProfileValidator::new(client, serves_profiles, "cluster.local")
+    }
+
+    const WEB: &str = "web.ns.svc.cluster.local";
+
     #[tokio::test(start_paused = true)]
     async fn where_linkerds_webhook_is_registered_everything_is_allowed_and_the_registration_is_read_once() {
         let (client, requests) = client(StatusCode::OK);
-        let validator = ServiceProfileValidator::new(&client, true);
+        let validator = validator(&client, true);
+        let denied = json!({"routes": [null]});
         for _ in 0..5 {
-            assert_eq!(verdict(&validator, &json!({"routes": [null]})).await, ValidationVerdict::default());
+            assert_eq!(verdict(&validator, WEB, &denied).await, ValidationVerdict::default());
         }
         assert_eq!(requests.load(Ordering::Relaxed), 1);
         tokio::time::advance(INTERVAL).await;
-        verdict(&validator, &json!({})).await;
+        verdict(&validator, WEB, &denied).await;
         assert_eq!(requests.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_linkerds_webhook_or_the_permission_to_read_it_bad_profiles_are_denied() {
         for status in [StatusCode::NOT_FOUND, StatusCode::FORBIDDEN] {
-            let validator = ServiceProfileValidator::new(&client(status).0, true);
-            let denied = ValidationVerdict::denied("ServiceProfile \"a\" has a null route".to_owned());
-            assert_eq!(verdict(&validator, &json!({"routes": [null]})).await, denied);
-            assert_eq!(verdict(&validator, &json!({})).await, ValidationVerdict::default());
+            let validator = validator(&client(status).0, true);
+            let denied = ValidationVerdict::denied(format!("ServiceProfile {WEB:?} has a null route"));
+            assert_eq!(verdict(&validator, WEB, &json!({"routes": [null]})).await, denied);
+            assert_eq!(verdict(&validator, WEB, &json!({})).await, ValidationVerdict::default());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_allowed_profile_has_warnings_also_where_linkerds_webhook_is_registered() {
+        for status in [StatusCode::OK, StatusCode::NOT_FOUND] {
+            let validator = validator(&client(status).0, true);
+            let warnings = verdict(&validator, "web", &json!({})).await.warnings;
+            let expected = "the name \"web\" is not SERVICE.NAMESPACE.svc.cluster.local: the ServiceProfile applies to \
+                            no client";
+            assert_eq!(warnings, [expected]);
         }
     }
 
@@ -167,10 +186,8 @@ mod tests {
     async fn a_profile_that_the_operator_ignores_has_a_warning_where_it_serves_profiles() {
         let spec = json!({"dstOverrides": [null]});
         let client = client(StatusCode::NOT_FOUND).0;
-        let serving = ServiceProfileValidator::new(&client, true);
         let expected = ["linkerd-operator ignores this ServiceProfile: a null override"];
-        assert_eq!(verdict(&serving, &spec).await.warnings, expected);
-        let other = ServiceProfileValidator::new(&client, false);
-        assert_eq!(verdict(&other, &spec).await, ValidationVerdict::default());
+        assert_eq!(verdict(&validator(&client, true), WEB, &spec).await.warnings, expected);
+        assert_eq!(verdict(&validator(&client, false), WEB, &spec).await, ValidationVerdict::default());
     }
 }

@@ -63,6 +63,11 @@ impl Setup {
         Ok(setup)
     }
 
+    /// The name of a profile of a Service in the namespace of the test.
+    fn service_name(&self) -> String {
+        format!("web.{}.svc.cluster.local", self.namespace.name())
+    }
+
     async fn profile(&self, name: &str, spec: &Value) -> Result<Answer> {
         self.create(PROFILES, "ServiceProfile", "serviceprofiles", &json!({"metadata": {"name": name}, "spec": spec}))
             .await
@@ -149,7 +154,11 @@ async fn the_manager_denies_service_profiles_unless_linkerds_validator_is_regist
     let setup = Setup::manager(&["--enable-linkerd-config=false", "--enable-destination=false"]).await?;
     let message = "ServiceProfile \"web\" has a route with an invalid condition: A request match must have a field set";
     setup.profile("web", &with_condition(&json!({}))).await?.is_denied(message)?;
-    setup.profile("web", &with_condition(&json!({"method": "GET"}))).await?.is_created(&[])?;
+    let name = setup.service_name();
+    setup.profile(&name, &with_condition(&json!({"method": "GET"}))).await?.is_created(&[])?;
+    let warning =
+        "the name \"web\" is not SERVICE.NAMESPACE.svc.cluster.local: the ServiceProfile applies to no client";
+    setup.profile("web", &with_condition(&json!({"method": "GET"}))).await?.is_created(&[warning])?;
     assert!(setup.reviews("ServiceProfile", "denied").await? >= 1.0);
     assert!(setup.reviews("ServiceProfile", "allowed").await? >= 1.0);
 
@@ -242,7 +251,12 @@ async fn the_operator_in_place_of_linkerds_sp_validator_needs_no_permission() ->
     let message =
         "failed to validate ServiceProfile: error unmarshaling JSON: while decoding JSON: json: unknown field \"foo\"";
     setup.profile("web", &with_condition(&json!({"foo": 1}))).await?.is_denied(message)?;
-    setup.profile("web", &with_condition(&json!({"pathRegex": "/"}))).await?.is_created(&[])?;
+    let name = setup.service_name();
+    setup.profile(&name, &with_condition(&json!({"pathRegex": "/"}))).await?.is_created(&[])?;
+    let warning = "route \"r\": proxies ignore this condition, so the route matches more requests: the pathRegex \
+                   \"/books/{id}\" is not valid: repetition quantifier expects a valid decimal";
+    let name = format!("books-{name}");
+    setup.profile(&name, &with_condition(&json!({"pathRegex": "/books/{id}"}))).await?.is_created(&[warning])?;
 
     let post = async |body: String| setup.webhook.post("/any/path?timeout=3s", body).await;
     assert_eq!(post(String::new()).await?, (StatusCode::OK, "".into()));

@@ -270,10 +270,14 @@ fn of_object(object: &str) -> String {
 async fn answer(webhook: &WebhookProcess, body: &str) -> Result<String> {
     let (status, answer) = webhook.post("/", body.to_owned()).await.with_context(|| body.to_owned())?;
     let text = String::from_utf8_lossy(&answer).trim().to_owned();
-    let Ok(review) = serde_json::from_str::<Value>(&text) else {
+    let Ok(mut review) = serde_json::from_str::<Value>(&text) else {
         // Both name the decoder's reason after the colon.
         return Ok(format!("{status} {}", text.split(": ").next().unwrap_or_default()));
     };
+    // Linkerd's validator has none.
+    if let Some(response) = review.get_mut("response").and_then(Value::as_object_mut) {
+        response.remove("warnings");
+    }
     let has_request = review.get("request").is_some();
     let versions = [review.get("apiVersion"), review.get("kind")];
     Ok(json!([status.as_u16(), versions, has_request, review.get("response")]).to_string())
