@@ -172,7 +172,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         args.webhook_certificate_secret.as_deref().zip(operator_namespace.as_deref()).map(|(secret, namespace)| {
             webhook_certificates::CertificateSettings::new(namespace, secret, &args.webhook_service)
         });
-    let (mut followed, mut serving) = (None, None);
+    let (mut followed, mut serving, mut from_files) = (None, None, None);
     if let (Some(handler), Some(listener)) = (webhooks, webhook_listener) {
         let certificate = match &certificates {
             Some(settings) => {
@@ -183,6 +183,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             None => {
                 let tls = args.webhook_folder.join(webhook::TLS_FOLDER);
                 let certificate = ServingCertificate::from_folder(&tls)?;
+                from_files = Some((Arc::clone(&certificate), tls.clone()));
                 readers.spawn("webhook-certificate", Arc::clone(&certificate).follow(tls));
                 certificate
             }
@@ -276,6 +277,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let injector_waits = injector.as_ref().is_some_and(|injector| !injector.is_ready());
         let configuration = injector.as_ref().and_then(proxy_injector::ConfigurationStatus::problem);
         let certificate = followed.as_ref().and_then(webhook_certificates::FollowedSecret::problem);
+        let files = from_files.as_ref().and_then(|(certificate, folder)| certificate.expired(folder.display()));
         let certificate_waits = followed.as_ref().is_some_and(|followed| !followed.is_ready());
         let kinds_wait = problems.iter().any(|problem| problem.blocks_readiness);
         // This stops an installation that would lose traffic. Later, a tenant who creates such a Service must not take
@@ -283,8 +285,8 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let unsupported_waits = unsupported.is_some() && !has_been_ready.load(Ordering::Relaxed);
         let waits = unsupported_waits || injector_waits || certificate_waits || kinds_wait;
         has_been_ready.fetch_or(!waits, Ordering::Relaxed);
-        let texts =
-            problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration).chain(certificate);
+        let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration);
+        let texts = texts.chain(certificate).chain(files);
         Readiness {
             ready: !stopping.is_cancelled() && !waits,
             waiting_for: texts.chain(leadership).chain(remotes).collect(),

@@ -5,6 +5,7 @@
 //! in use; without a pair, handshakes fail.
 
 use std::{
+    fmt::Display,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -100,15 +101,32 @@ impl ServingCertificate {
         self.0.read().as_ref().map(|in_use| in_use.not_after)
     }
 
+    /// Returns a sentence if the certificate in use has expired, for `/ready`. `source` is where the certificate is from.
+    pub fn expired(&self, source: impl Display) -> Option<String> {
+        let end = self.not_after().filter(|end| *end <= Timestamp::now())?;
+        Some(format!("the certificate of the webhooks expired at {end}: {source}"))
+    }
+
     /// Reads the files every 5 s, forever, and uses each new valid pair.
     pub async fn follow(self: Arc<Self>, folder: PathBuf) {
-        let mut reported = Reported::default();
+        let (mut reported, mut expired) = (Reported::default(), None);
         loop {
+            if let Some(why) = self.newly_expired(&folder, &mut expired) {
+                warn!("{why}: API servers reject it, so replace it");
+            }
             sleep(READ_INTERVAL).await;
             if let Some(why) = self.refresh(&folder, &mut reported) {
                 warn!(why, "the new webhook certificate cannot be used, keeping the old one");
             }
         }
+    }
+
+    /// Returns the sentence of [`Self::expired`], once for each certificate.
+    fn newly_expired(&self, folder: &Path, known: &mut Option<String>) -> Option<String> {
+        let expired = self.expired(folder.join(CERTIFICATE_FILE).display());
+        let is_new = expired != *known;
+        known.clone_from(&expired);
+        expired.filter(|_| is_new)
     }
 
     /// Reads the files once. Returns a problem that must be logged.
@@ -315,6 +333,24 @@ mod tests {
         sleep(2 * READ_INTERVAL).await;
         assert_eq!(presented(&certificate), [new.der()]);
         task.abort();
+    }
+
+    #[test]
+    fn a_certificate_that_has_expired_is_named_and_logged_once() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["webhook.test".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (rcgen::date_time_ymd(2025, 1, 1), rcgen::date_time_ymd(2025, 2, 1));
+        let (old, new) = (params.self_signed(&key).unwrap().pem(), issue());
+        let folder = folder(&Issued { certificate: old, key: key.serialize_pem() });
+        let certificate = ServingCertificate::from_folder(folder.path()).unwrap();
+        let file = folder.path().join("tls.crt");
+        let expected = format!("the certificate of the webhooks expired at 2025-02-01T00:00:00Z: {}", file.display());
+        assert_eq!(certificate.expired(file.display()), Some(expected.clone()));
+        let mut known = None;
+        let mut logged = || certificate.newly_expired(folder.path(), &mut known);
+        assert_eq!([logged(), logged()], [Some(expected), None]);
+        certificate.offer(new.certificate.as_bytes(), new.key.as_bytes()).unwrap();
+        assert_eq!((logged(), certificate.expired("")), (None, None));
     }
 
     #[test]

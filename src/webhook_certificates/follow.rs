@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
-use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client, Resource,
     runtime::watcher::{self, Event, watcher},
@@ -67,11 +67,9 @@ impl FollowedSecret {
         match (certificate.not_after(), why) {
             (None, Some(why)) => Some(format!("the webhooks have no certificate: Secret {key}: {why}")),
             (None, None) => Some(format!("the webhooks have no certificate: waiting for Secret {key}")),
-            (Some(end), _) if end <= Timestamp::now() => {
-                Some(format!("the certificate of the webhooks expired at {end}: Secret {key}"))
-            }
-            (Some(_), Some(why)) => Some(format!("the webhooks keep their last certificate: Secret {key}: {why}")),
-            (Some(_), None) => None,
+            (Some(_), why) => certificate
+                .expired(format_args!("Secret {key}"))
+                .or_else(|| why.map(|why| format!("the webhooks keep their last certificate: Secret {key}: {why}"))),
         }
     }
 
