@@ -208,6 +208,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         leases.push(ElectedLease { namespace: namespace.to_owned(), name, leadership: leadership.clone() });
         leadership
     };
+    let mut contest = None;
     if let (Some(settings), Some(events), true) = (certificates, &events, followed.is_some()) {
         let namespace = settings.secret.namespace.to_string();
         let leadership = elect(&namespace, webhook_certificates::LEASE, None, &elections);
@@ -217,7 +218,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             events: events.clone(),
             registry: registry.clone(),
         };
-        webhook_certificates::spawn(deps, settings, stop.clone(), &mut writers)?;
+        contest = Some(webhook_certificates::spawn(deps, settings, stop.clone(), &mut writers)?);
     }
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
         let deps = |leadership: &lease::Leadership| ControllerDeps {
@@ -278,6 +279,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let configuration = injector.as_ref().and_then(proxy_injector::ConfigurationStatus::problem);
         let certificate = followed.as_ref().and_then(webhook_certificates::FollowedSecret::problem);
         let files = from_files.as_ref().and_then(|(certificate, folder)| certificate.expired(folder.display()));
+        let contest = contest.as_ref().and_then(webhook_certificates::BundleContest::problem);
         let certificate_waits = followed.as_ref().is_some_and(|followed| !followed.is_ready());
         let kinds_wait = problems.iter().any(|problem| problem.blocks_readiness);
         // This stops an installation that would lose traffic. Later, a tenant who creates such a Service must not take
@@ -286,7 +288,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let waits = unsupported_waits || injector_waits || certificate_waits || kinds_wait;
         has_been_ready.fetch_or(!waits, Ordering::Relaxed);
         let texts = problems.into_iter().map(|problem| problem.text).chain(unsupported).chain(configuration);
-        let texts = texts.chain(certificate).chain(files);
+        let texts = texts.chain(certificate).chain(files).chain(contest);
         Readiness {
             ready: !stopping.is_cancelled() && !waits,
             waiting_for: texts.chain(leadership).chain(remotes).collect(),

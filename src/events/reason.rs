@@ -56,6 +56,7 @@ pub enum Reason {
     InjectionFailed,
     WebhookCertificateIssued,
     WebhookCertificateFailed,
+    WebhookBundleContested,
 }
 
 // === impl Reporter ===
@@ -114,7 +115,8 @@ impl Reason {
             | Self::ProxyRolloutFailed
             | Self::InjectionWarning
             | Self::InjectionFailed
-            | Self::WebhookCertificateFailed => "Warning",
+            | Self::WebhookCertificateFailed
+            | Self::WebhookBundleContested => "Warning",
             _ => "Normal",
         }
     }

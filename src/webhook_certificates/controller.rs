@@ -5,7 +5,7 @@
 //! write replaces only the version that was read, so two leaders cannot issue two authorities for one Secret; passes
 //! that write again and again become slower.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::join3;
 use k8s_openapi::{
@@ -20,6 +20,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
     runtime::watcher::{self, Event},
 };
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     sync::Notify,
@@ -67,6 +68,7 @@ pub(super) struct CertificateController {
     pub(super) fence: Fence,
     pub(super) events: Events,
     pub(super) metrics: CertificateMetrics,
+    pub(super) contest: BundleContest,
 }
 
 /// What a leader remembers between two passes.
@@ -81,6 +83,26 @@ struct LeaderMemory {
     wrote: Option<Instant>,
     /// The last problem that was logged.
     problem: Option<String>,
+    /// The last contest of a `caBundle` that was logged.
+    contest: Option<String>,
+}
+
+/// Another client that resets a `caBundle`, as this leader saw it last.
+#[derive(Clone, Default)]
+pub struct BundleContest(Arc<Mutex<Option<(String, Instant)>>>);
+
+// === impl BundleContest ===
+
+impl BundleContest {
+    fn set(&self, contest: &str) {
+        *self.0.lock() = Some((contest.to_owned(), Instant::now()));
+    }
+
+    /// Returns a sentence about the contest, for `/ready`, until no reset was seen for [`CALM`].
+    pub fn problem(&self) -> Option<String> {
+        let contest = self.0.lock();
+        contest.as_ref().filter(|(_, seen)| seen.elapsed() < CALM).map(|(contest, _)| contest.clone())
+    }
 }
 
 /// Why a pass ended early.
@@ -192,6 +214,7 @@ impl CertificateController {
         let is_publishing = !patches.is_empty();
         for patch in patches {
             memory.note_write();
+            self.note_contest(memory, &patch);
             failed = self.publish(&patch).await.err().or(failed);
         }
         let now = Timestamp::now();
@@ -280,6 +303,25 @@ impl CertificateController {
         Ok(())
     }
 
+    /// Reports that another client resets the `caBundle` again and again.
+    fn note_contest(&self, memory: &mut LeaderMemory, patch: &BundlePatch) {
+        if memory.writes <= BURST {
+            memory.contest = None;
+            return;
+        }
+        let by = patch.other_writer.as_ref().map_or("another client".to_owned(), |manager| format!("{manager:?}"));
+        let contest = format!(
+            "{by} resets the caBundle of {patch} again and again, so API servers do not trust the webhooks: remove what \
+             writes it"
+        );
+        self.contest.set(&contest);
+        if memory.contest.as_ref() != Some(&contest) {
+            warn!("{contest}");
+            self.notify(Reason::WebhookBundleContested, "", contest.clone());
+            memory.contest = Some(contest);
+        }
+    }
+
     fn report(&self, memory: &mut LeaderMemory, error: &PassError) {
         let is_expected = match error {
             PassError::Write(_, WriteError::NotLeading) => true,
@@ -342,5 +384,21 @@ impl LeaderMemory {
             }
             _ => PAUSE,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_contest_is_a_problem_until_it_ends() {
+        let contest = BundleContest::default();
+        assert_eq!(contest.problem(), None);
+        contest.set("x");
+        sleep(CALM - Duration::from_secs(1)).await;
+        assert_eq!(contest.problem().as_deref(), Some("x"));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(contest.problem(), None);
     }
 }

@@ -36,6 +36,7 @@ use crate::{
     tasks::Tasks,
     webhook::ServingCertificate,
 };
+pub use controller::BundleContest;
 use controller::CertificateController;
 pub use follow::FollowedSecret;
 use metrics::CertificateMetrics;
@@ -80,7 +81,8 @@ pub fn follow(
     followed
 }
 
-/// Starts the controller that issues the certificates. When `stop` is cancelled, it finishes its pass and ends.
+/// Starts the controller that issues the certificates. When `stop` is cancelled, it finishes its pass and ends. Returns
+/// the client that resets a `caBundle`, if there is one.
 ///
 /// # Errors
 /// When the metrics are registered already.
@@ -89,9 +91,10 @@ pub fn spawn(
     settings: CertificateSettings,
     stop: CancellationToken,
     writers: &mut Tasks,
-) -> prometheus::Result<()> {
+) -> prometheus::Result<BundleContest> {
     let CertificateDeps { client, leadership, events, registry } = deps;
     let CertificateSettings { secret, service } = settings;
+    let contest = BundleContest::default();
     let controller = CertificateController {
         client,
         names: vec![format!("{}.{}.svc", service.name, service.namespace)],
@@ -101,7 +104,8 @@ pub fn spawn(
         leadership,
         events,
         metrics: CertificateMetrics::register(&registry)?,
+        contest: contest.clone(),
     };
     writers.spawn("webhook-certificates", controller.run(stop));
-    Ok(())
+    Ok(contest)
 }

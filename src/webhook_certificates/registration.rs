@@ -7,14 +7,17 @@
 use std::fmt;
 
 use json_patch::{Patch, PatchOperation};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+use k8s_openapi::{
+    api::admissionregistration::v1::{
+        MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+    },
+    apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kube::api::ObjectMeta;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::x509::TrustCertificate;
-use crate::api::NamespacedName;
+use crate::api::{FIELD_MANAGER, NamespacedName};
 
 /// The maximum number of certificates of a `caBundle` that are read.
 const READ: usize = 20;
@@ -32,6 +35,8 @@ pub(super) struct Registration {
     pub(super) name: String,
     version: String,
     pub(super) webhooks: Vec<RegisteredWebhook>,
+    /// The field manager other than this operator that wrote a `caBundle` last.
+    other_writer: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,6 +53,8 @@ pub(super) struct BundlePatch {
     pub(super) kind: RegistrationKind,
     pub(super) name: String,
     pub(super) patch: Patch,
+    /// The field manager of the bundle that is replaced, if it is not this operator's.
+    pub(super) other_writer: Option<String>,
 }
 
 // === impl Registration ===
@@ -85,8 +92,9 @@ impl Registration {
                 webhooks.push(RegisteredWebhook { index, bundle, trusted });
             }
         }
+        let other_writer = other_writer(metadata.managed_fields.unwrap_or_default());
         let (name, version) = metadata.name.zip(metadata.resource_version)?;
-        (!webhooks.is_empty()).then_some(Self { kind, name, version, webhooks })
+        (!webhooks.is_empty()).then_some(Self { kind, name, version, webhooks, other_writer })
     }
 
     /// Returns the patch that gives each webhook its bundle; `None` if all have theirs.
@@ -101,7 +109,8 @@ impl Registration {
             json!({"op": "add", "path": format!("/webhooks/{index}/clientConfig/caBundle"), "value": bundle})
         }));
         let operations: Vec<PatchOperation> = serde_json::from_value(operations.into()).unwrap_or_default();
-        let patch = BundlePatch { kind: self.kind, name: self.name.clone(), patch: Patch(operations) };
+        let (name, other_writer) = (self.name.clone(), self.other_writer.clone());
+        let patch = BundlePatch { kind: self.kind, name, patch: Patch(operations), other_writer };
         (patch.patch.len() > 1).then_some(patch)
     }
 }
@@ -112,11 +121,22 @@ impl fmt::Display for BundlePatch {
     }
 }
 
+/// Returns the manager of the newest entry with a `caBundle` that is not the operator's.
+fn other_writer(managed_fields: Vec<ManagedFieldsEntry>) -> Option<String> {
+    fn has_bundle(fields: &Value) -> bool {
+        let fields = fields.as_object().into_iter().flatten();
+        fields.into_iter().any(|(key, inner)| key == "f:caBundle" || has_bundle(inner))
+    }
+    let others = managed_fields.into_iter().filter(|entry| {
+        entry.manager.as_deref() != Some(FIELD_MANAGER)
+            && entry.fields_v1.as_ref().is_some_and(|fields| has_bundle(&fields.0))
+    });
+    others.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?.manager
+}
+
 #[cfg(test)]
 mod tests {
     use std::slice::from_ref;
-
-    use serde_json::Value;
 
     use super::*;
     use crate::webhook_certificates::{testing::authority, x509::bundle};
@@ -189,5 +209,21 @@ mod tests {
         let registration = Registration::of_mutating(garbage, &service()).unwrap();
         assert_eq!(registration.webhooks[0].trusted, []);
         assert!(registration.patch(|_| bundle(from_ref(&new))).is_some());
+    }
+
+    #[test]
+    fn the_other_client_that_wrote_a_bundle_last_is_named() {
+        let fields = |name: &str| json!({"f:webhooks": {"k:{\"name\":\"a\"}": {"f:clientConfig": {name: {}}}}});
+        let entry = |manager: &str, time: &str, fields: Value| {
+            json!({"manager": manager, "operation": "Update", "apiVersion": "admissionregistration.k8s.io/v1",
+                "time": time, "fieldsType": "FieldsV1", "fieldsV1": fields})
+        };
+        let writer = |entries: &[Value]| other_writer(serde_json::from_value(json!(entries)).unwrap());
+        let ours = entry("linkerd-config-operator", "2026-01-04T00:00:00Z", fields("f:caBundle"));
+        let injector = entry("cert-manager-cainjector", "2026-01-02T00:00:00Z", fields("f:caBundle"));
+        let old = entry("kubectl-edit", "2026-01-01T00:00:00Z", fields("f:caBundle"));
+        let helm = entry("helm", "2026-01-03T00:00:00Z", fields("f:service"));
+        assert_eq!(writer(&[ours.clone(), injector, old, helm]).as_deref(), Some("cert-manager-cainjector"));
+        assert_eq!((writer(&[ours]), writer(&[])), (None, None));
     }
 }
