@@ -60,6 +60,11 @@ pub fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     config_of(kubeconfig, None)
 }
 
+/// Returns the configuration of a client that sends no request.
+pub fn unused() -> Config {
+    with_deadlines(Config::new(http::Uri::from_static("http://localhost")))
+}
+
 /// As [`config`], for a context other than the current one.
 ///
 /// # Errors

@@ -65,7 +65,11 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     if let Some(limit) = resources.memory_limit() {
         metrics::register_memory_limit(&registry, limit)?;
     }
-    let config = client::config(args.kubeconfig.as_deref())?;
+    let config = match args.replaces_sp_validator {
+        // It sends no request, so it needs neither a kubeconfig nor a ServiceAccount.
+        true => client::unused(),
+        false => client::config(args.kubeconfig.as_deref())?,
+    };
     let operator_namespace = match args.enable_linkerd_config || args.webhook_certificate_secret.is_some() {
         true => Some(args.operator_namespace.clone().or_else(client::pod_namespace).context(
             "the operator's namespace is unknown outside a pod: set --operator-namespace, for example to \
