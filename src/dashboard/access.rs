@@ -19,20 +19,34 @@ pub enum DashboardAccess {
     Off,
 }
 
-/// Returns why a request is refused; `None` if it is served.
+/// The headers of a request that decide about access. The last three are what browsers say about its origin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RequestOrigin<'a> {
+    pub(super) host: Option<&'a str>,
+    pub(super) site: Option<&'a str>,
+    pub(super) mode: Option<&'a str>,
+    pub(super) destination: Option<&'a str>,
+}
+
+/// Returns why a request is refused; `None` if it is served. `is_page` says that it is for the page itself.
 ///
 /// A page of another site that the same browser shows must not read the dashboard through a name of its own that
-/// resolves to 127.0.0.1 (DNS rebinding), so a port-forward needs a name of the loopback in `Host`.
+/// resolves to the address of the dashboard (DNS rebinding). So `Host` must be a name that no other site can have.
 pub(super) fn refusal(
     access: DashboardAccess,
     local: IpAddr,
-    host: Option<&str>,
-    fetch_site: Option<&str>,
+    origin: RequestOrigin<'_>,
+    is_page: bool,
 ) -> Option<&'static str> {
+    let RequestOrigin { host, .. } = origin;
     match access {
-        // Browsers say so of a request that a page of another site makes.
-        _ if fetch_site == Some("cross-site") => Some("the dashboard is not served to pages of other sites\n"),
         DashboardAccess::Off => Some("the dashboard is off: --dashboard=off\n"),
+        _ if origin.is_of_other_site() && !(is_page && origin.is_link()) => {
+            Some("the dashboard is not served to pages of other sites\n")
+        }
+        DashboardAccess::Network if !host.is_some_and(|host| is_loopback_name(host) || is_inner_name(host)) => {
+            Some("the dashboard is only served by its address or as a Service: open it by that name\n")
+        }
         DashboardAccess::Network => None,
         DashboardAccess::PortForward if !local.to_canonical().is_loopback() => {
             Some("the dashboard is only served to a port-forward: run linkerd-operator dashboard\n")
@@ -44,14 +58,39 @@ pub(super) fn refusal(
     }
 }
 
+// === impl RequestOrigin ===
+
+impl RequestOrigin<'_> {
+    fn is_of_other_site(&self) -> bool {
+        self.site == Some("cross-site")
+    }
+
+    /// Whether a person follows a link, which shows the page in a tab of its own. The other site cannot read it there.
+    fn is_link(&self) -> bool {
+        self.mode == Some("navigate") && self.destination == Some("document")
+    }
+}
+
 /// Whether the header `Host` names a loopback address, with or without a port.
 fn is_loopback_name(host: &str) -> bool {
+    let name = name(host);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Whether the header `Host` is an address, a name without a dot, or the name of a Service.
+fn is_inner_name(host: &str) -> bool {
+    let name = name(host).to_ascii_lowercase();
+    let is_service = name.ends_with(".svc") || name.contains(".svc.");
+    !name.is_empty() && (name.parse::<IpAddr>().is_ok() || !name.contains('.') || is_service)
+}
+
+/// Returns the name in the header `Host`, without a port and the brackets of an IPv6 address.
+fn name(host: &str) -> &str {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     };
-    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
-    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+    name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name)
 }
 
 #[cfg(test)]
@@ -59,7 +98,8 @@ mod tests {
     use super::*;
 
     fn is_served(access: DashboardAccess, local: &str, host: &str) -> bool {
-        refusal(access, local.parse().unwrap(), Some(host), None).is_none()
+        refusal(access, local.parse().unwrap(), RequestOrigin { host: Some(host), ..RequestOrigin::default() }, false)
+            .is_none()
     }
 
     #[test]
@@ -81,22 +121,44 @@ mod tests {
         for host in ["", "evil.example", "evil.example:9996", "localhost.evil.example", "10.0.0.1", "localhost:x"] {
             assert!(!is_served(DashboardAccess::PortForward, "127.0.0.1", host), "{host}");
         }
-        assert!(refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), None, None).is_some());
+        let nameless = RequestOrigin::default();
+        assert!(refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), nameless, false).is_some());
     }
 
     #[test]
-    fn a_page_of_another_site_is_refused_and_a_link_typed_by_a_person_is_served() {
+    fn a_page_of_another_site_is_refused_and_a_link_to_the_page_is_served() {
         for access in [DashboardAccess::PortForward, DashboardAccess::Network] {
-            let is_served =
-                |site| refusal(access, IpAddr::from([127, 0, 0, 1]), Some("localhost"), Some(site)).is_none();
-            assert!(is_served("same-origin") && is_served("none"));
-            assert!(!is_served("cross-site"));
+            let is_served = |site, mode, destination, is_page| {
+                let [site, mode, destination] = [site, mode, destination].map(Some);
+                let origin = RequestOrigin { host: Some("localhost"), site, mode, destination };
+                refusal(access, IpAddr::from([127, 0, 0, 1]), origin, is_page).is_none()
+            };
+            assert!(
+                is_served("same-origin", "cors", "empty", false) && is_served("none", "navigate", "document", true)
+            );
+            assert!(is_served("cross-site", "navigate", "document", true), "a link in a chat or on a wiki");
+            assert!(!is_served("cross-site", "navigate", "document", false), "the data");
+            assert!(!is_served("cross-site", "navigate", "iframe", true));
+            assert!(!is_served("cross-site", "no-cors", "script", true));
+            assert!(!is_served("cross-site", "cors", "empty", true));
         }
     }
 
     #[test]
-    fn with_network_every_client_is_served_and_with_off_none() {
-        assert!(is_served(DashboardAccess::Network, "10.42.0.7", "operator.example"));
+    fn with_network_every_client_is_served_by_an_inner_name_and_with_off_none() {
+        for host in [
+            "10.42.0.7:9996",
+            "[fd00::7]:9996",
+            "localhost",
+            "linkerd-operator:9996",
+            "linkerd-operator.linkerd-operator-system.svc",
+            "linkerd-operator.linkerd-operator-system.svc.cluster.local:9996",
+        ] {
+            assert!(is_served(DashboardAccess::Network, "10.42.0.7", host), "{host}");
+        }
+        for host in ["", ":9996", "evil.example", "evil.example:9996", "10.42.0.7.evil.example", "svc.example"] {
+            assert!(!is_served(DashboardAccess::Network, "10.42.0.7", host), "{host}");
+        }
         assert!(!is_served(DashboardAccess::Off, "127.0.0.1", "localhost"));
     }
 }

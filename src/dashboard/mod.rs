@@ -35,7 +35,7 @@ use kube::Client;
 use tokio::sync::Semaphore;
 
 pub use self::{access::DashboardAccess, overview::ElectedLease};
-use self::{config::Explainer, overview::Overview};
+use self::{access::RequestOrigin, config::Explainer, overview::Overview};
 use crate::{client, cluster::Cluster, destination::Multicluster, webhook::ServingCertificate};
 
 /// The path of the page.
@@ -91,10 +91,17 @@ impl Dashboard {
         readiness: impl FnOnce() -> (bool, Vec<String>),
     ) -> Response<AdminBody> {
         let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-        if let Some(why) = access::refusal(self.parts.access, local, text("host"), text("sec-fetch-site")) {
+        let path = request.uri().path();
+        let origin = RequestOrigin {
+            host: text("host"),
+            site: text("sec-fetch-site"),
+            mode: text("sec-fetch-mode"),
+            destination: text("sec-fetch-dest"),
+        };
+        let is_page = path.trim_end_matches('/') == PATH.trim_end_matches('/');
+        if let Some(why) = access::refusal(self.parts.access, local, origin, is_page) {
             return sealed(StatusCode::FORBIDDEN, TEXT, why);
         }
-        let path = request.uri().path();
         match path.strip_prefix(PATH) {
             Some("") => sealed(StatusCode::OK, "text/html; charset=utf-8", PAGE),
             Some("dashboard.css") => sealed(StatusCode::OK, "text/css; charset=utf-8", STYLE),

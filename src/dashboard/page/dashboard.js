@@ -15,8 +15,9 @@ const address = new URL(location.href);
 function element(name, options = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(options)) {
+    if (value === undefined) continue;
     if (key === "class") node.className = value;
-    else if (value !== undefined) node.setAttribute(key, value);
+    else node.setAttribute(key, value);
   }
   node.append(...children.filter((child) => child !== undefined && child !== null));
   return node;
