@@ -96,11 +96,12 @@ fn read(texts: &CanaryTexts) -> Result<(LabelSelector, Arc<Configuration>), Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::values::testing::TRUST_ANCHORS;
 
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
     fn texts(values: &str, namespaces: &str) -> Option<CanaryTexts> {
-        Some(CanaryTexts { values: values.into(), trust_anchors: "anchors".into(), namespaces: namespaces.into() })
+        Some(CanaryTexts { values: values.into(), trust_anchors: TRUST_ANCHORS.into(), namespaces: namespaces.into() })
     }
 
     fn is_included(canary: &CanaryConfiguration, labels: &[(&str, &str)]) -> bool {
@@ -129,7 +130,7 @@ mod tests {
         let without_mode = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
         for (bad, why) in [
             (texts("proxy: {}", selector), "lack a field that the injector requires"),
-            (texts(&without_mode, selector), "must be nft or legacy"),
+            (texts(&without_mode, selector), "must be one of nft, legacy"),
             (texts(INSTALLED, "{}"), "its selector of namespaces is empty"),
             (texts(INSTALLED, "["), "its selector of namespaces is invalid"),
             (texts(INSTALLED, r#"{"matchExpressions": [{"key": "a", "operator": "Like"}]}"#), "is invalid"),

@@ -1,11 +1,15 @@
 //! The configuration of the injector: one revision of the values and of the trust anchors.
 //!
 //! In: the text of the values document, the PEM of the trust anchors. Out: a [`Configuration`], or the reason why Pods
-//! could not be injected with it. Always holds: a configuration in use has injected a probe Pod without an error, so
-//! only annotations of a Pod can make its injection fail.
+//! could not be injected with it. Always holds: a configuration in use has injected a probe Pod without an error, breaks no
+//! rule of the programs that read its values, and has trust anchors that a proxy starts with. So only annotations of a
+//! Pod can make its injection fail.
 
 use std::fmt;
 
+use json_patch::PatchOperation;
+use k8s_openapi::api::core::v1::Container;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -14,8 +18,9 @@ use super::{
     reviewed::ReviewedObject,
 };
 use crate::{
-    text::hex,
-    values::{Document, ProxyValues},
+    api::TRUST_ROOTS,
+    text::{and_more, hex},
+    values::{Document, Problem, ProxyValues, UnusableTrustBundle},
 };
 
 /// One revision of the configuration.
@@ -26,17 +31,28 @@ pub(super) struct Configuration {
     pub(super) trust_anchors_hash: String,
     /// The hash of everything that affects injected Pods: the one in the document if a LinkerdConfig wrote it.
     pub(super) injection_hash: String,
+    /// The values that the programs in a Pod ignore.
+    pub(super) ineffective: Vec<Problem>,
 }
 
-/// Why a configuration is refused.
+/// The key of the ConfigMap, and the name of the file that the kubelet writes.
+pub(super) const BUNDLE_KEY: &str = "ca-bundle.crt";
+/// The maximum number of problems in a reason.
+const MAX_SHOWN: usize = 5;
+
+/// Why a configuration is refused. No reason shows a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RefusedConfiguration {
     #[error("the values cannot be read: {0}")]
     Unreadable(String),
-    #[error("the values have a wrong type, or lack a field that the injector requires: {0}")]
-    WrongType(String),
+    #[error("no Pod can run with these values: {}", listed(.0))]
+    Unusable(Vec<Problem>),
+    #[error("the values lack a field that the injector requires: {0}")]
+    Incomplete(String),
     #[error("a Pod cannot be injected with these values: {0}")]
     NotRenderable(String),
+    #[error("no proxy can use the bundle of trust anchors, key {BUNDLE_KEY} of the ConfigMap {TRUST_ROOTS}: {0}")]
+    TrustAnchors(UnusableTrustBundle),
 }
 
 // === impl Configuration ===
@@ -49,14 +65,20 @@ impl Configuration {
     pub(super) fn read(document: &str, trust_anchors: &str) -> Result<Self, RefusedConfiguration> {
         let (document, of_writer) =
             Document::read(document).map_err(|error| RefusedConfiguration::Unreadable(error.to_string()))?;
+        let problems = document.injection_problems();
+        if !problems.is_empty() {
+            return Err(RefusedConfiguration::Unusable(problems));
+        }
+        UnusableTrustBundle::check(trust_anchors).map_err(RefusedConfiguration::TrustAnchors)?;
         let values = ProxyValues::read(document.as_map());
         let configuration = Self {
-            values: values.map_err(|error| RefusedConfiguration::WrongType(error.to_string()))?,
+            values: values.map_err(|error| RefusedConfiguration::Incomplete(error.to_string()))?,
             trust_anchors: trust_anchors.to_owned(),
             trust_anchors_hash: hex(Sha256::digest(trust_anchors.as_bytes())),
             injection_hash: of_writer
                 .filter(|hash| !hash.is_empty())
                 .unwrap_or_else(|| document.injection_hash().to_string()),
+            ineffective: document.ineffective_values(),
         };
         configuration.try_it()?;
         Ok(configuration)
@@ -67,9 +89,24 @@ impl Configuration {
         let none = AnnotationMap::new();
         let target = ReviewTarget { namespace: &none, namespace_name: "default", inject_label: None, workload: None };
         let probe = ReviewedObject::default();
-        let containers = injector.pod_patch(self, target, &probe);
-        containers.map(drop).map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))
+        let patch = injector.pod_patch(self, target, &probe);
+        let (patch, _) = patch.map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))?;
+        // The rules should have found what Kubernetes cannot read.
+        let containers = patch.into_iter().filter_map(added_container);
+        let read = containers.map(serde_json::from_value::<Container>).find_map(Result::err);
+        read.map_or(Ok(()), |error| Err(RefusedConfiguration::NotRenderable(error.to_string())))
     }
+}
+
+fn listed(problems: &[Problem]) -> String {
+    and_more(problems.iter().take(MAX_SHOWN), problems.len(), "; ")
+}
+
+fn added_container(operation: PatchOperation) -> Option<Value> {
+    let PatchOperation::Add(added) = operation else { return None };
+    let path = added.path.as_str();
+    let is_container = ["/spec/initContainers/", "/spec/containers/"].iter().any(|list| path.starts_with(list));
+    is_container.then_some(added.value)
 }
 
 /// Shows no value.
@@ -86,14 +123,101 @@ mod tests {
     use super::*;
     use crate::{
         api::CONFIG_HASH_ENV,
-        values::{InjectionHashes, Path},
+        values::{InjectionHashes, Path, testing::TRUST_ANCHORS},
     };
 
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
+    /// Returns why a document with another value at a path is refused.
+    fn refused(changes: &[(&str, Value)]) -> String {
+        let (mut document, _) = Document::read(INSTALLED).unwrap();
+        for (at, value) in changes {
+            document.set(&at.split('.').collect(), value.clone());
+        }
+        Configuration::read(&document.to_yaml(), TRUST_ANCHORS).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_document_with_which_the_api_server_or_a_container_rejects_every_pod_is_refused_with_the_path() {
+        let cpu = json!({"cpu": {"request": "100 m"}});
+        let memory = json!({"memory": {"request": "20Mi", "limit": "10Mi"}});
+        for (at, value, path) in [
+            ("proxy.resources", cpu, r#"proxy.resources.cpu.request ("100 m"): must be a quantity"#),
+            ("proxy.resources", memory, r#"proxy.resources.memory.request ("20Mi"): must not exceed the limit"#),
+            ("proxy.ports.admin", json!(70_000), "proxy.ports.admin (70000): must be a port"),
+            ("proxy.ports.admin", json!(4143), "proxy.ports.inbound (4143): must differ from proxy.ports.admin"),
+            ("proxy.image.pullPolicy", json!("Alway"), "proxy.image.pullPolicy (\"Alway\"): must be one of Always"),
+            ("imagePullPolicy", json!("always"), "imagePullPolicy (\"always\"): must be one of Always"),
+            ("proxy.gid", json!(5_000_000_000_i64), "proxy.gid (5000000000): must be at most 2147483647"),
+            ("proxy.uid", json!(-1), "proxy.uid (-1): must be from 0"),
+            ("proxy.additionalEnv", json!([{"name": "A=B", "value": "x"}]), "proxy.additionalEnv (not shown): entry 0"),
+            (
+                "proxy.additionalEnv",
+                json!([{"name": "A", "valueFrom": {}}]),
+                "proxy.additionalEnv (not shown): entry 0",
+            ),
+            ("proxy.securityContext", json!({"runAsUser": "x"}), "proxy.securityContext.runAsUser (\"x\"): must have"),
+            ("proxy.securityContext", json!({"runAsUser": -1}), "proxy.securityContext.runAsUser (-1): must be from 0"),
+            ("proxyInit.xtMountPath.mountPath", json!(""), "proxyInit.xtMountPath.mountPath (\"\"): must be a path"),
+            ("proxyInit.runAsUser", json!(5_000_000_000_i64), "proxyInit.runAsUser (5000000000): must be from 0"),
+            ("proxyInit.skipSubnets", json!("10.0.0.1"), "proxyInit.skipSubnets (\"10.0.0.1\"): must be"),
+            ("proxyInit.logLevel", json!("off"), "proxyInit.logLevel (\"off\"): must be one of"),
+            ("proxy.livenessProbe.timeoutSeconds", json!(5_000_000_000_i64), "proxy.livenessProbe.timeoutSeconds (5"),
+            ("proxy.defaultInboundPolicy", json!("no"), "proxy.defaultInboundPolicy (\"no\"): must be one of"),
+            ("proxy.opaquePorts", json!("mysql"), "proxy.opaquePorts (\"mysql\"): must be"),
+            ("proxy.outboundConnectTimeout", json!("soon"), "proxy.outboundConnectTimeout (\"soon\"): must be"),
+            ("proxy.image.version", json!("{{ .Values.x }}"), "proxy.image.version (\"{{ .Values.x }}\"): must be"),
+            ("proxy.runtime.workers.maximumCPURatio", json!("0.5"), "maximumCPURatio (\"0.5\"): must be a number"),
+            ("proxyInit.closeWaitTimeoutSecs", json!("0"), "proxyInit.closeWaitTimeoutSecs (\"0\"): must be a whole"),
+            ("proxyInit.closeWaitTimeoutSecs", json!(""), "proxyInit.closeWaitTimeoutSecs (\"\"): must be a whole"),
+        ] {
+            let refused = refused(&[(at, value)]);
+            assert!(refused.starts_with("no Pod can run with these values: ") && refused.contains(path), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_document_is_not_refused_for_values_that_no_injected_pod_needs() {
+        for changes in [
+            // Only the network validator needs them.
+            &[
+                ("cniEnabled", json!(true)),
+                ("proxyInit.skipSubnets", json!("no")),
+                ("proxyInit.logLevel", json!("off")),
+            ][..],
+            // This injector writes digits.
+            &[("proxy.uid", json!(1_000_810_000)), ("proxy.gid", json!(1_000_810_000))],
+            // linkerd-init ignores a port with a space, and starts.
+            &[("proxyInit.ignoreOutboundPorts", json!("443, 8443"))],
+            &[("proxy.logLevel", json!("warn,linkerd=inf")), ("proxy.accessLog", json!("combined"))],
+            &[("debugContainer.image.pullPolicy", json!("always"))],
+            &[("heartbeatResources", json!("x")), ("identity.issuer.issuanceLifetime", json!("1d"))],
+            &[("proxy.unknown", json!({"a": [1]}))],
+        ] {
+            let (mut document, _) = Document::read(INSTALLED).unwrap();
+            for (at, value) in changes {
+                document.set(&at.split('.').collect(), value.clone());
+            }
+            let read = Configuration::read(&document.to_yaml(), TRUST_ANCHORS);
+            assert!(read.is_ok(), "{changes:?}: {:?}", read.err());
+        }
+    }
+
+    #[test]
+    fn a_reason_names_five_problems_and_the_number_of_others() {
+        let admin = json!({"admin": 0, "control": 70_000, "inbound": 70_001, "outbound": 70_002});
+        let refused = refused(&[
+            ("proxy.ports", admin),
+            ("proxy.uid", json!(-1)),
+            ("proxy.image.pullPolicy", json!("x")),
+            ("imagePullPolicy", json!("x")),
+        ]);
+        assert!(refused.matches("must be").count() == 5 && refused.ends_with("; and 2 more"), "{refused}");
+    }
+
     /// Returns the values of the variable in the proxy of a Pod with this annotation.
     fn stamped(document: &str, additional_env: Option<&str>) -> Vec<String> {
-        let configuration = Configuration::read(document, "anchors").unwrap();
+        let configuration = Configuration::read(document, TRUST_ANCHORS).unwrap();
         let annotation = |text: &str| ("config.linkerd.io/proxy-additional-env".to_owned(), text.to_owned());
         let mut pod = ReviewedObject::default();
         pod.metadata.annotations = additional_env.map(annotation).into_iter().collect();

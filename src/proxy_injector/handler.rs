@@ -128,7 +128,8 @@ impl InjectionHandler {
             true => self.current.get(),
             false => self.current.of_labels(&namespace.labels),
         };
-        match injector.decide(configuration.as_deref(), kind, target, object) {
+        let opaque_ports = if configuration.is_none() { self.current.opaque_ports() } else { Arc::default() };
+        match injector.decide(configuration.as_deref().ok_or(&*opaque_ports), kind, target, object) {
             Ok(mut outcome) => {
                 self.publish(regarding.iter().flat_map(|workload| events::of_admitted(workload, &outcome)));
                 let (patch, decision) = (std::mem::take(&mut outcome.patch), &outcome.decision);
@@ -139,10 +140,12 @@ impl InjectionHandler {
                 request.allowed_by_name(&Patch(patch), outcome.into_warnings())
             }
             Err(reason) => {
+                // Without a configuration, the reason is that of the configuration.
+                let problem = if configuration.is_none() { self.current.problem() } else { None };
+                let reason = problem.unwrap_or_else(|| reason.to_string());
                 self.metrics.denied(&labels);
-                let text = reason.to_string();
-                self.denials.log(&request.namespace, &pod.name, &text);
-                self.publish(regarding.map(|workload| events::of_denied(&workload, &text)));
+                self.denials.log(&request.namespace, &pod.name, &reason);
+                self.publish(regarding.map(|workload| events::of_denied(&workload, &reason)));
                 request.denied(&format!("linkerd-operator cannot inject a proxy: {reason}"))
             }
         }
@@ -177,6 +180,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http_body_util::BodyExt;
+    use k8s_openapi::ByteString;
     use kube::{Client, client::Body};
     use parking_lot::Mutex;
     use prometheus::{Registry, proto::MetricFamily};
@@ -294,6 +298,29 @@ mod tests {
         namespaces.sort();
         namespaces.dedup();
         assert_eq!(namespaces, ["", "shop"]);
+    }
+
+    #[tokio::test]
+    async fn without_a_usable_configuration_a_pod_is_denied_with_the_reason_and_everything_else_gets_its_annotation() {
+        let (handler, _) = injector();
+        let installed = include_str!("../values/testdata/installed.yaml");
+        let bad = installed.replace("iptablesMode: nft", "iptablesMode: other");
+        handler.current.offer_texts(&bad, crate::values::testing::TRUST_ANCHORS);
+        let annotations = json!({"linkerd.io/inject": "enabled"});
+        let denied = review(&handler, "Pod", "shop", &json!({"metadata": {"annotations": annotations}})).await;
+        let message = denied["status"]["message"].as_str().unwrap();
+        assert_eq!(denied["allowed"], false);
+        assert!(message.contains("is refused: no Pod can run with these values: proxyInit.iptablesMode"), "{message}");
+        let service = json!({"spec": {"ports": [{"port": 3306}, {"port": 80}]}});
+        let pod = json!({"spec": {"containers": [{"ports": [{"containerPort": 3306}]}]}});
+        for (kind, object) in [("Service", service), ("Pod", pod)] {
+            let allowed = review(&handler, kind, "shop", &object).await;
+            let patch: ByteString = serde_json::from_value(allowed["patch"].clone()).unwrap();
+            let added = json!([
+                {"op": "add", "path": "/metadata/annotations", "value": {"config.linkerd.io/opaque-ports": "3306"}},
+            ]);
+            assert_eq!(serde_json::from_slice::<Value>(&patch.0).unwrap(), added, "{kind}");
+        }
     }
 
     #[tokio::test]

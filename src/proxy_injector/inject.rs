@@ -92,38 +92,31 @@ impl ObjectKind {
 // === impl Injector ===
 
 impl Injector<'_> {
-    /// Decides about an object. Without a configuration, only a Pod that requests a proxy is denied.
+    /// Decides about an object. Without a configuration, only a Pod that requests a proxy is denied; the error is the list
+    /// of default opaque ports, which all other objects need.
     ///
     /// # Errors
     /// When a Pod requests a proxy that cannot be injected.
     pub(super) fn decide(
         self,
-        configuration: Option<&Configuration>,
+        configuration: Result<&Configuration, &str>,
         kind: ObjectKind,
         target: ReviewTarget<'_>,
         object: &ReviewedObject,
     ) -> Result<AdmissionOutcome, NotRenderable> {
         match (configuration, kind) {
-            (Some(configuration), ObjectKind::Pod) => self.pod(configuration, target, object),
-            (Some(configuration), ObjectKind::Service) => Ok(Self::service(configuration, target, object)),
-            (None, ObjectKind::Service) => {
-                let mut warnings = AuthorWarnings::default();
-                warnings::of_service(object, &mut warnings);
-                Ok(AdmissionOutcome {
-                    decision: InjectionDecision::unsupported(),
-                    warnings,
-                    ..AdmissionOutcome::default()
-                })
+            (Ok(configuration), ObjectKind::Pod) => self.pod(configuration, target, object),
+            (Ok(configuration), ObjectKind::Service) => {
+                Ok(Self::service(&configuration.values.proxy.opaque_ports, target, object))
             }
-            (None, ObjectKind::Pod) => {
+            (Err(opaque_ports), ObjectKind::Service) => Ok(Self::service(opaque_ports, target, object)),
+            (Err(opaque_ports), ObjectKind::Pod) => {
                 let annotations = &object.metadata.annotations;
                 let decision = InjectionDecision::about_pod(target.namespace, annotations, &object.spec, true);
-                if decision.injects() {
-                    return Err(NotRenderable::missing("a usable configuration of Linkerd"));
+                match decision.injects() {
+                    true => Err(NotRenderable::missing("a usable configuration of Linkerd")),
+                    false => Ok(Self::skipped(decision, opaque_ports, target, object)),
                 }
-                let mut warnings = AuthorWarnings::default();
-                warnings::of_injection(&decision, target, &object.metadata, &mut warnings);
-                Ok(AdmissionOutcome { decision, warnings, ..AdmissionOutcome::default() })
             }
         }
     }
@@ -137,20 +130,30 @@ impl Injector<'_> {
         let has_projected_token = configuration.values.identity.service_account_token_projection;
         let decision =
             InjectionDecision::about_pod(target.namespace, &pod.metadata.annotations, &pod.spec, has_projected_token);
-        let (patch, mut warnings) = if decision.injects() {
-            self.pod_patch(configuration, target, pod)?
-        } else {
-            let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
-            let opaque = opaque_ports::of_pod(annotations, &pod.spec, &configuration.values.proxy.opaque_ports);
-            only_opaque_ports(&pod.metadata, opaque)
-        };
+        if !decision.injects() {
+            return Ok(Self::skipped(decision, &configuration.values.proxy.opaque_ports, target, pod));
+        }
+        let (patch, mut warnings) = self.pod_patch(configuration, target, pod)?;
         warnings::of_injection(&decision, target, &pod.metadata, &mut warnings);
         Ok(AdmissionOutcome { decision, patch, warnings })
     }
 
-    fn service(configuration: &Configuration, target: ReviewTarget<'_>, service: &ReviewedObject) -> AdmissionOutcome {
+    /// Returns the outcome for a Pod that gets no proxy.
+    fn skipped(
+        decision: InjectionDecision,
+        defaults: &str,
+        target: ReviewTarget<'_>,
+        pod: &ReviewedObject,
+    ) -> AdmissionOutcome {
+        let annotations = Annotations { pod: &pod.metadata.annotations, namespace: target.namespace };
+        let opaque = opaque_ports::of_pod(annotations, &pod.spec, defaults);
+        let (patch, mut warnings) = only_opaque_ports(&pod.metadata, opaque);
+        warnings::of_injection(&decision, target, &pod.metadata, &mut warnings);
+        AdmissionOutcome { decision, patch, warnings }
+    }
+
+    fn service(defaults: &str, target: ReviewTarget<'_>, service: &ReviewedObject) -> AdmissionOutcome {
         let annotations = Annotations { pod: &service.metadata.annotations, namespace: target.namespace };
-        let defaults = &configuration.values.proxy.opaque_ports;
         let opaque = opaque_ports::of_service(annotations, &service.spec.ports, defaults);
         let (patch, mut warnings) = only_opaque_ports(&service.metadata, opaque);
         warnings::of_service(service, &mut warnings);

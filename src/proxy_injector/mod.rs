@@ -110,8 +110,8 @@ impl ConfigurationStatus {
         self.0.problem()
     }
 
-    /// Returns whether the injector has a configuration.
+    /// Returns whether the injector can answer reviews: without a usable configuration, with denials that say why.
     pub fn is_ready(&self) -> bool {
-        self.0.get().is_some()
+        self.0.can_answer()
     }
 }

@@ -22,14 +22,15 @@ use super::{
 };
 use crate::{
     cluster::kinds::owner::Owner,
-    values::{Document, Path},
+    values::{Document, Path, testing::TRUST_ANCHORS},
     webhook::review::ReviewRequest,
 };
 
 /// The document that Linkerd's chart renders.
 const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
-static CONFIGURATION: LazyLock<Configuration> = LazyLock::new(|| Configuration::read(INSTALLED, "anchors").unwrap());
+static CONFIGURATION: LazyLock<Configuration> =
+    LazyLock::new(|| Configuration::read(INSTALLED, TRUST_ANCHORS).unwrap());
 
 /// Texts that have a meaning in some format.
 const SPECIAL: [&str; 22] = [
@@ -208,7 +209,7 @@ fn decide(
     let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
     let kind = ObjectKind::of(&request.kind.kind).unwrap_or(ObjectKind::Pod);
-    injector.decide(configuration, kind, target, &object)
+    injector.decide(configuration.ok_or("3306"), kind, target, &object)
 }
 
 fn patched(pod: &Value, outcome: &AdmissionOutcome) -> Value {
@@ -382,7 +383,7 @@ proptest! {
         // The rules accept an installer's document without a mode, because earlier releases do. No patch may remove it.
         let mode = document.get(&Path::from(&["proxyInit", "iptablesMode"][..]));
         if document.problems().is_empty() && mode != Some(&Value::Null) {
-            let read = Configuration::read(&document.to_yaml(), "anchors");
+            let read = Configuration::read(&document.to_yaml(), TRUST_ANCHORS);
             prop_assert!(read.is_ok(), "{}: {:?}", document.to_yaml(), read.err());
         }
     }

@@ -15,7 +15,7 @@ use super::{
     owner::{FoundOwner, workload},
     reviewed::{ReviewedObject, ReviewedOwner},
 };
-use crate::cluster::kinds::owner::Owner;
+use crate::{cluster::kinds::owner::Owner, values::Document};
 
 const RECORDED: &str = include_str!("testdata/injector.jsonl");
 
@@ -47,7 +47,6 @@ const BETTER: &[(&str, &str)] = &[
     ("values/identity-null/notmeshed", NEVER_BREAKS),
     ("values/raw-empty/notmeshed", NEVER_BREAKS),
     ("values/type-bool-string/notmeshed", ONLY_INJECTED),
-    ("roots/empty/svc", ONLY_INJECTED),
     ("roots/missing/svc", ONLY_INJECTED),
 ];
 const REFUSED: &str =
@@ -206,6 +205,9 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     // A file may be missing.
     let roots = recording.roots.get(name("roots"));
     let configuration = roots.and_then(|roots| Configuration::read(document, roots).ok());
+    let (values, _) = Document::read(document).unwrap_or_default();
+    let opaque_ports = values.get(&["proxy", "opaquePorts"].into_iter().collect());
+    let opaque_ports = opaque_ports.and_then(Value::as_str).unwrap_or_default();
     let none = AnnotationMap::new();
     let namespace = recording.namespaces.get(name("ns")).unwrap_or(&none);
     let pod: ReviewedObject = serde_json::from_value(object.clone()).unwrap();
@@ -215,7 +217,9 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     let target = ReviewTarget { namespace, namespace_name: name("ns"), inject_label: None, workload: Some(&workload) };
     let injector = Injector { controller_namespace: "linkerd", version: "edge-26.8.3" };
     let kind = if name("kind") == "Pod" { ObjectKind::Pod } else { ObjectKind::Service };
-    let Ok(outcome) = injector.decide(configuration.as_ref(), kind, target, &pod) else { return Answer::Denied };
+    let Ok(outcome) = injector.decide(configuration.as_ref().ok_or(opaque_ports), kind, target, &pod) else {
+        return Answer::Denied;
+    };
     let mut object = object.clone();
     json_patch::patch(&mut object, &outcome.patch).unwrap();
     if let Some(configuration) = configuration.filter(|_| outcome.decision.injects()) {

@@ -17,12 +17,13 @@ use tracing::{info, warn};
 
 use super::{
     canary::{CanaryConfiguration, CanaryTexts},
-    configuration::Configuration,
+    configuration::{BUNDLE_KEY, Configuration},
 };
 use crate::{
     api::{CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
     cluster::{Cluster, Kind, State, index::selector::Labels, kinds::config_map::ConfigMap},
     contain::{Work, contain},
+    values::Document,
 };
 
 /// How often the files are read. The kubelet needs about a minute to write them.
@@ -42,6 +43,8 @@ struct Latest {
     texts: Result<Texts, String>,
     /// The reason why these texts are not in use.
     problem: Option<String>,
+    /// The default opaque ports of these texts, which annotations need and which other values cannot make unusable.
+    opaque_ports: Arc<str>,
 }
 
 /// The texts of one revision.
@@ -96,8 +99,15 @@ fn read_config_maps(namespace: &Arc<str>, state: &State) -> Result<Texts, String
     };
     Ok(Texts {
         values: read(INJECTORS_CONFIG_MAP, "values", |map| &map.values)?,
-        trust_anchors: read(TRUST_ROOTS, "ca-bundle.crt", |map| &map.bundle)?,
+        trust_anchors: read(TRUST_ROOTS, BUNDLE_KEY, |map| &map.bundle)?,
     })
+}
+
+/// Returns the default opaque ports of values that may be unusable otherwise.
+fn opaque_ports_of(values: &str) -> String {
+    let document = Document::parse(values).unwrap_or_default();
+    let ports = document.get(&["proxy", "opaquePorts"].into_iter().collect());
+    ports.and_then(|ports| ports.as_str()).unwrap_or_default().to_owned()
 }
 
 /// Returns the texts of the canary, unless the ConfigMap belongs to another writer.
@@ -120,6 +130,18 @@ impl CurrentConfiguration {
     /// Returns the configuration for Pods in a namespace with these labels.
     pub(super) fn of_labels(&self, labels: &Labels) -> Option<Arc<Configuration>> {
         self.canary.read().of_labels(labels).or_else(|| self.get())
+    }
+
+    /// Whether reviews can be answered: with a configuration, or with the reason why the first one is refused. Without
+    /// this answer, a `failurePolicy` of `Ignore` would let Pods be created without a proxy. A missing file or ConfigMap
+    /// is no reason to deny Pods.
+    pub(super) fn can_answer(&self) -> bool {
+        self.get().is_some() || self.latest.lock().as_ref().is_some_and(|latest| latest.texts.is_ok())
+    }
+
+    /// Returns the default opaque ports while no configuration is in use.
+    pub(super) fn opaque_ports(&self) -> Arc<str> {
+        self.latest.lock().as_ref().map(|latest| Arc::clone(&latest.opaque_ports)).unwrap_or_default()
     }
 
     /// Returns why the latest configuration, or that of the canary, is not in use.
@@ -152,6 +174,9 @@ impl CurrentConfiguration {
         let problem = match read {
             Ok(configuration) => {
                 info!(hash = configuration.injection_hash, "the proxy injector uses a new configuration");
+                for ineffective in &configuration.ineffective {
+                    warn!(%ineffective, "a value of the proxy injector's configuration has no effect");
+                }
                 *self.in_use.write() = Some(Arc::new(configuration));
                 None
             }
@@ -160,14 +185,25 @@ impl CurrentConfiguration {
                 Some(problem)
             }
         };
-        *latest = Some(Latest { texts, problem });
+        let opaque_ports = match (&problem, &texts) {
+            (Some(_), Ok(texts)) => opaque_ports_of(&texts.values).into(),
+            _ => Arc::default(),
+        };
+        *latest = Some(Latest { texts, problem, opaque_ports });
+    }
+}
+
+#[cfg(test)]
+impl CurrentConfiguration {
+    pub(super) fn offer_texts(&self, values: &str, trust_anchors: &str) {
+        self.offer(Ok(Texts { values: values.into(), trust_anchors: trust_anchors.into() }));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contain;
+    use crate::{contain, values::testing::TRUST_ANCHORS};
 
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
@@ -179,27 +215,51 @@ mod tests {
     fn a_refused_configuration_keeps_the_last_one_in_use_and_says_why() {
         let current = CurrentConfiguration::default();
         assert!(current.get().is_none() && current.problem().unwrap().contains("not read yet"));
-        current.offer(texts(INSTALLED, "anchors"));
+        current.offer(texts(INSTALLED, TRUST_ANCHORS));
         let first = current.get().unwrap();
         assert_eq!(current.problem(), None);
         let without_mode = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
+        let with_key = format!("{TRUST_ANCHORS}-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n");
         for (bad, why) in [
-            (texts("[", "anchors"), "the values cannot be read"),
-            (texts("proxy: {}", "anchors"), "lack a field that the injector requires: missing field"),
-            (texts(INSTALLED, " "), "the bundle of trust anchors is missing"),
-            (texts(&without_mode, "anchors"), "proxyInit.iptablesMode is \"other\": it must be nft or legacy"),
+            (texts("[", TRUST_ANCHORS), "the values cannot be read"),
+            (texts("proxy: {}", TRUST_ANCHORS), "lack a field that the injector requires: missing field"),
+            (texts(&without_mode, TRUST_ANCHORS), "proxyInit.iptablesMode (\"other\"): must be one of nft, legacy"),
+            (texts(INSTALLED, " "), "it has no certificate"),
+            (
+                texts(INSTALLED, &format!("\u{feff}{TRUST_ANCHORS}")),
+                "no proxy can use the bundle of trust anchors, key ca-bundle.crt of the ConfigMap \
+                 linkerd-identity-trust-roots: it begins with a byte order mark",
+            ),
+            (texts(INSTALLED, TRUST_ANCHORS.trim_end_matches("-\n")), "a section has no end"),
+            (texts(INSTALLED, &with_key), "it has a private key"),
             (Err("could not read x".to_owned()), "could not read x"),
         ] {
             current.offer(bad);
-            assert!(current.problem().unwrap().contains(why), "{:?}", current.problem());
+            let problem = current.problem().unwrap();
+            assert!(problem.contains(why) && !problem.contains("SECRET"), "{problem}");
             assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
         }
         contain::testing::panic_in_next(Work::Configuring);
-        current.offer(texts(INSTALLED, "others"));
+        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(2)));
         assert!(current.problem().unwrap().contains("refused: it panicked"), "{:?}", current.problem());
         assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
-        current.offer(texts(INSTALLED, "more"));
+        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(3)));
         assert_eq!(current.problem(), None);
         assert_ne!(current.get().unwrap().trust_anchors_hash, first.trust_anchors_hash);
+    }
+
+    #[test]
+    fn a_process_whose_first_configuration_is_refused_answers_and_one_without_a_configuration_does_not() {
+        let current = CurrentConfiguration::default();
+        assert!(!current.can_answer());
+        current.offer(Err("the ConfigMap does not exist".to_owned()));
+        assert!(!current.can_answer());
+        let bad = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
+        current.offer(texts(&bad, TRUST_ANCHORS));
+        assert!(current.can_answer() && current.get().is_none());
+        assert_eq!(&*current.opaque_ports(), "25,587,3306,4444,5432,6379,9300,11211");
+        // A list is no text, so no port is known.
+        current.offer(texts("proxy: {opaquePorts: [25]}", TRUST_ANCHORS));
+        assert!(current.can_answer() && current.opaque_ports().is_empty());
     }
 }

@@ -11,6 +11,13 @@ use super::{
 /// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
 /// keys that are absent. Unknown keys of the injected maps count too, because the injector may use them.
 pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
+    let mut subset = injected_part(map);
+    drop_zeros(&mut subset, &VALUES);
+    subset
+}
+
+/// Returns the part that affects injection, as it stands in the document.
+pub(super) fn injected_part(map: &Map<String, Value>) -> Map<String, Value> {
     let mut subset = only(map, ProxyValues::INJECTED);
     // Unknown keys of this map belong to the control plane.
     let identity = subset.remove("identity").and_then(|it| Some(only(it.as_object()?, IdentityValues::INJECTED)));
@@ -27,7 +34,6 @@ pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
     {
         env.retain(|variable| variable.get("name").and_then(Value::as_str) != Some(CONFIG_HASH_ENV));
     }
-    drop_zeros(&mut subset, &VALUES);
     subset
 }
 

@@ -20,6 +20,7 @@ mod rules;
 mod scalar;
 #[cfg(test)]
 pub(crate) mod testing;
+mod trust_bundle;
 mod write;
 
 use std::{
@@ -43,6 +44,7 @@ pub use {
     path::Path,
     problems::{Problem, patch_problems},
     redact::{shown, visible},
+    trust_bundle::UnusableTrustBundle,
 };
 
 /// The maximum length of a document's text, in bytes.
@@ -178,6 +180,16 @@ impl Document {
     /// could not start, and private keys.
     pub fn problems(&self) -> Vec<Problem> {
         problems::problems(self)
+    }
+
+    /// Returns the problems with which no Pod that the operator's own injector injects can run.
+    pub fn injection_problems(&self) -> Vec<Problem> {
+        problems::of_injection(self)
+    }
+
+    /// Returns the values that affect injection and have no effect, because the program that reads them ignores them.
+    pub fn ineffective_values(&self) -> Vec<Problem> {
+        problems::ineffective(self)
     }
 
     /// Returns the problems that the other document does not have.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::{
     Path,
     canonical::field,
+    injection_subset::injected_part,
     model::{GoType, VALUES},
     path::shortened,
     read::DEEPEST,
@@ -75,6 +76,21 @@ pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
     }
     check_map(&Path::default(), document.as_map(), &VALUES, &mut problems);
     rules::check(document, &mut problems);
+    problems.sorted()
+}
+
+/// Returns the problems with which no injected Pod can run.
+pub(super) fn of_injection(document: &super::Document) -> Vec<Problem> {
+    let mut problems = Findings::default();
+    check_map(&Path::default(), &injected_part(document.as_map()), &VALUES, &mut problems);
+    rules::check_injected(document, &mut problems);
+    problems.sorted()
+}
+
+/// Returns the values without effect.
+pub(super) fn ineffective(document: &super::Document) -> Vec<Problem> {
+    let mut problems = Findings::default();
+    rules::check_ineffective(document, &mut problems);
     problems.sorted()
 }
 

@@ -28,6 +28,7 @@ use tokio::{
 
 /// The values that Helm installs.
 pub(crate) const HELM: &str = include_str!("../../../src/values/testdata/installed.yaml");
+pub(crate) const TRUST_ANCHORS: &str = include_str!("../../../src/values/testdata/root.pem");
 /// Serializes the tests, because a cluster has one injector.
 static TURN: Mutex<()> = Mutex::const_new(());
 const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
@@ -60,7 +61,7 @@ impl Setup {
         let namespace = TestNamespace::create(&client, "injector").await?;
         let maps = namespace.api::<ConfigMap>();
         for (name, key, text) in
-            [("linkerd-config", "values", HELM), ("linkerd-identity-trust-roots", "ca-bundle.crt", "one\n")]
+            [("linkerd-config", "values", HELM), ("linkerd-identity-trust-roots", "ca-bundle.crt", TRUST_ANCHORS)]
         {
             let map = serde_json::from_value(json!({"metadata": {"name": name}, "data": {key: text}}))?;
             maps.create(&PostParams::default(), &map).await?;
@@ -216,6 +217,33 @@ async fn a_manager_uses_a_changed_config_map_without_files_and_keeps_the_last_on
     }
     setup.write(&version(3)).await?;
     shows(&setup, "v3").await
+}
+
+/// The failure policy is `Ignore`, so a Pod that no replica reviews would be created without a proxy.
+#[tokio::test]
+async fn a_replica_that_starts_with_a_refused_document_denies_pods_and_annotates_services() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    setup.write(&HELM.replace("iptablesMode: nft", "iptablesMode: other")).await?;
+    let file = setup.injector.directory(0)?.join("config/values");
+    eventually(SOON, "the file of the document", async || {
+        ensure!(std::fs::read_to_string(&file)?.contains("iptablesMode: other"), "it is the last one");
+        Ok(())
+    })
+    .await?;
+    setup.injector.restart_replica(0).await?;
+    eventually(SOON, "Pods to be denied", async || {
+        let denied =
+            setup.create(&meshed(&json!({}))).await.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(denied.contains("no Pod can run with these values: proxyInit.iptablesMode"), "{denied}");
+        Ok(())
+    })
+    .await?;
+    let service = json!({"metadata": {"name": "db"}, "spec": {"ports": [{"port": 3306}]}});
+    let services: Api<k8s_openapi::api::core::v1::Service> = setup.namespace.api();
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let service = services.create(&params, &serde_json::from_value(service)?).await?;
+    ensure!(service.annotations()["config.linkerd.io/opaque-ports"] == "3306", "{:?}", service.annotations());
+    Ok(())
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::api::{
     TRUST_ROOTS,
     linkerd_config::{LinkerdConfigSpec, LinkerdConfigStatus, TrustAnchorsPolicy, TrustAnchorsStatus},
 };
-use crate::values::{Path, Problem};
+use crate::values::{Path, Problem, UnusableTrustBundle};
 
 /// The certificates that the mesh trusts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,11 +25,16 @@ pub(super) struct TrustAnchors {
 /// ignored.
 ///
 /// # Errors
-/// When the resource's own trust anchors are invalid, or differ from the bundle with the policy Verify.
+/// When the resource's own trust anchors are invalid, or differ from the bundle with the policy Verify; when the bundle
+/// has a private key, which must not be copied.
 pub(super) fn resolve(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Result<Option<TrustAnchors>, Problem> {
     let context = &spec.global.identity_context;
     let given = context.trust_anchors_pem.as_deref().filter(|pem| !pem.trim().is_empty());
     let declared = given.map(certificates).transpose().map_err(problem)?;
+    if bundle.is_some_and(|bundle| UnusableTrustBundle::check(bundle) == Err(UnusableTrustBundle::PrivateKey)) {
+        let path = Path::from(&[TRUST_ROOTS, "ca-bundle.crt"][..]);
+        return Err(Problem { path, value: String::new(), reason: UnusableTrustBundle::PrivateKey.to_string() });
+    }
     let bundle = bundle.and_then(|bundle| Some((bundle, certificates(bundle).ok()?)));
     match (context.trust_anchors_policy, given.zip(declared), bundle) {
         (TrustAnchorsPolicy::Verify, Some((_, declared)), Some((_, trusted))) if declared != trusted => {

@@ -144,7 +144,7 @@ fn permissive_document() -> Document {
             "readinessProbe": {},
             "startupProbe": {},
         },
-        "proxyInit": {"iptablesMode": "nft", "runAsRoot": true, "xtMountPath": {}},
+        "proxyInit": {"iptablesMode": "nft", "runAsRoot": true, "xtMountPath": {"mountPath": "/run"}},
     });
     document.merge(values.as_object().unwrap_or(&serde_json::Map::new()));
     document

@@ -74,7 +74,7 @@ impl Cluster {
         }
         for (name, key, text) in [
             ("linkerd-config", "values", crate::proxy_injector::HELM),
-            ("linkerd-identity-trust-roots", "ca-bundle.crt", "one\n"),
+            ("linkerd-identity-trust-roots", "ca-bundle.crt", crate::proxy_injector::TRUST_ANCHORS),
         ] {
             let metadata = json!({"name": name, "namespace": "linkerd"});
             applied.push(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: text}}));

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::scene::LINKERD;
 
-pub(super) const TRUST_ROOTS: &str = "roots\n";
+pub(super) const TRUST_ROOTS: &str = include_str!("../../../../../src/values/testdata/root.pem");
 
 /// A review, and what was seen of both answers.
 pub(crate) struct Compared {

@@ -1,0 +1,147 @@
+//! The requirements on values, beyond their types, of the programs that read them.
+//!
+//! Each rule prevents a failure that was observed: denied or rejected Pods, a crash of the injector, a proxy that does
+//! not start, or a value without effect. Always holds: one table has the rules, for the LinkerdConfig controller, its
+//! webhook and the injector; each row says which Pods cannot run if it is violated.
+
+mod forms;
+mod needed;
+mod pod;
+#[cfg(test)]
+mod tests;
+
+use serde_json::Value;
+
+use self::Breaks::{AllPods, CniPods, InitPods, Nothing, Others};
+use super::{Document, Path, model::GoStruct, problems::Findings};
+use forms::Form;
+pub(super) use needed::is_needed;
+
+/// What does not work if a value violates a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Breaks {
+    /// The API server rejects every injected Pod, or its proxy does not start.
+    AllPods,
+    /// The same for Pods with linkerd-init: those without the CNI plugin.
+    InitPods,
+    /// The same for Pods with the network validator: those with the CNI plugin.
+    CniPods,
+    /// Linkerd's own injector or control plane, Pods with a debug container, or what the author meant.
+    Others,
+    /// The value has no effect.
+    Nothing,
+}
+
+const POLICIES: &[&str] =
+    &["all-authenticated", "all-unauthenticated", "audit", "cluster-authenticated", "cluster-unauthenticated", "deny"];
+const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
+const LOG_FORMATS: &[&str] = &["plain", "json"];
+/// The levels that linkerd-init parses.
+const INIT_LOG_LEVELS: &[&str] = &["panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"];
+
+const RULES: [(&[&str], Breaks, Form); 38] = [
+    (&["clusterDomain"], Others, Form::Unquoted),
+    (&["clusterNetworks"], AllPods, Form::TemplateNetworks),
+    (&["debugContainer", "image", "pullPolicy"], Others, Form::OneOf(PULL_POLICIES)),
+    (&["identity", "issuer", "clockSkewAllowance"], Others, Form::GoDuration),
+    (&["identity", "issuer", "issuanceLifetime"], Others, Form::GoDuration),
+    (&["identityTrustDomain"], Others, Form::Unquoted),
+    (&["imagePullPolicy"], AllPods, Form::OneOf(PULL_POLICIES)),
+    (&["linkerdVersion"], Others, Form::Image),
+    (&["networkValidator", "logFormat"], Others, Form::Unquoted),
+    (&["networkValidator", "logLevel"], Others, Form::Unquoted),
+    (&["networkValidator", "timeout"], CniPods, Form::ProxyDuration),
+    (&["proxy", "accessLog"], Nothing, Form::OneOfInAnyCase(&["apache", "json"])),
+    (&["proxy", "control", "streams", "idleTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "control", "streams", "initialTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "control", "streams", "lifetime"], AllPods, Form::ProxyDuration),
+    (&["proxy", "defaultInboundPolicy"], AllPods, Form::OneOf(POLICIES)),
+    (&["proxy", "image", "name"], AllPods, Form::Image),
+    (&["proxy", "image", "name"], Others, Form::Unquoted),
+    (&["proxy", "image", "pullPolicy"], AllPods, Form::OneOf(PULL_POLICIES)),
+    (&["proxy", "image", "version"], AllPods, Form::Image),
+    (&["proxy", "inboundConnectTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "inboundDiscoveryCacheUnusedTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "logFormat"], Nothing, Form::OneOfInAnyCase(LOG_FORMATS)),
+    (&["proxy", "logHTTPHeaders"], AllPods, Form::OneOf(&["off", "insecure"])),
+    (&["proxy", "logLevel"], Nothing, Form::LogFilter),
+    (&["proxy", "opaquePorts"], AllPods, Form::ProxyPorts),
+    (&["proxy", "outboundConnectTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "outboundDiscoveryCacheUnusedTimeout"], AllPods, Form::ProxyDuration),
+    (&["proxy", "requireIdentityOnInboundPorts"], AllPods, Form::ProxyPorts),
+    (&["proxy", "shutdownGracePeriod"], AllPods, Form::ProxyDuration),
+    (&["proxyInit", "ignoreInboundPorts"], Others, Form::InitPorts),
+    (&["proxyInit", "ignoreOutboundPorts"], Others, Form::InitPorts),
+    (&["proxyInit", "iptablesMode"], InitPods, Form::OneOfExactly(&["nft", "legacy"])),
+    (&["proxyInit", "kubeAPIServerPorts"], Others, Form::InitPorts),
+    (&["proxyInit", "logFormat"], Nothing, Form::OneOf(LOG_FORMATS)),
+    (&["proxyInit", "logFormat"], Others, Form::Unquoted),
+    (&["proxyInit", "logLevel"], InitPods, Form::OneOfInAnyCase(INIT_LOG_LEVELS)),
+    (&["proxyInit", "skipSubnets"], InitPods, Form::InitNetworks),
+];
+
+/// Adds all problems of a document.
+pub(super) fn check(document: &Document, problems: &mut Findings) {
+    let document = DocumentView(document);
+    needed::check(&document, problems);
+    check_forms(&document, |breaks| breaks != Nothing, problems);
+    pod::check(&document, |_| true, problems);
+    pod::check_linkerds_limits(&document, problems);
+}
+
+/// Adds the problems with which no Pod that this injector injects can run. A missing key is not among them.
+pub(super) fn check_injected(document: &Document, problems: &mut Findings) {
+    let document = DocumentView(document);
+    let is_cni = document.is_true(&["cniEnabled"]);
+    let counts = |breaks: Breaks| match breaks {
+        AllPods => true,
+        InitPods => !is_cni,
+        CniPods => is_cni,
+        Others | Nothing => false,
+    };
+    check_forms(&document, counts, problems);
+    pod::check(&document, counts, problems);
+}
+
+/// Adds the values without effect.
+pub(super) fn check_ineffective(document: &Document, problems: &mut Findings) {
+    check_forms(&DocumentView(document), |breaks| breaks == Nothing, problems);
+}
+
+/// Checks each text once: of several rules for one key, the first that is violated counts.
+fn check_forms(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
+    let mut last: &[&str] = &[];
+    for (keys, _, form) in RULES.iter().filter(|(_, breaks, _)| counts(*breaks)) {
+        if *keys != last
+            && let Some(Value::String(text)) = document.at(keys)
+            && let Some(reason) = form.violation(text)
+        {
+            problems.add(&Path::from(*keys), document.at(keys), reason);
+            last = *keys;
+        }
+    }
+}
+
+struct DocumentView<'a>(&'a Document);
+
+// === impl DocumentView ===
+
+impl<'a> DocumentView<'a> {
+    fn at(&self, keys: &[&str]) -> Option<&'a Value> {
+        let (first, rest) = keys.split_first()?;
+        let top = self.0.as_map().get(*first)?;
+        rest.iter().try_fold(top, |value, key| value.get(*key)).filter(|value| !value.is_null())
+    }
+
+    fn is_true(&self, keys: &[&str]) -> bool {
+        self.at(keys).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    fn number(&self, keys: &[&str]) -> i64 {
+        self.at(keys).and_then(Value::as_i64).unwrap_or_default()
+    }
+
+    fn is_empty(&self, keys: &[&str]) -> bool {
+        self.at(keys).is_none_or(|value| value.as_str() == Some(""))
+    }
+}

@@ -1,0 +1,220 @@
+//! What the API server requires of an injected Pod: ids, ports, resources, variables, security contexts and mounts.
+//!
+//! The rules stand here, and no dry run is sent, because the ServiceAccount of Linkerd's injector may not create Pods.
+
+use k8s_openapi::api::core::v1::{EnvVar, SecurityContext};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Breaks::{self, AllPods, CniPods, InitPods},
+    DocumentView, Findings, Path,
+};
+use crate::api::quantity::Quantity;
+
+/// The largest id of a user or a group.
+const MAX_ID: i64 = i32::MAX as i64;
+const MAX_PORT: i64 = u16::MAX as i64;
+const MAX_SECONDS: i64 = i32::MAX as i64;
+
+/// The whole numbers with bounds.
+const NUMBERS: [(&[&str], Breaks, i64, i64); 15] = [
+    (&["proxy", "ports", "admin"], AllPods, 1, MAX_PORT),
+    (&["proxy", "ports", "control"], AllPods, 1, MAX_PORT),
+    (&["proxy", "ports", "inbound"], AllPods, 1, MAX_PORT),
+    (&["proxy", "ports", "outbound"], AllPods, 1, MAX_PORT),
+    // A negative group is left out.
+    (&["proxy", "gid"], AllPods, i64::MIN, MAX_ID),
+    (&["proxy", "uid"], AllPods, 0, MAX_ID),
+    (&["proxy", "livenessProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "livenessProbe", "timeoutSeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "readinessProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "readinessProbe", "timeoutSeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "startupProbe", "failureThreshold"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "startupProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "startupProbe", "periodSeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxyInit", "runAsGroup"], InitPods, 0, MAX_ID),
+    (&["proxyInit", "runAsUser"], InitPods, 0, MAX_ID),
+];
+
+pub(super) fn check(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
+    check_numbers(document, &counts, problems);
+    check_resources(document, problems);
+    check_together(document, problems);
+    for list in ["additionalEnv", "experimentalEnv"] {
+        check_env(document, &["proxy", list], problems);
+    }
+    for (keys, breaks) in
+        [(&["proxy", "securityContext"][..], AllPods), (&["networkValidator", "securityContext"], CniPods)]
+    {
+        if counts(breaks) {
+            check_security_context(document, keys, problems);
+        }
+    }
+    for (keys, breaks) in
+        [(&["proxy", "saMountPath", "mountPath"][..], AllPods), (&["proxyInit", "xtMountPath", "mountPath"], InitPods)]
+    {
+        if counts(breaks) {
+            check_mount(document, keys, problems);
+        }
+    }
+}
+
+/// Linkerd's own injector writes large numbers with an exponent. This operator's does not.
+pub(super) fn check_linkerds_limits(document: &DocumentView<'_>, problems: &mut Findings) {
+    if document.is_true(&["cniEnabled"]) {
+        return;
+    }
+    for keys in [&["proxy", "uid"][..], &["proxy", "gid"], &["proxyInit", "closeWaitTimeoutSecs"]] {
+        if (1_000_000..=MAX_ID).contains(&document.number(keys)) {
+            let reason =
+                "must be less than 1000000: otherwise the injector writes it as 1e+06, which linkerd-init rejects";
+            problems.add(&Path::from(keys), document.at(keys), reason);
+        }
+    }
+}
+
+fn check_numbers(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
+    for (keys, _, least, most) in NUMBERS.iter().filter(|(_, breaks, ..)| counts(*breaks)) {
+        let Some(value @ Value::Number(number)) = document.at(keys) else { continue };
+        let is_within = number.as_i64().is_some_and(|number| (*least..=*most).contains(&number));
+        // The type of the field says it already.
+        let is_typed = number.is_i64() || number.is_u64();
+        if is_typed && !is_within {
+            let reason = match (*least, *most) {
+                (1, MAX_PORT) => "must be a port from 1 to 65535".to_owned(),
+                (i64::MIN, most) => format!("must be at most {most}"),
+                (least, most) => format!("must be from {least} to {most}"),
+            };
+            problems.add(&Path::from(*keys), Some(value), reason);
+        }
+    }
+    let ports = ["admin", "control", "inbound", "outbound"].map(|port| (port, document.at(&["proxy", "ports", port])));
+    for (at, (name, port)) in ports.iter().enumerate() {
+        let same = ports.iter().take(at).find(|(_, other)| port.is_some() && other == port);
+        if let Some((other, _)) = same {
+            let keys = ["proxy", "ports", *name];
+            let reason = format!("must differ from proxy.ports.{other}: the proxy listens on both");
+            problems.add(&Path::from(&keys[..]), *port, reason);
+        }
+    }
+}
+
+fn check_resources(document: &DocumentView<'_>, problems: &mut Findings) {
+    for resource in ["cpu", "memory", "ephemeral-storage"] {
+        let request = check_quantity(document, &["proxy", "resources", resource, "request"], problems);
+        let limit = check_quantity(document, &["proxy", "resources", resource, "limit"], problems);
+        if let Some((request, limit)) = request.zip(limit)
+            && request > limit
+        {
+            let keys = ["proxy", "resources", resource, "request"];
+            problems.add(&Path::from(&keys[..]), document.at(&keys), "must not exceed the limit");
+        }
+    }
+}
+
+fn check_quantity(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) -> Option<Quantity> {
+    let Some(value @ Value::String(text)) = document.at(keys) else { return None };
+    // The template skips an empty string.
+    if text.is_empty() {
+        return None;
+    }
+    let quantity = text.parse().ok().filter(|quantity: &Quantity| !quantity.is_negative());
+    if quantity.is_none() {
+        let reason = "must be a quantity that is not negative, such as 100m, 1 or 250Mi";
+        problems.add(&Path::from(keys), Some(value), reason);
+    }
+    quantity
+}
+
+fn check_together(document: &DocumentView<'_>, problems: &mut Findings) {
+    let keys = ["proxyInit", "closeWaitTimeoutSecs"];
+    let init = !document.is_true(&["cniEnabled"]);
+    if init && document.number(&keys) != 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
+        problems.add(&Path::from(&keys[..]), document.at(&keys), "requires proxyInit.runAsRoot");
+    }
+    if document.is_true(&["proxy", "tracing", "enabled"]) {
+        for required in [&["endpoint"][..], &["meshIdentity", "namespace"], &["meshIdentity", "serviceAccountName"]] {
+            let keys = [&["proxy", "tracing", "collector"], required].concat();
+            if document.is_empty(&keys) {
+                problems.add(&Path::from(&keys[..]), None, "is missing: proxy.tracing.enabled requires it");
+            }
+        }
+    }
+}
+
+/// Checks the variables. A reason names no value, because a variable may be a secret.
+fn check_env(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
+    let Some(Value::Array(items)) = document.at(keys) else { return };
+    for (at, variable) in items.iter().enumerate() {
+        if let Some(reason) = unusable_variable(variable) {
+            let reason = format!("entry {at} {reason}: the API server rejects the Pods");
+            problems.add(&Path::from(keys), document.at(keys), reason);
+            return;
+        }
+    }
+}
+
+fn unusable_variable(variable: &Value) -> Option<String> {
+    let name = variable.get("name").and_then(Value::as_str).unwrap_or_default();
+    if name.is_empty() {
+        return Some("has no name".to_owned());
+    }
+    if name.chars().any(|c| c == '=' || !matches!(c, ' '..='~')) {
+        return Some("has a name with a character that a variable cannot have".to_owned());
+    }
+    let is_set = |value: &Value| !value.is_null() && value.as_str() != Some("");
+    let source = variable.get("valueFrom").filter(|source| !source.is_null())?;
+    let sources = source.as_object().map(|map| map.values().filter(|source| !source.is_null()).count());
+    match sources {
+        None => Some("has a valueFrom that is not a map".to_owned()),
+        Some(_) if variable.get("value").is_some_and(is_set) => Some("has a value and a valueFrom".to_owned()),
+        Some(count) if count != 1 => Some("has a valueFrom without exactly one source".to_owned()),
+        Some(_) => {
+            let is_usable = serde_json::from_value::<EnvVar>(variable.clone()).is_ok();
+            (!is_usable).then(|| "has a valueFrom that Kubernetes cannot read".to_owned())
+        }
+    }
+}
+
+fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
+    let Some(Value::Object(context)) = document.at(keys) else { return };
+    for (key, value) in context {
+        let at = [keys, &[key.as_str()]].concat();
+        if !fits::<SecurityContext>(key, value) {
+            problems.add(
+                &Path::from(&at[..]),
+                Some(value),
+                "must have the type that a securityContext has in Kubernetes",
+            );
+        } else if ["runAsUser", "runAsGroup"].contains(&key.as_str())
+            && value.as_i64().is_some_and(|id| !(0..=MAX_ID).contains(&id))
+        {
+            problems.add(&Path::from(&at[..]), Some(value), format!("must be from 0 to {MAX_ID}"));
+        }
+    }
+    let is = |key: &str, wanted: bool| context.get(key) == Some(&Value::Bool(wanted));
+    if is("privileged", true) && is("allowPrivilegeEscalation", false) {
+        let at = [keys, &["allowPrivilegeEscalation"]].concat();
+        problems.add(&Path::from(&at[..]), document.at(&at), "must not be false if privileged is true");
+    }
+}
+
+/// Whether Kubernetes can read a field of a type. It ignores fields that the type does not have.
+fn fits<T: DeserializeOwned>(key: &str, value: &Value) -> bool {
+    let field = Map::from_iter([(key.to_owned(), value.clone())]);
+    serde_json::from_value::<T>(json!(field)).is_ok()
+}
+
+fn check_mount(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
+    let above = keys.split_last().map_or(&[][..], |(_, above)| above);
+    // An absent map has no mount.
+    if !document.at(above).is_some_and(Value::is_object) {
+        return;
+    }
+    let path = document.at(keys).and_then(Value::as_str).unwrap_or_default();
+    if path.is_empty() || path.contains(':') {
+        let reason = "must be a path, not empty and without a colon: otherwise the API server rejects the Pods";
+        problems.add(&Path::from(keys), document.at(keys), reason);
+    }
+}

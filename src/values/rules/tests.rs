@@ -1,0 +1,125 @@
+//! Tests of the rules.
+
+use serde_json::json;
+
+use crate::values::testing::{fixture, path};
+
+/// Returns the paths with problems after these changes of the document.
+fn paths(changes: &[(&str, serde_json::Value)]) -> Vec<String> {
+    let mut document = fixture();
+    for (at, value) in changes {
+        document.set(&path(at), value.clone());
+    }
+    document.problems().iter().map(|problem| problem.path.to_string()).collect()
+}
+
+#[test]
+fn valid_values_have_no_problem() {
+    for (at, values) in [
+        ("proxy.logHTTPHeaders", &[json!("insecure"), json!(""), json!(null)][..]),
+        ("proxy.defaultInboundPolicy", &[json!("audit"), json!("deny"), json!("")]),
+        ("proxyInit.iptablesMode", &[json!("legacy"), json!(null)]),
+        ("clusterNetworks", &[json!("10.0.0.0/8"), json!(",fd00::/8,0.0.0.0/0,"), json!("")]),
+        ("proxy.opaquePorts", &[json!(25), json!("25, 8000-9000,"), json!("")]),
+        ("proxyInit.skipSubnets", &[json!("10.0.0.0/8, 192.168.0.0/16"), json!("fd00::/8")]),
+        ("proxyInit.ignoreOutboundPorts", &[json!("443,8443-8450"), json!(4567)]),
+        ("proxy.securityContext", &[json!({"runAsUser": 5, "privileged": false}), json!({})]),
+        ("proxy.inboundConnectTimeout", &[json!("1d"), json!(0), json!(" 5s ")]),
+        ("proxy.ports.admin", &[json!(1), json!(65535)]),
+        ("proxy.resources.cpu.limit", &[json!("100m"), json!(1), json!(1.5), json!("-0")]),
+        ("proxy.resources.memory", &[json!({"request": "1Gi", "limit": "1024Mi"}), json!({"limit": "", "request": 5})]),
+        ("proxy.resources.ephemeral-storage", &[json!({"request": "1k", "limit": "1Ki"}), json!({"request": "1Ei"})]),
+        ("proxy.gid", &[json!(0), json!(2102)]),
+        (
+            "proxy.tracing",
+            &[
+                json!(null),
+                json!({"enabled": true, "collector": {
+                    "endpoint": "a:4317", "meshIdentity": {"namespace": "a", "serviceAccountName": "b"},
+                }}),
+            ],
+        ),
+    ] {
+        for value in values {
+            assert_eq!(paths(&[(at, value.clone())]), [""; 0], "{at}: {value}");
+        }
+    }
+    assert_eq!(paths(&[("proxyInit.closeWaitTimeoutSecs", json!(5)), ("proxyInit.runAsRoot", json!(true))]), [""; 0]);
+    assert_eq!(paths(&[("proxy.uid", json!(1_000_690_000)), ("cniEnabled", json!(true))]), [""; 0]);
+}
+
+#[test]
+fn invalid_values_are_problems() {
+    for (at, values) in [
+        ("proxy.logHTTPHeaders", &[json!(false), json!("Off"), json!("on")][..]),
+        ("proxy.defaultInboundPolicy", &[json!("allow")]),
+        ("proxyInit.iptablesMode", &[json!(""), json!("plain")]),
+        (
+            "clusterNetworks",
+            &[
+                json!("10.0.0.0/33"),
+                json!("10.0.0.0/8, fd00::/8"),
+                json!("10.0.0.0"),
+                json!("10.0.0.0/8,,::/0"),
+                json!("010.0.0.0/8"),
+                json!("10.0.0.0/+8"),
+                json!("::/129"),
+            ],
+        ),
+        ("proxyInit.skipSubnets", &[json!("no"), json!("10.0.0.0/8,")]),
+        ("proxyInit.ignoreInboundPorts", &[json!("443, 8443"), json!("mysql")]),
+        ("proxyInit.ignoreOutboundPorts", &[json!("443, 8443"), json!("443,[4222]")]),
+        ("proxyInit.logLevel", &[json!("loud")]),
+        ("proxy.image.version", &[json!("{{ .Values.x }}"), json!("${VERSION}")]),
+        ("proxy.uid", &[json!(-1), json!(5_000_000_000_i64)]),
+        ("proxy.securityContext.runAsUser", &[json!("x")]),
+        ("proxyInit.xtMountPath.mountPath", &[json!(""), json!("/a:b")]),
+        ("proxy.experimentalEnv", &[json!([{"name": "A=B", "value": "x"}])]),
+        ("proxy.opaquePorts", &[json!("http"), json!("9-8"), json!("65536"), json!(1.5), json!("+1")]),
+        ("proxy.inboundConnectTimeout", &[json!("1.5s"), json!(100), json!("1m30s"), json!("s"), json!("1us")]),
+        ("identity.issuer.issuanceLifetime", &[json!("1d")]),
+        ("proxy.ports.admin", &[json!(0), json!(65536), json!(null)]),
+        ("proxy.resources.memory.request", &[json!("1Xi"), json!("lots"), json!("-1Gi"), json!(-1)]),
+        ("proxy.resources.cpu.limit", &[json!("-100m"), json!("-1n")]),
+        ("proxy.gid", &[json!(1_000_000)]),
+        ("proxyInit.logLevel", &[json!("off"), json!("1"), json!("a\nb")]),
+        ("proxyInit.closeWaitTimeoutSecs", &[json!(5), json!(-1)]),
+        ("imagePullPolicy", &[json!("always")]),
+        ("clusterDomain", &[json!("")]),
+        ("linkerdVersion", &[json!("")]),
+        ("proxy.additionalEnv", &[json!([{"name": "A"}, {"value": "b"}])]),
+        ("proxy.tracing.collector.endpoint", &[]),
+    ] {
+        for value in values {
+            assert_eq!(paths(&[(at, value.clone())]), [at], "{at}: {value}");
+        }
+    }
+    for resource in ["cpu", "memory", "ephemeral-storage"] {
+        for (request, limit) in [("101m", "100m"), ("1Gi", "1G"), ("1", "0"), ("9", "8999m")] {
+            let at = format!("proxy.resources.{resource}");
+            let given = json!({"request": request, "limit": limit});
+            assert_eq!(paths(&[(&at, given)]), [format!("{at}.request")], "{request} {limit}");
+        }
+    }
+    let missing = [
+        "proxy.tracing.collector.endpoint",
+        "proxy.tracing.collector.meshIdentity.namespace",
+        "proxy.tracing.collector.meshIdentity.serviceAccountName",
+    ];
+    assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), missing);
+}
+
+#[test]
+fn a_missing_map_that_the_injector_requires_is_reported_once() {
+    for needed in ["proxy", "proxy.ports", "proxy.metrics", "proxyInit.xtMountPath", "identity", "debugContainer.image"]
+    {
+        assert_eq!(paths(&[(needed, json!(null))]), [needed]);
+    }
+    assert_eq!(paths(&[("proxy.startupProbe", json!(null))]), ["proxy.startupProbe"]);
+    assert_eq!(paths(&[("proxy.startupProbe", json!(null)), ("proxy.await", json!(false))]), [""; 0]);
+    assert_eq!(paths(&[("networkValidator", json!(null))]), [""; 0]);
+    assert_eq!(paths(&[("networkValidator", json!(null)), ("cniEnabled", json!(true))]), ["networkValidator"]);
+    let empty = super::Document::default().problems();
+    let missing = ["clusterDomain", "debugContainer", "identity", "proxy", "proxyInit"];
+    assert_eq!(empty.iter().map(|problem| problem.path.to_string()).collect::<Vec<_>>(), missing);
+}
