@@ -23,7 +23,7 @@ use crate::{
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
-        validation::dangers,
+        validation::{dangers, ineffective_values},
     },
     text::counted,
     values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
@@ -276,7 +276,8 @@ impl NewPods {
 impl PodChange {
     /// Returns the values that affect injected Pods and that differ between two documents.
     pub fn between(before: &Document, after: &Document) -> Vec<Self> {
-        let [before, after] = [before, after].map(|document| document.clone().split_injection_hash().0.injected());
+        let [before, after] =
+            [before, after].map(|document| document.clone().split_injection_hash().0.injection_subset());
         let paths = before.differences(&after).into_iter();
         paths.map(|path| Self { value: after.get(&path).map(|value| ShownValue::new(&path, value)), path }).collect()
     }
@@ -348,6 +349,8 @@ fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
 fn warnings(input: &ExplainInput, plan: &ConfigPlan) -> Vec<String> {
     let skew = plan.skew.iter().map(|skew| skew.message.clone());
     let spec = &input.config.spec;
+    let ineffective = ineffective_values(spec, input.bundle.as_deref());
+    let skew = skew.chain(ineffective);
     skew.chain(dangers(spec, input.bundle.as_deref(), input.now)).chain(overlay::superseded_warning(spec)).collect()
 }
 

@@ -42,6 +42,7 @@ Base:           revision 2, which would be saved first
 Verdict:        OutOfSync: 4 values would change
 New Pods:       every Pod that is created from now on gets: proxy.logLevel \"debug\"; spec.rollout cannot delay it
 Deprecated:     spec.global.omitWebhookSideEffects: without effect
+Warning:        spec.values has keys that Linkerd does not have up to edge-26.8.3, so no Pod gets them: new
 
     PATH                      FROM          LIVE                                EFFECTIVE
 -   heartbeatSchedule         spec.values   \"\"                                  -
@@ -200,7 +201,7 @@ fn all_problems_are_listed_and_no_secret_is_shown() {
     let output = ExplainOutput::new(&input(&spec), true);
     assert!(!output.is_accepted());
     let text = text(&output);
-    assert!(text.contains("Verdict:        Invalid: nothing would be written: 3 problems\nProblems:\n"), "{text}");
+    assert!(text.contains("Verdict:        Invalid: nothing would be written: 3 problems\n"), "{text}");
     assert!(text.contains("\n  new.keyPEM (not shown): a private key"), "{text}");
     assert!(text.contains("\n  proxy.LogLevel: Linkerd spells"), "{text}");
 

@@ -310,6 +310,12 @@ pub fn suspect_base_warning(problems: &[Problem]) -> Option<String> {
     })
 }
 
+/// Returns the condition that is present while the resource declares values without effect.
+pub(super) fn ineffective_values_row(sentences: &[String]) -> Option<ConditionRow> {
+    let message = sentences.join("; ");
+    (!sentences.is_empty()).then(|| ConditionRow::new("IneffectiveValues", Some(true), "NoEffect", message))
+}
+
 /// Returns the condition that is present while proxies get other values at these paths than the control plane uses.
 pub(super) fn mismatch_row(paths: &[Path]) -> Option<ConditionRow> {
     Some(ConditionRow::new(CONTROL_PLANE_MISMATCH, Some(true), "ValuesDiffer", mismatch_warning(paths)?))

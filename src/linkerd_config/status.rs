@@ -7,8 +7,8 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     conditions::{
-        ConditionRow, add_canary, add_contest, add_injector_condition, condition_rows, conflicted, mismatch_row,
-        not_accepted, suspect_base_row, to_conditions, version_skew_row,
+        ConditionRow, add_canary, add_contest, add_injector_condition, condition_rows, conflicted,
+        ineffective_values_row, mismatch_row, not_accepted, suspect_base_row, to_conditions, version_skew_row,
     },
     control_plane::denials::add_denial,
     drift::drift_status,
@@ -18,6 +18,7 @@ use super::{
     revert::predecessor::next_previous,
     rollout::key::{RETRY_ANNOTATION, RolloutKey},
     sha256, trust_anchors,
+    validation::ineffective_values,
 };
 use crate::{
     api::linkerd_config::{
@@ -95,6 +96,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         rows.extend(mismatch_row(&plan.control_plane_mismatch));
     }
     rows.extend(suspect_base_row(&plan.base_problems));
+    rows.extend(ineffective_values_row(&ineffective_values(&config.spec, bundle)));
     if let Some(canary) = input.canary.as_ref().filter(|_| plan.verdict == PlanVerdict::Canary) {
         add_canary(&mut rows, canary);
     }

@@ -5,7 +5,7 @@
 //! it. So an upgrade of the operator restarts nothing: neither a new table of Linkerd's types nor a new hash function
 //! changes the hash of a document that proxies run with already.
 
-use super::{Document, Hash};
+use super::{Document, Hash, injection_subset::with_unknown_keys};
 
 /// The maximum number of documents; more than the revisions that are kept.
 const MAX_DOCUMENTS: usize = 32;
@@ -39,10 +39,12 @@ impl InjectionHashes {
         }
     }
 
-    /// Notes the hash in the document that was found in the ConfigMap. A hash of the present version is not kept: if it
+    /// Notes the hash in the document that was found in the ConfigMap. Another hash of the present version is not kept: if it
     /// differs from the computed one, the document or the hash was edited.
     pub fn learn_found(&mut self, found: &Document, hash: &str) {
-        if !Hash::is_comparable(hash, &found.injection_hash().to_string()) {
+        // Keys that Linkerd does not have counted before.
+        let earlier = Hash::of(&with_unknown_keys(found.as_map())).to_string();
+        if hash == earlier || !Hash::is_comparable(hash, &found.injection_hash().to_string()) {
             self.learn(found, hash);
         }
     }
@@ -91,6 +93,16 @@ mod tests {
             hashes.learn(&document(&format!("proxy: {{uid: {uid}}}")), "0123456789abcdef");
         }
         assert_eq!(hashes.0.len(), MAX_DOCUMENTS);
+    }
+
+    #[test]
+    fn a_found_hash_for_which_unknown_keys_counted_is_kept() {
+        let found = document("{linkerdVersion: edge-26.8.3, proxy: {uid: 1, unknown: x}}");
+        let given = Hash::of(&with_unknown_keys(found.as_map())).to_string();
+        assert_ne!(given, found.injection_hash().to_string());
+        let mut hashes = InjectionHashes::default();
+        hashes.learn_found(&found, &given);
+        assert_eq!(hashes.of(&found), given);
     }
 
     #[test]

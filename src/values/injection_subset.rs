@@ -6,11 +6,20 @@ use super::{
     CONFIG_HASH_ENV,
     canonical::below,
     model::{GoStruct, GoType, IdentityValues, ProxyContainerValues, ProxyInitValues, ProxyValues, VALUES},
+    unknown_keys::drop_unknown,
 };
 
 /// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
-/// keys that are absent. Unknown keys of the injected maps count too, because the injector may use them.
+/// keys that are absent. Unknown keys of the injected maps count only if the injector may be of a version that uses them.
 pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
+    let mut subset = injected_part(map);
+    drop_unknown(&mut subset);
+    drop_zeros(&mut subset, &VALUES);
+    subset
+}
+
+/// Returns the same part with unknown keys, which counted in earlier versions of the operator.
+pub(super) fn with_unknown_keys(map: &Map<String, Value>) -> Map<String, Value> {
     let mut subset = injected_part(map);
     drop_zeros(&mut subset, &VALUES);
     subset

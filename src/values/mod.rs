@@ -11,6 +11,7 @@ mod injection_hash_lines;
 mod injection_hashes;
 mod injection_subset;
 mod invalid;
+mod linkerd_version;
 mod model;
 mod path;
 mod problems;
@@ -21,6 +22,7 @@ mod scalar;
 #[cfg(test)]
 pub(crate) mod testing;
 mod trust_bundle;
+mod unknown_keys;
 mod write;
 
 use std::{
@@ -41,10 +43,12 @@ pub use {
     injection_hash_lines::without_injection_hash_lines,
     injection_hashes::InjectionHashes,
     invalid::InvalidDocument,
+    linkerd_version::{EdgeRelease, LinkerdVersion},
     path::Path,
     problems::{Problem, patch_problems},
     redact::{shown, visible},
     trust_bundle::UnusableTrustBundle,
+    unknown_keys::{MODEL_VERSION, unknown_keys},
 };
 
 /// The maximum length of a document's text, in bytes.
@@ -208,8 +212,8 @@ impl Document {
         Hash::of(&self.0)
     }
 
-    /// The hash of the values that affect injection. Keys that only the control plane reads, LINKERD_CONFIG_HASH,
-    /// and the difference between a key that is absent, null or Go's zero do not change it.
+    /// The hash of the values that affect injection. Keys that only the control plane reads, keys that Linkerd does not
+    /// have, LINKERD_CONFIG_HASH, and the difference between a key that is absent, null or Go's zero do not change it.
     pub fn injection_hash(&self) -> Hash {
         Hash::of(&injection_subset::injection_subset(&self.0))
     }
@@ -224,11 +228,6 @@ impl Document {
         let mut found = Vec::new();
         differences(&Path::default(), &self.0, &other.0, &mut found);
         found
-    }
-
-    /// Returns the part that affects injected Pods.
-    pub fn injected(&self) -> Self {
-        Self(injection_subset::injection_subset(&self.0))
     }
 
     /// Returns the values that are not maps, and the empty maps. A list is one leaf.

@@ -20,7 +20,8 @@ const OLDEST_MINOR: u32 = 34;
 /// The maximum number of problems of one kind in a message.
 const SHOWN: usize = 10;
 /// The conditions of a LinkerdConfig that are present only while something is wrong.
-const WARNING_CONDITIONS: [&str; 4] = ["Stalled", "ControlPlaneMismatch", "SuspectBase", "VersionSkew"];
+const WARNING_CONDITIONS: [&str; 5] =
+    ["Stalled", "ControlPlaneMismatch", "IneffectiveValues", "SuspectBase", "VersionSkew"];
 
 /// The results of all checks, in the form that `linkerd check` reads from its extensions.
 #[derive(Debug, PartialEq, Serialize)]

@@ -131,7 +131,7 @@ function expiry(notAfter, now) {
 
 // Conditions that exist only while they are True: a problem, and warnings. All others are good if they are True.
 const PROBLEMS = ["Stalled"];
-const WARNINGS = ["Canary", "ControlPlaneMismatch", "SuspectBase", "VersionSkew"];
+const WARNINGS = ["Canary", "ControlPlaneMismatch", "IneffectiveValues", "SuspectBase", "VersionSkew"];
 // False while a rollout takes place.
 const TAKES_TIME = ["RolloutComplete"];
 

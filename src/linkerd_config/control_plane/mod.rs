@@ -6,14 +6,13 @@
 
 pub(super) mod denials;
 pub mod skew;
-pub mod version;
 
 use std::sync::Arc;
 
-use self::version::LinkerdVersion;
 use crate::{
     api::{APP_VERSION_LABEL, CONTROL_PLANE_COMPONENT_LABEL},
     cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind, WorkloadProgress},
+    values::LinkerdVersion,
 };
 
 /// The components that proxies connect to, or that inject them. Linkerd upgrades them before its proxies.

@@ -6,10 +6,9 @@
 
 use serde_json::Value;
 
-use super::version::{EdgeRelease, LinkerdVersion};
 use crate::{
     linkerd_config::overlay::proxy_version,
-    values::{Document, Path, Problem},
+    values::{Document, EdgeRelease, LinkerdVersion, Path, Problem},
 };
 
 /// The first release whose injector applies `proxy.additionalEnv`, which the injection hash needs.

@@ -6,6 +6,7 @@
 
 mod dangers;
 mod expiry;
+mod ineffective;
 mod validator;
 
 use k8s_openapi::jiff::Timestamp;
@@ -23,7 +24,7 @@ use crate::{
     values::{Document, Problem, control_plane_mismatch},
 };
 
-pub use self::{dangers::dangers, validator::LinkerdConfigValidator};
+pub use self::{dangers::dangers, ineffective::ineffective_values, validator::LinkerdConfigValidator};
 
 /// The maximum number of warnings about problems.
 const PROBLEMS_SHOWN: usize = 3;
@@ -65,6 +66,7 @@ pub fn review(
     let shown = problems.iter().chain(&further).take(PROBLEMS_SHOWN);
     let mut warnings: Vec<String> = shown.map(|problem| format!("not accepted for now: {problem}")).collect();
     warnings.extend(differences(spec, installed));
+    warnings.extend(ineffective_values(spec, installed.bundle));
     warnings.extend(dangers(spec, installed.bundle, now));
     let ineffective = overlay::ineffective(spec);
     if !ineffective.is_empty() {

@@ -1,0 +1,107 @@
+//! What is declared and has no effect. Pure.
+//!
+//! In: a spec, the bundle of the mesh's trust anchors. Out: one sentence for each such part. Always holds: the resource is
+//! accepted nevertheless, because a newer Linkerd may know more; no sentence shows a secret.
+
+use serde_json::Value;
+
+use crate::{
+    api::{TRUST_ROOTS, linkerd_config::LinkerdConfigSpec},
+    linkerd_config::overlay::Overlay,
+    text::and_more,
+    values::{Document, MODEL_VERSION, UnusableTrustBundle, shown, unknown_keys},
+};
+
+/// The maximum number of paths in one sentence.
+const MAX_SHOWN: usize = 10;
+/// The maximum length of a value in a sentence.
+const LONGEST: usize = 40;
+
+/// Returns a sentence for each part without effect.
+pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec<String> {
+    let mut found = Vec::new();
+    let unknown = spec.values.as_ref().map(unknown_keys).unwrap_or_default();
+    if !unknown.is_empty() {
+        let keys = and_more(unknown.iter().take(MAX_SHOWN), unknown.len(), ", ");
+        found.push(format!(
+            "spec.values has keys that Linkerd does not have up to {MODEL_VERSION}, so no Pod gets them: {keys}"
+        ));
+    }
+    if let Ok(overlay) = Overlay::new(spec, None, None) {
+        let declared = overlay.apply_to(&Document::default());
+        let ignored = declared.ineffective_values();
+        found.extend(ignored.iter().take(MAX_SHOWN).map(|problem| format!("{problem}: otherwise it has no effect")));
+        found.extend(templates(&declared));
+    }
+    if let Some(Err(reason)) = bundle.map(UnusableTrustBundle::check) {
+        found.push(format!(
+            "no proxy can use the bundle of trust anchors, key ca-bundle.crt of the ConfigMap {TRUST_ROOTS}: {reason}"
+        ));
+    }
+    found
+}
+
+/// Returns a sentence about texts in which a tool should have replaced a template. A variable may have such a text on
+/// purpose.
+fn templates(declared: &Document) -> Option<String> {
+    let injected = declared.injection_subset();
+    let is_template = |text: &str| ["${", "{{"].iter().any(|begin| text.contains(begin));
+    let texts = injected.leaves().filter(|(_, value)| value.as_str().is_some_and(is_template));
+    let texts: Vec<String> =
+        texts.map(|(path, value): (_, &Value)| format!("{path} {}", shown(&path, value, LONGEST))).collect();
+    let listed = and_more(texts.iter().take(MAX_SHOWN), texts.len(), ", ");
+    (!texts.is_empty()).then(|| format!("values look like templates that no tool has replaced: {listed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::values::testing::TRUST_ANCHORS;
+
+    fn sentences(values: &Value, bundle: &str) -> Vec<String> {
+        let spec: LinkerdConfigSpec = serde_json::from_value(json!({"values": values})).unwrap();
+        ineffective_values(&spec, Some(bundle))
+    }
+
+    #[test]
+    fn what_has_no_effect_has_one_sentence_that_names_it() {
+        let with_key = format!("{TRUST_ANCHORS}-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n");
+        for (values, bundle, expected) in [
+            (json!({"proxy": {"logLevel": "warn,linkerd=info", "accessLog": "apache"}}), TRUST_ANCHORS, None),
+            (json!({"proxy": {"additionalEnv": [{"name": "A", "value": "${B}"}]}}), TRUST_ANCHORS, None),
+            (
+                json!({"proxy": {"resources": {"requests": {"cpu": "1"}}, "ignoreOutboundPorts": "443"}}),
+                TRUST_ANCHORS,
+                Some("so no Pod gets them: proxy.ignoreOutboundPorts, proxy.resources.requests"),
+            ),
+            (
+                json!({"proxy": {"accessLog": "combined"}}),
+                TRUST_ANCHORS,
+                Some("proxy.accessLog (\"combined\"): must be one of"),
+            ),
+            (
+                json!({"proxy": {"logLevel": "warn,linkerd=inf"}}),
+                TRUST_ANCHORS,
+                Some("proxy.logLevel (\"warn,linkerd=inf\")"),
+            ),
+            (
+                json!({"proxy": {"logFormat": "yaml"}}),
+                TRUST_ANCHORS,
+                Some("proxy.logFormat (\"yaml\"): must be one of plain"),
+            ),
+            (
+                json!({"identityTrustDomain": "${DOMAIN}"}),
+                TRUST_ANCHORS,
+                Some("templates that no tool has replaced: identityTrustDomain \"${DOMAIN}\""),
+            ),
+            (json!({}), "\u{feff}x", Some("ConfigMap linkerd-identity-trust-roots: it begins with")),
+            (json!({}), &with_key, Some("it has a private key")),
+        ] {
+            let found = sentences(&values, bundle);
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{found:?}");
+            assert!(found.iter().all(|it| it.contains(expected.unwrap()) && !it.contains("SECRET")), "{found:?}");
+        }
+    }
+}
