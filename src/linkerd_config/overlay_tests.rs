@@ -243,3 +243,15 @@ fn the_shape_of_proxies_is_read_as_injectors_read_it() {
         assert_eq!(shape(text), expected, "{text}");
     }
 }
+
+#[test]
+fn a_bundle_with_a_private_key_is_refused_with_the_name_of_its_config_map() {
+    let key = "-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n";
+    let bundle = format!("{}{key}", crate::values::testing::TRUST_ANCHORS);
+    let spec: LinkerdConfigSpec = serde_json::from_value(json!({})).unwrap();
+    let problems = Overlay::new(&spec, Some(&bundle), None).unwrap_err();
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    let text = problem.to_string();
+    assert!(text.starts_with(r#"linkerd-identity-trust-roots["ca-bundle.crt"]: it has a private key"#), "{text}");
+    assert!(!format!("{problem:?}").contains("SECRET"), "{problem:?}");
+}
