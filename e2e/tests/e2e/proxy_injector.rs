@@ -133,6 +133,63 @@ async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes()
     Ok(())
 }
 
+/// The injector warns that the API server rejects these Pods, and that it accepts the others.
+#[tokio::test]
+async fn the_api_server_rejects_a_pod_for_each_annotation_that_the_injector_says() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    for (name, text, is_accepted) in [
+        ("admin-port", "0", false),
+        ("inbound-port", "70000", false),
+        ("control-port", "-4190", true),
+        ("proxy-uid", "-1", false),
+        ("proxy-uid", "2147483648", false),
+        ("proxy-uid", "0", true),
+        ("proxy-gid", "2147483648", false),
+        ("image-pull-policy", "always", false),
+        ("proxy-image", " proxy", false),
+        ("proxy-version", "edge ", false),
+        ("proxy-image", "proxy@sha256", true),
+        ("proxy-cpu-request", "-1", false),
+        ("proxy-additional-env", r#"[{"name": ""}]"#, false),
+        ("proxy-additional-env", r#"[{"name": "a=b"}]"#, false),
+        ("proxy-additional-env", r#"[{"name": "A", "valueFrom": {}}]"#, false),
+        ("proxy-additional-env", r#"[{"name": "A", "valueFrom": "a"}]"#, false),
+        ("access-log", "combined", true),
+    ] {
+        let created = setup.create(&meshed(&json!({format!("config.linkerd.io/{name}"): text}))).await;
+        ensure!(created.is_ok() == is_accepted, "{name} {text:?}: {:?}", created.err());
+    }
+    let limit =
+        json!({"config.linkerd.io/proxy-memory-request": "200Mi", "config.linkerd.io/proxy-memory-limit": "100Mi"});
+    ensure!(setup.create(&meshed(&limit)).await.is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_for_windows_is_created_without_a_proxy() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    for spec in [json!({"os": {"name": "windows"}}), json!({"nodeSelector": {"kubernetes.io/os": "windows"}})] {
+        let mut pod = meshed(&json!({}));
+        e2e::mesh::merge(&mut pod, json!({ "spec": spec }));
+        assert_eq!(containers(&setup.create(&pod).await?), ["web"], "{spec}");
+    }
+    Ok(())
+}
+
+/// An owner reference may have any name, and a label may not.
+#[tokio::test]
+async fn a_pod_whose_owner_has_a_name_that_is_no_value_of_a_label_is_created() -> Result<()> {
+    let setup = Setup::with_operator(1, &[]).await?;
+    for name in ["n".repeat(64), "a b".to_owned(), "-".to_owned()] {
+        let mut pod = meshed(&json!({}));
+        let uid = "00000000-0000-0000-0000-000000000001";
+        pod["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": uid}]);
+        assert!(containers(&setup.create(&pod).await?).contains(&"linkerd-proxy"), "{name}");
+    }
+    Ok(())
+}
+
 /// The API server verifies the length only after the webhooks.
 #[tokio::test]
 async fn a_pod_whose_annotations_are_too_long_has_the_error_of_the_api_server() -> Result<()> {
@@ -344,6 +401,8 @@ async fn expect_events(setup: &Setup) -> Result<()> {
         ("injected", json!({"linkerd.io/inject": "enabled"})),
         ("warned", json!({"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-loglevel": "debug"})),
         ("skipped", json!({"linkerd.io/inject": "disabled"})),
+        ("misspelled", json!({"linkerd.io/inject": "true"})),
+        ("rejected", json!({"linkerd.io/inject": "enabled", "config.linkerd.io/admin-port": "70000"})),
         ("denied", json!({"linkerd.io/inject": "enabled", "config.linkerd.io/close-wait-timeout": "30s"})),
     ] {
         workload::put(&setup.client, namespace, Kind::Deployment, name, 1, annotations(own)).await?;
@@ -352,8 +411,12 @@ async fn expect_events(setup: &Setup) -> Result<()> {
         "Normal Injected DaemonSet/agent: Linkerd sidecar proxy injected",
         "Normal Injected Deployment/injected: Linkerd sidecar proxy injected",
         "Normal Injected Deployment/warned: Linkerd sidecar proxy injected",
+        "Normal InjectionSkipped Deployment/misspelled: Linkerd sidecar proxy injection skipped: invalid value for \
+         annotation \"linkerd.io/inject\" at workload",
         "Normal InjectionSkipped Deployment/skipped: Linkerd sidecar proxy injection skipped: neither the namespace \
          nor the pod have the annotation \"linkerd.io/inject:enabled\"",
+        "Warning InjectionWarning Deployment/misspelled: Linkerd sidecar proxy injection skipped with warnings: \
+         linkerd.io/inject is \"true\": it must be enabled, ingress or disabled; no proxy is injected",
         "Warning InjectionWarning Deployment/warned: Linkerd sidecar proxy injected with warnings: the annotation \
          config.linkerd.io/proxy-loglevel is unknown and has no effect",
     ];
@@ -361,10 +424,11 @@ async fn expect_events(setup: &Setup) -> Result<()> {
         let seen = events(setup).await?;
         let (failed, others): (Vec<_>, Vec<_>) = seen.into_iter().partition(|it| it.contains("InjectionFailed"));
         ensure!(others == expected, "{others:?}");
-        ensure!(failed.len() == 1, "{failed:?}");
-        let failed = failed.first().context("no denial")?;
-        let denied = "Warning InjectionFailed Deployment/denied: Linkerd sidecar proxy injection failed: ";
-        ensure!(failed.starts_with(denied) && failed.contains("close-wait-timeout"), "{failed}");
+        let [denied, rejected] = &failed[..] else { anyhow::bail!("{failed:?}") };
+        let begin = "Warning InjectionFailed Deployment/denied: Linkerd sidecar proxy injection failed: ";
+        ensure!(denied.starts_with(begin) && denied.contains("close-wait-timeout"), "{denied}");
+        let begin = "Warning InjectionFailed Deployment/rejected: the Pod is rejected with its Linkerd sidecar proxy: ";
+        ensure!(rejected.starts_with(begin) && rejected.contains("admin-port"), "{rejected}");
         Ok(())
     })
     .await?;
