@@ -356,7 +356,7 @@ mod tests {
         rig.turn();
         rig.change("good", 2, 1);
         rig.turn();
-        assert_eq!(bad.each_mut().map(|stream| stream.refresh()), [Some(EndReason::Panicked); 2]);
+        assert_eq!(bad.each_mut().map(Updates::refresh), [Some(EndReason::Panicked); 2]);
         assert_eq!((good.refresh(), rig.published()), (None, 1));
     }
 

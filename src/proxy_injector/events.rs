@@ -26,14 +26,14 @@ pub(super) fn of_admitted(workload: &ObjectReference, outcome: &AdmissionOutcome
         (true, false) => (Reason::Injected, "Linkerd sidecar proxy injected".to_owned()),
         (true, true) => {
             let note = format!("the Pod is rejected with its Linkerd sidecar proxy: {}", joined(warnings));
-            return vec![notice(Reason::InjectionFailed, workload, note)];
+            return vec![notice(Reason::InjectionFailed, workload, &note)];
         }
     };
-    let mut notices = vec![notice(reason, workload, note)];
+    let mut notices = vec![notice(reason, workload, &note)];
     if !warnings.is_empty() {
         let done = if decision.injects() { "injected" } else { "injection skipped" };
         let note = format!("Linkerd sidecar proxy {done} with warnings: {}", joined(warnings));
-        notices.push(notice(Reason::InjectionWarning, workload, note));
+        notices.push(notice(Reason::InjectionWarning, workload, &note));
     }
     notices
 }
@@ -44,7 +44,7 @@ fn joined(warnings: &AuthorWarnings) -> String {
 
 /// Returns the Event of a Pod that is denied.
 pub(super) fn of_denied(workload: &ObjectReference, reason: &str) -> Notice {
-    notice(Reason::InjectionFailed, workload, format!("Linkerd sidecar proxy injection failed: {reason}"))
+    notice(Reason::InjectionFailed, workload, &format!("Linkerd sidecar proxy injection failed: {reason}"))
 }
 
 fn sentences(decision: &InjectionDecision) -> String {
@@ -52,7 +52,7 @@ fn sentences(decision: &InjectionDecision) -> String {
 }
 
 /// The author of a Pod controls a part of the note, which is one line for terminals.
-fn notice(reason: Reason, workload: &ObjectReference, note: String) -> Notice {
+fn notice(reason: Reason, workload: &ObjectReference, note: &str) -> Notice {
     let note = note.replace(char::is_control, " ");
     Notice { reason, regarding: workload.clone(), related: None, note }
 }
@@ -118,7 +118,9 @@ mod tests {
 
     #[test]
     fn a_note_is_one_line_with_short_texts_of_the_author() {
-        let warnings = vec![format!("the annotation a\n\u{1b}[2J{}", "x".repeat(10_000)), "two".to_owned()];
+        let mut warnings = AuthorWarnings::default();
+        warnings.add(format_args!("the annotation a\n\u{1b}[2J{}", "x".repeat(10_000)));
+        warnings.add(format_args!("two"));
         let outcome = AdmissionOutcome { warnings, ..AdmissionOutcome::default() };
         let notes = texts(of_admitted(&ObjectReference::default(), &outcome));
         assert!(notes[1].len() < 400 && notes[1].ends_with("x; two"), "{}", notes[1]);

@@ -302,7 +302,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_usable_configuration_a_pod_is_denied_with_the_reason_and_everything_else_gets_its_annotation() {
-        let (handler, _) = injector();
+        let (handler, ..) = injector();
         let installed = include_str!("../values/testdata/installed.yaml");
         let bad = installed.replace("iptablesMode: nft", "iptablesMode: other");
         handler.current.offer_texts(&bad, crate::values::testing::TRUST_ANCHORS);

@@ -158,8 +158,8 @@ mod tests {
         FoundOwner { uid: Uid::new(uid), above, above_uid }
     }
 
-    fn reference(owner: ReviewedOwner, found: Option<FoundOwner>) -> Option<String> {
-        let found = workload("p", &[owner], found.as_ref()).reference("shop")?;
+    fn reference(owner: ReviewedOwner, found: Option<&FoundOwner>) -> Option<String> {
+        let found = workload("p", &[owner], found).reference("shop")?;
         let fields = [found.api_version, found.kind, found.namespace, found.name, found.uid].map(Option::unwrap);
         Some(fields.join(" "))
     }
@@ -168,7 +168,7 @@ mod tests {
     fn only_an_owner_of_a_known_kind_can_have_events() {
         let exists = |owner: ReviewedOwner| {
             let found = found(&owner.uid, None);
-            reference(owner, Some(found))
+            reference(owner, Some(&found))
         };
         assert_eq!(exists(owner("StatefulSet", "web")).unwrap(), "apps/v1 StatefulSet shop web u");
         // Volcano and others have kinds with the same name.
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(exists(ReviewedOwner { uid: "u".repeat(37), ..owner("Job", "web") }), None);
         assert_eq!(exists(owner("Job", &"n".repeat(254))), None);
         assert_eq!(workload("p", &[], None).reference("shop"), None, "the Pod does not exist yet");
-        let through = reference(owner("ReplicaSet", "web-5f8d"), Some(found("u", Some(("Deployment", "web")))));
+        let through = reference(owner("ReplicaSet", "web-5f8d"), Some(&found("u", Some(("Deployment", "web")))));
         assert_eq!(through.unwrap(), "apps/v1 Deployment shop web above");
     }
 
@@ -187,11 +187,11 @@ mod tests {
     fn only_an_owner_that_was_found_with_the_uid_of_the_reference_has_events() {
         for kind in ["DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController", "StatefulSet"] {
             assert_eq!(reference(owner(kind, "web"), None), None, "{kind}");
-            assert_eq!(reference(owner(kind, "web"), Some(found("other", None))), None, "{kind}");
+            assert_eq!(reference(owner(kind, "web"), Some(&found("other", None))), None, "{kind}");
         }
         let above = Some(("Deployment", "web"));
-        assert_eq!(reference(owner("ReplicaSet", "web-5f8d"), Some(found("other", above))), None);
-        assert_eq!(reference(owner("ReplicaSet", "web-5f8d"), Some(found("", above))), None);
+        assert_eq!(reference(owner("ReplicaSet", "web-5f8d"), Some(&found("other", above))), None);
+        assert_eq!(reference(owner("ReplicaSet", "web-5f8d"), Some(&found("", above))), None);
     }
 
     #[test]

@@ -56,7 +56,7 @@ struct GreedyClient {
 
 /// A place for a new connection.
 #[derive(Debug, PartialEq)]
-enum Place {
+enum ConnectionPlace {
     Free,
     /// Another connection must end first.
     Wait,
@@ -74,12 +74,12 @@ pub(super) struct OpenConnection {
 /// What the client of a connection has sent.
 struct Activity {
     client: IpAddr,
-    progress: Mutex<Progress>,
+    progress: Mutex<RequestProgress>,
     closed: CancellationToken,
 }
 
 #[derive(Clone, Copy)]
-struct Progress {
+struct RequestProgress {
     phase: Phase,
     /// When the connection was accepted, its last request was answered, or its next request began.
     since: Instant,
@@ -112,16 +112,16 @@ impl Connections {
             let limit = if self.memory.is_exhausted() { self.limit.min(FEW) } else { self.limit };
             let place = self.table.lock().place(limit, client, Instant::now());
             match place {
-                Place::Free => return Some(self.add(client)),
-                Place::Refused => return None,
+                ConnectionPlace::Free => return Some(self.add(client)),
+                ConnectionPlace::Refused => return None,
                 // The result is the same when the time has passed.
-                Place::Wait => _ = timeout(RECHECK, self.ended.notified()).await,
+                ConnectionPlace::Wait => _ = timeout(RECHECK, self.ended.notified()).await,
             }
         }
     }
 
     fn add(self: &Arc<Self>, client: IpAddr) -> OpenConnection {
-        let progress = Mutex::new(Progress { phase: Phase::Handshake, since: Instant::now() });
+        let progress = Mutex::new(RequestProgress { phase: Phase::Handshake, since: Instant::now() });
         let activity = Arc::new(Activity { client, progress, closed: CancellationToken::new() });
         let mut table = self.table.lock();
         table.next += 1;
@@ -135,22 +135,22 @@ impl Connections {
 
 impl Table {
     /// Makes a place for a connection of this client: closes others, if there are too many and they may be closed.
-    fn place(&mut self, limit: usize, client: IpAddr, now: Instant) -> Place {
+    fn place(&mut self, limit: usize, client: IpAddr, now: Instant) -> ConnectionPlace {
         while self.open.len() >= limit {
             let greediest = self.greediest(|progress| usize::from(progress.is_waiting()));
             // No API server has so many at a time: it limits the requests under way.
             let greediest = greediest.filter(|(_, count, _)| *count > limit - limit / 4);
             let closed = match greediest {
                 Some((greediest, _, oldest)) if greediest != client => Some(oldest),
-                Some(_) if self.is_greedy_for_a_while(client, now) => return Place::Refused,
+                Some(_) if self.is_greedy_for_a_while(client, now) => return ConnectionPlace::Refused,
                 _ => self.greediest(|progress| usize::from(progress.is_stale(now))).map(|(_, _, oldest)| oldest),
             };
             match closed {
                 Some(number) => self.close(number),
-                None => return Place::Wait,
+                None => return ConnectionPlace::Wait,
             }
         }
-        Place::Free
+        ConnectionPlace::Free
     }
 
     /// Records that a client has most of the connections. Returns whether that has been so for a while.
@@ -162,7 +162,7 @@ impl Table {
     }
 
     /// Returns the client whose connections have the largest sum, the sum, and the oldest connection that is part of it.
-    fn greediest(&self, part: impl Fn(Progress) -> usize) -> Option<(IpAddr, usize, u64)> {
+    fn greediest(&self, part: impl Fn(RequestProgress) -> usize) -> Option<(IpAddr, usize, u64)> {
         let mut clients: HashMap<IpAddr, (usize, (Instant, u64))> = HashMap::new();
         for (number, activity) in &self.open {
             let progress = *activity.progress.lock();
@@ -238,7 +238,7 @@ impl OpenConnection {
     /// Closes a connection whose body is late: of the client whose incomplete bodies take the most memory, the oldest.
     pub(super) fn close_a_slow_body(&self) {
         let (now, mut table) = (Instant::now(), self.connections.table.lock());
-        let slow = |progress: Progress| match progress.phase {
+        let slow = |progress: RequestProgress| match progress.phase {
             Phase::Body(bytes) if progress.is_stale(now) => bytes,
             _ => 0,
         };
@@ -261,14 +261,14 @@ impl Activity {
     fn set(&self, next: impl FnOnce(Phase) -> Option<Phase>) {
         let mut progress = self.progress.lock();
         if let Some(phase) = next(progress.phase) {
-            *progress = Progress { phase, since: Instant::now() };
+            *progress = RequestProgress { phase, since: Instant::now() };
         }
     }
 }
 
-// === impl Progress ===
+// === impl RequestProgress ===
 
-impl Progress {
+impl RequestProgress {
     fn is_waiting(self) -> bool {
         self.phase != Phase::UnderWay
     }

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     api::{
-        NamespacedName, OPAQUE_PORTS_ANNOTATION, TOPOLOGY_MODE_ANNOTATIONS, carries_tcp, endpoint_slice::Family, lean_metadata,
+        NamespacedName, OPAQUE_PORTS_ANNOTATION, TOPOLOGY_MODE_ANNOTATIONS, carries_tcp, endpoint_slice::Family,
+        lean_metadata,
     },
     cluster::{
         Problems, Projected,

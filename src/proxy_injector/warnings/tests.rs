@@ -2,16 +2,19 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use crate::proxy_injector::{
-    annotations::AnnotationMap,
-    configuration::Configuration,
-    decision::NotInjected,
-    inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
-    reviewed::ReviewedObject,
+use crate::{
+    proxy_injector::{
+        annotations::AnnotationMap,
+        configuration::Configuration,
+        decision::NotInjected,
+        inject::{AdmissionOutcome, Injector, ObjectKind, ReviewTarget},
+        reviewed::ReviewedObject,
+    },
+    values::testing::TRUST_ANCHORS,
 };
 
 static CONFIGURATION: LazyLock<Configuration> =
-    LazyLock::new(|| Configuration::read(include_str!("../../values/testdata/installed.yaml"), "anchors").unwrap());
+    LazyLock::new(|| Configuration::read(include_str!("../../values/testdata/installed.yaml"), TRUST_ANCHORS).unwrap());
 
 /// Where an object is created: the annotations of the namespace, and its label `linkerd.io/inject`.
 #[derive(Default)]
@@ -33,7 +36,7 @@ fn review(kind: ObjectKind, object: Value, target: &Target<'_>) -> AdmissionOutc
     let Target { namespace, inject_label } = target;
     let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: *inject_label, workload: None };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
-    injector.decide(Some(&CONFIGURATION), kind, target, &object).unwrap()
+    injector.decide(Ok(&CONFIGURATION), kind, target, &object).unwrap()
 }
 
 fn pod(annotations: &[(&str, &str)]) -> Value {
@@ -334,12 +337,12 @@ fn an_object_has_no_more_annotations_than_the_api_server_accepts() {
     let namespace = &target.namespace;
     let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: None, workload: None };
     let injector = Injector { controller_namespace: "linkerd", version: "v" };
-    let denied = injector.decide(Some(&CONFIGURATION), ObjectKind::Pod, target, &full).unwrap_err();
+    let denied = injector.decide(Ok(&CONFIGURATION), ObjectKind::Pod, target, &full).unwrap_err();
     assert_eq!(denied.to_string(), "the annotations of the Pod would be longer than 256 KiB with those of the proxy");
-    let service = injector.decide(Some(&CONFIGURATION), ObjectKind::Service, target, &full).unwrap();
+    let service = injector.decide(Ok(&CONFIGURATION), ObjectKind::Service, target, &full).unwrap();
     assert!(service.patch.is_empty());
     let expected = "config.linkerd.io/opaque-ports is not added: the annotations would be longer than 256 KiB";
     assert_eq!(service.into_warnings(), [expected]);
     full.metadata.annotations = map(&[("x", "y")]);
-    assert!(injector.decide(Some(&CONFIGURATION), ObjectKind::Pod, target, &full).is_ok());
+    assert!(injector.decide(Ok(&CONFIGURATION), ObjectKind::Pod, target, &full).is_ok());
 }
