@@ -56,7 +56,8 @@ pub async fn client(path: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.default_retry = false;
-    config.connect_timeout = Some(Duration::from_secs(5));
+    // On two cores, the handshakes of a burst of 2,000 connections take longer than the default.
+    config.connect_timeout = Some(Duration::from_secs(30));
     config.proxy_url = None;
     Ok(Client::try_from(config)?)
 }

@@ -37,6 +37,7 @@ pub(crate) use model::{
     CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, Parameters, ProbeValues, ProxyContainerValues,
     ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
 };
+pub(crate) use rules::forms::{LONGEST_LOG_FILTER, is_network};
 pub use {
     control_plane::control_plane_mismatch,
     hash::Hash,

@@ -1,9 +1,6 @@
 //! Warnings about annotations that are passed on as they are, by the rules of the programs that read them: the proxy,
 //! `linkerd-init` or the CNI plugin, the kubelet and the API server.
 
-use std::net::IpAddr;
-
-use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
 use super::{AuthorWarnings, shown};
@@ -11,7 +8,7 @@ use crate::{
     api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
     cluster::kinds::port_ranges,
     proxy_injector::annotations::{Annotations, PREFIX},
-    values::{ConstraintsValues, ProxyEnvVar, ProxyValues},
+    values::{ConstraintsValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, is_network},
 };
 
 /// How a program reads the text of an annotation.
@@ -154,8 +151,6 @@ const A_PORT: &str = "a port from 1 to 65535";
 const NOT_NEGATIVE: &str = "a duration that is not negative";
 /// The largest number of a user or group that the API server accepts.
 const MAX_ID: i64 = i32::MAX as i64;
-/// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
-const LONGEST_FILTER: usize = 4 << 10;
 
 /// Adds the warnings about the annotations of a Pod that gets a proxy with these values.
 pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
@@ -278,7 +273,7 @@ fn duration(text: &str, is_usable: impl FnOnce(i64) -> bool) -> Option<&str> {
 
 /// Returns a directive that the proxy ignores. It parses each with the same library.
 fn log_directive(filter: &str) -> Option<&str> {
-    if filter.len() > LONGEST_FILTER {
+    if filter.len() > LONGEST_LOG_FILTER {
         return None;
     }
     item(filter, |it| EnvFilter::builder().with_regex(false).parse(it).is_ok())
@@ -288,13 +283,4 @@ fn log_directive(filter: &str) -> Option<&str> {
 fn is_port_of_proxy(item: &str) -> bool {
     let (low, high) = item.split_once('-').unwrap_or((item, item));
     item.trim().is_empty() || port_ranges::range(&format!("{}-{}", low.trim(), high.trim())).is_some()
-}
-
-/// Whether Go parses the text as a network, which is stricter than `IpNet`.
-fn is_network(item: &str) -> bool {
-    let network = |(address, length): (&str, &str)| {
-        let digits = length.bytes().all(|it| it.is_ascii_digit());
-        digits.then(|| IpNet::new(address.parse::<IpAddr>().ok()?, length.parse().ok()?).ok())?
-    };
-    item.split_once('/').and_then(network).is_some()
 }

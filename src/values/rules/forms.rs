@@ -9,6 +9,9 @@ use tracing_subscriber::EnvFilter;
 use super::super::scalar::resolve;
 use crate::api::go_duration;
 
+/// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
+pub(crate) const LONGEST_LOG_FILTER: usize = 4 << 10;
+
 /// The required form of a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
@@ -71,7 +74,7 @@ impl Form {
             ),
             Self::Image => (text.chars().all(is_of_image), "a part of the reference of an image".to_owned()),
             Self::LogFilter => (
-                EnvFilter::builder().parse(text).is_ok(),
+                text.len() > LONGEST_LOG_FILTER || EnvFilter::builder().parse(text).is_ok(),
                 "a filter such as warn,linkerd=info: the proxy ignores a directive that it cannot parse".to_owned(),
             ),
             Self::Unquoted => {
@@ -104,7 +107,7 @@ fn is_ports(item: &str) -> bool {
 
 /// Whether Go parses the text as a network. `IpNet` itself would also accept octets with leading zeros, which Go
 /// rejects.
-fn is_network(item: &str) -> bool {
+pub(crate) fn is_network(item: &str) -> bool {
     let network = |(address, length): (&str, &str)| IpNet::new(address.parse().ok()?, length.parse().ok()?).ok();
     !item.contains('+') && item.split_once('/').and_then(network).is_some()
 }

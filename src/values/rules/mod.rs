@@ -4,7 +4,7 @@
 //! not start, or a value without effect. Always holds: one table has the rules, for the LinkerdConfig controller, its
 //! webhook and the injector; each row says which Pods cannot run if it is violated.
 
-mod forms;
+pub(super) mod forms;
 mod needed;
 mod pod;
 #[cfg(test)]
