@@ -7,7 +7,7 @@ use clap::{
     builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser},
 };
 
-use super::{DestinationArgs, duration, positive_duration, switch};
+use super::{DestinationArgs, duration, log_filter, positive_duration, switch};
 use crate::dashboard::DashboardAccess;
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -159,7 +159,13 @@ pub struct ManagerArgs {
     pub leader_election_retry_period: Duration,
 
     /// Log filter: error, warn, info, debug, trace, or directives such as info,linkerd_operator=debug
-    #[arg(long, env = "LINKERD_OPERATOR_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_LOG_LEVEL",
+        value_name = "FILTER",
+        default_value = "info",
+        value_parser = log_filter
+    )]
     pub log_level: String,
 
     /// Log format
@@ -238,6 +244,13 @@ mod tests {
         assert!(settings(&["--full-pass-interval", "0s"]).is_err());
         assert_eq!(settings(&["--shutdown-delay", "0s"]).unwrap().shutdown_delay, Duration::ZERO);
         assert!(settings(&["--shutdown-delay", "-1s"]).is_err());
+        for filter in ["warn", "INFO", "info,linkerd_operator=debug", "warn, linkerd_operator::destination", "off"] {
+            assert_eq!(settings(&["--log-level", filter]).unwrap().log_level, filter);
+        }
+        for filter in ["warning", "verbose", "info,debgu"] {
+            let error = settings(&["--log-level", filter]).unwrap_err();
+            assert!(error.contains("is neither a level (error, warn, info, debug, trace, off) nor"), "{error}");
+        }
         assert!(settings(&["--full-pass-interval", "soon"]).is_err());
     }
 

@@ -219,6 +219,17 @@ fn switch(arg: Arg) -> Arg {
     arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
+/// Parses a filter of logs. A word that is no level names a module: with it alone, nothing would be logged.
+fn log_filter(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+    let is_known =
+        |word: &str| word.contains(['=', ':', '[']) || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    match text.split(',').map(str::trim).find(|word| !word.is_empty() && !is_known(word)) {
+        Some(word) => Err(format!("{word} is neither a level ({}) nor a directive MODULE=LEVEL", LEVELS.join(", "))),
+        None => Ok(text.to_owned()),
+    }
+}
+
 /// Parses a duration as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;

@@ -85,6 +85,7 @@ pub(super) struct ClientOrigin {
     authority: Option<Authority>,
     /// The proxy, without its password.
     proxy: Option<String>,
+    server: String,
 }
 
 #[derive(Clone, Debug)]
@@ -123,7 +124,7 @@ impl ClientOrigin {
             let address = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
             format!("{}://{address}", proxy.scheme_str().unwrap_or_default())
         });
-        Self { plugin, authority, proxy }
+        Self { plugin, authority, proxy, server: config.cluster_url.to_string() }
     }
 
     /// Says which field of the kubeconfig an error is about, if it is about one.
@@ -142,12 +143,12 @@ impl ClientOrigin {
         {
             return ExplainedError(authority.is_unknown()).into();
         }
-        match &self.proxy {
-            Some(proxy) if find::<legacy::Error>(&*error).is_some_and(legacy::Error::is_connect) => {
-                ExplainedError(format!("cannot connect through the proxy {proxy}: {}", describe(&*error))).into()
-            }
-            _ => error,
+        if !find::<legacy::Error>(&*error).is_some_and(legacy::Error::is_connect) {
+            return error;
         }
+        let through = self.proxy.as_ref().map(|proxy| format!(" through the proxy {proxy}")).unwrap_or_default();
+        let Self { server, .. } = self;
+        ExplainedError(format!("cannot connect to {server}{through}: {}", describe(&*error))).into()
     }
 }
 

@@ -394,7 +394,7 @@ async fn requests_go_through_the_proxy_of_the_kubeconfig() {
     });
     let client = embedded(&of_cluster(&format!("proxy-url: \"http://user:s3cr3t@127.0.0.1:{port}\""))).unwrap();
     let error = describe(&client.apiserver_version().await.unwrap_err());
-    let expected = format!("cannot connect through the proxy http://127.0.0.1:{port}: ");
+    let expected = format!("cannot connect to https://east.example:6443/ through the proxy http://127.0.0.1:{port}: ");
     assert!(error.starts_with(&expected) && !error.contains("s3cr3t"), "{error}");
     let request = proxy.await.unwrap();
     assert!(request.starts_with("CONNECT east.example:6443 HTTP/1.1\r\n"), "{request}");

@@ -37,6 +37,8 @@ pub(super) enum TransitionKind {
 /// The readiness of a workload in the slices of a Service. The worst one of all slices counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublishedReadiness {
+    /// The workload has none of the ports of the Service.
+    WithoutPort,
     Unready,
     /// Not ready, but clients receive it because of `publishNotReadyAddresses`.
     UnreadyWithTraffic,
@@ -79,14 +81,15 @@ pub(super) fn transitions(
 fn placements<'a>(service: &Service, slices: &'a [Arc<EndpointSlice>]) -> BTreeMap<&'a str, Placement> {
     let mut placements: BTreeMap<&str, Placement> = BTreeMap::new();
     let ours = slices.iter().filter(|slice| slice.is_owned_by(&service.uid) && !slice.is_terminating());
-    for endpoint in ours.flat_map(|slice| &slice.endpoints) {
+    let endpoints = ours.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+    for (slice, endpoint) in endpoints {
         let Some(workload) = endpoint::workload(service, endpoint) else { continue };
         let entry = placements.entry(workload).or_insert_with(|| Placement {
             readiness: PublishedReadiness::Ready,
             uid: endpoint.target_ref.as_ref().and_then(|target| target.uid.clone()).unwrap_or_default(),
             addresses: Vec::new(),
         });
-        entry.readiness = entry.readiness.min(PublishedReadiness::of(endpoint));
+        entry.readiness = entry.readiness.min(PublishedReadiness::of(service, slice, endpoint));
         entry.addresses.extend(endpoint.addresses.iter().cloned());
     }
     placements
@@ -95,7 +98,11 @@ fn placements<'a>(service: &Service, slices: &'a [Arc<EndpointSlice>]) -> BTreeM
 // === impl PublishedReadiness ===
 
 impl PublishedReadiness {
-    fn of(endpoint: &Endpoint) -> Self {
+    fn of(service: &Service, slice: &EndpointSlice, endpoint: &Endpoint) -> Self {
+        // A headless Service may have no ports at all.
+        if slice.ports.is_empty() && !service.all_ports.is_empty() {
+            return Self::WithoutPort;
+        }
         match (endpoint.is_ready(), endpoint.conditions.serving) {
             (false, _) => Self::Unready,
             (true, Some(false)) => Self::UnreadyWithTraffic,
@@ -113,6 +120,7 @@ impl Transition {
         let (reason, note) = match self.kind {
             TransitionKind::Published(readiness) => {
                 let readiness = match readiness {
+                    PublishedReadiness::WithoutPort => "which receives no traffic, because it has none of its ports",
                     PublishedReadiness::Ready => "ready",
                     PublishedReadiness::Unready => "not ready, so it receives no traffic yet",
                     PublishedReadiness::UnreadyWithTraffic => {
@@ -129,6 +137,11 @@ impl Transition {
             }
             TransitionKind::Became(PublishedReadiness::Unready) => {
                 (Reason::BecameUnready, format!("Not ready: Service {name} no longer sends it traffic at {addresses}"))
+            }
+            TransitionKind::Became(PublishedReadiness::WithoutPort) => {
+                let note =
+                    format!("Without traffic: the workload has none of the ports of Service {name}: {addresses}");
+                (Reason::BecameUnready, note)
             }
             TransitionKind::Became(PublishedReadiness::UnreadyWithTraffic) => {
                 let note = format!(

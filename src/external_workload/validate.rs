@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use futures::{FutureExt, future::BoxFuture};
+use rustls::pki_types::DnsName;
 use serde_json::value::RawValue;
 
 use super::endpoint::{INVALID_HOSTNAME, describe_invalid};
@@ -76,10 +77,9 @@ fn warnings(version: &str, object: api::ExternalWorkload) -> Vec<String> {
 fn identity(workload: &ExternalWorkload) -> Option<String> {
     let (identity, server_name) = (&*workload.mesh.identity, &*workload.mesh.server_name);
     let is_uri = identity.split_once("://").is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty());
-    let is_host = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let (field, text, wanted) = if !is_uri {
         ("identity", identity, "a URI such as spiffe://root.linkerd.cluster.local/vm")
-    } else if server_name.is_empty() || !server_name.chars().all(is_host) {
+    } else if DnsName::try_from(server_name).is_err() {
         ("serverName", server_name, "a DNS name")
     } else {
         return None;
@@ -225,12 +225,11 @@ mod tests {
               ignore the identity and connect without TLS"
             ]
         );
-        assert_eq!(
-            tls("spiffe://mesh.example/vm", "vm example"),
-            [
-                "spec.meshTLS.serverName \"vm example\" is not a DNS name: proxies ignore the identity and connect without TLS"
-            ]
-        );
+        for name in ["vm example", "", "-x", "192.0.2.1", "vm..example"] {
+            let ignored = "is not a DNS name: proxies ignore the identity and connect without TLS";
+            let expected = format!("spec.meshTLS.serverName {name:?} {ignored}");
+            assert_eq!(tls("spiffe://mesh.example/vm", name), [expected]);
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Hints for zones, and `publishNotReadyAddresses`.
+//! Hints for zones, `publishNotReadyAddresses`, and the Events about the traffic of a workload.
 
 use super::*;
 
@@ -167,4 +167,8 @@ fn events_say_that_a_workload_receives_traffic_although_it_is_not_ready() {
     assert_eq!(notes(&plain, false), [("BecameUnready", stopped.to_owned())]);
     assert_eq!(notes(&plain, true), ready);
     assert_eq!(notes(&peers, true), [], "nothing changes for clients");
+    let portless = service_with(&json!({"ports": [{"name": "one", "port": 80, "targetPort": "metrics"}]}));
+    let without = "Without traffic: the workload has none of the ports of Service legacy: 192.0.2.1";
+    assert_eq!(notes(&portless, true), [("BecameUnready", without.to_owned())]);
+    assert_eq!(notes(&portless, false), [], "nothing changes for clients");
 }

@@ -53,17 +53,17 @@ const RULES: [ReadRule; 20] = [
         effect: Effect::Is("the proxy ignores it"),
     },
     ReadRule {
-        names: &["skip-inbound-ports", "skip-outbound-ports"],
-        unusable: |text| item(text, |it| it.is_empty() || port_ranges::range(it).is_some()),
-        wanted: "a port or a range without spaces",
-        effect: Effect::Is("the port is not skipped"),
-    },
-    ReadRule {
         // iptables fails without a port. The list of inbound ports always has those of the proxy.
         names: &["skip-outbound-ports"],
         unusable: |text| unless(text, text.split(',').any(|it| port_ranges::range(it).is_some())),
         wanted: "a list with a port",
         effect: NO_FIREWALL,
+    },
+    ReadRule {
+        names: &["skip-inbound-ports", "skip-outbound-ports"],
+        unusable: |text| item(text, |it| it.is_empty() || port_ranges::range(it).is_some()),
+        wanted: "a port, or a range from low to high, without spaces",
+        effect: Effect::Is("the port is not skipped"),
     },
     ReadRule {
         names: &["skip-subnets"],

@@ -61,7 +61,7 @@ impl Form {
             }
             Self::InitPorts => (
                 text.split(',').all(is_ports),
-                "a comma-separated list of ports and port ranges without spaces: linkerd-init ignores an item with a space"
+                "a comma-separated list of ports and port ranges without spaces: linkerd-init ignores any other item"
                     .to_owned(),
             ),
             Self::TemplateNetworks => (
