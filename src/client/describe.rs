@@ -141,7 +141,7 @@ impl ClientOrigin {
         if let Some(authority) = self.authority
             && find::<rustls::Error>(&*error).is_some_and(is_unknown)
         {
-            return ExplainedError(authority.is_unknown()).into();
+            return ExplainedError(authority.is_unknown(self.proxy.as_deref())).into();
         }
         if !find::<legacy::Error>(&*error).is_some_and(legacy::Error::is_connect) {
             return error;
@@ -155,8 +155,14 @@ impl ClientOrigin {
 // === impl Authority ===
 
 impl Authority {
-    fn is_unknown(self) -> String {
-        let text = "the certificate of the API server is not issued by certificate-authority-data of the kubeconfig";
+    /// The same authority is used for a proxy of HTTPS.
+    fn is_unknown(self, proxy: Option<&str>) -> String {
+        let proxy =
+            proxy.filter(|proxy| proxy.starts_with("https")).map(|proxy| format!(", or that of the proxy {proxy},"));
+        let text = format!(
+            "the certificate of the API server{} is not issued by certificate-authority-data of the kubeconfig",
+            proxy.unwrap_or_default()
+        );
         match self {
             Self::IssuesCertificates => {
                 format!("{text} (or the file of certificate-authority): write the certificate of its authority there")

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use regex_syntax::{
     Parser,
-    ast::{self, Ast},
+    ast::{self, AssertionKind, Ast},
 };
 
 use super::{decode::DecodedProfile, rules::is_label};
@@ -157,7 +157,7 @@ impl Warner {
                     let problem = format!("the pathRegex {} is not valid: {reason}", quoted(regex));
                     self.unusable(&problem, place, route, is_retryable);
                 }
-                Ok(Ast::Alternation(_)) => self.warn(format!(
+                Ok(Ast::Alternation(of)) if !of.asts.iter().all(is_anchored) => self.warn(format!(
                     "route {route}: the pathRegex {} is anchored at one end of each alternative only: write (…|…)",
                     quoted(regex)
                 )),
@@ -203,6 +203,13 @@ fn parsed(regex: &str) -> Result<Ast, String> {
         error => error.to_string(),
     })?;
     ast::parse::Parser::new().parse(&anchored).map_err(|error| error.kind().to_string())
+}
+
+/// Whether an expression begins with `^` and ends with `$`.
+fn is_anchored(expression: &Ast) -> bool {
+    let Ast::Concat(parts) = expression else { return false };
+    let is = |part: Option<&Ast>, kind: AssertionKind| matches!(part, Some(Ast::Assertion(it)) if it.kind == kind);
+    is(parts.asts.first(), AssertionKind::StartLine) && is(parts.asts.last(), AssertionKind::EndLine)
 }
 
 /// Whether a match has a range of status codes without one of its ends. Proxies read it as a status code 0, and leave it

@@ -71,6 +71,7 @@ fn regular_expressions_are_those_of_the_proxy() {
     assert_eq!(reason("/\\p{Nothing}"), Some("Unicode property not found".to_owned()));
     // Valid with the anchor that the proxy adds, or with the blanks that it removes.
     assert_eq!([reason("*"), reason(" /a ")], [None, None]);
+    assert_eq!(of_route(&json!({"pathRegex": "^/a$|^/b$"}), false), [""; 0], "each alternative is anchored");
     let half = of_route(&json!({"pathRegex": "/a|/b"}), false);
     let expected = "route \"r\": the pathRegex \"/a|/b\" is anchored at one end of each alternative only: write (…|…)";
     assert_eq!(half, [expected]);

@@ -44,6 +44,18 @@ fn a_kind_that_is_not_served_is_distinguished_from_one_that_cannot_be_reached() 
     assert!(matches!(failure(status(503, "ServiceUnavailable")), WatchFailure::Unreachable(_)));
 }
 
+#[test]
+fn a_failure_is_one_line_that_says_what_the_api_server_answered() {
+    let failure = |code, message: &str| {
+        let status = kube::core::Status::failure(message, "").with_code(code).boxed();
+        WatchFailure::of(&watcher::Error::WatchStartFailed(kube::Error::Api(status))).to_string()
+    };
+    assert_eq!(failure(429, ""), "the API server answers with status 429");
+    assert_eq!(failure(401, "Unauthorized"), "the credentials are refused: Unauthorized");
+    let forged = failure(403, "\u{1b}[31mno\u{7}\nready\nwaiting: \u{202e}x");
+    assert_eq!(forged, "\\u001b[31mno\\u0007\\nready\\nwaiting: \\u202ex");
+}
+
 #[tokio::test(start_paused = true)]
 async fn pauses_grow_with_failures_and_reset_after_two_minutes_without_one() {
     let mut failures = Failures::default();

@@ -10,7 +10,10 @@ use strum::{IntoStaticStr, VariantNames};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::{cluster::Kind, text::truncate};
+use crate::{
+    cluster::Kind,
+    text::{printable, truncate},
+};
 
 /// The time for which an optional kind must not be served before it counts as absent. An API server that is starting,
 /// or a proxy in front of it, may respond 404 for a kind that exists. On a cluster without the kind, discovery is ready
@@ -173,16 +176,27 @@ impl WatchFailure {
         match cause {
             // Matched by code: the response for an API group that does not exist is plain text without a reason.
             kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
-            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(message(status)),
+            kube::Error::Api(status) if status.code == 403 => Self::Denied(message(status)),
+            kube::Error::Api(status) if status.code == 401 => {
+                Self::Unreachable(format!("the credentials are refused: {}", message(status)))
+            }
             kube::Error::Api(status) => Self::Unreachable(message(status)),
-            other => Self::Unreachable(crate::client::describe(other)),
+            other => Self::Unreachable(shown(&crate::client::describe(other))),
         }
     }
 }
 
-/// The message of an API server, which need not be trustworthy.
+/// The message of an API server.
 fn message(status: &Status) -> String {
-    truncate(&status.message, MESSAGE_BYTES).to_owned()
+    match &*status.message {
+        "" => format!("the API server answers with status {}", status.code),
+        message => shown(message),
+    }
+}
+
+/// Returns a text of an API server, which need not be trustworthy, for one line of a terminal.
+fn shown(text: &str) -> String {
+    printable(truncate(text, MESSAGE_BYTES)).into_owned()
 }
 
 impl fmt::Display for WatchFailure {
