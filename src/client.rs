@@ -83,13 +83,13 @@ pub fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Re
     Ok(with_deadlines(config))
 }
 
-/// Returns a client from the text of an untrusted kubeconfig. Errors never quote its values.
+/// Returns a client of a linked cluster from the text of an untrusted kubeconfig. Errors never quote its values.
 ///
 /// # Errors
 /// Fails if it is not a kubeconfig, if it would run a program or read a file, or if a value of it cannot be used.
 pub fn embedded(kubeconfig: &str) -> anyhow::Result<Client> {
     let config = kubeconfig::config_of(kubeconfig::untrusted(kubeconfig)?, None, &proxies())?;
-    client(with_deadlines(config), &Registry::new())
+    client_with(with_deadlines(config), &Registry::new(), &ResponseLimitLayer::linked())
 }
 
 fn proxies() -> ProxyEnvironment {
@@ -130,7 +130,11 @@ pub fn pod_namespace() -> Option<String> {
 ///
 /// # Errors
 /// Fails if the configuration has unusable certificates or credentials, or if the metrics are already registered.
-pub fn client(mut config: Config, registry: &Registry) -> anyhow::Result<Client> {
+pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
+    client_with(config, registry, &ResponseLimitLayer::new())
+}
+
+fn client_with(mut config: Config, registry: &Registry, limit: &ResponseLimitLayer) -> anyhow::Result<Client> {
     let origin = Arc::new(ClientOrigin::of(&config));
     let token = TokenFile::take(&mut config.auth_info)?.map(Arc::new);
     // kube panics for a token of an exec plugin that is no value of a header.
@@ -146,12 +150,7 @@ pub fn client(mut config: Config, registry: &Registry) -> anyhow::Result<Client>
         }
         request
     });
-    Ok(builder
-        .with_layer(&deadlines)
-        .with_layer(&authorized)
-        .with_layer(&most_recent)
-        .with_layer(&ResponseLimitLayer::new())
-        .build())
+    Ok(builder.with_layer(&deadlines).with_layer(&authorized).with_layer(&most_recent).with_layer(limit).build())
 }
 
 /// Makes the request for a list in a stream one for the most recent version. kube (5.0) requests any version that the

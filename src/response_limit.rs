@@ -2,15 +2,19 @@
 //! event of a watch, and the text of an error.
 //!
 //! In: requests to the API server. Out: their responses; the body of a page fails with [`PageTooLarge`] when it is too
-//! large. Always holds: the pages that are being received have at most [`RECEIVED_BYTES`] together, except for a single
-//! object that is larger; a page and an error have a deadline. kube keeps a page up to three times while it decodes it,
-//! and tenants decide how large objects are, so a page with a fixed number of objects has no bound. A list in a stream is
-//! a watch. kube has no limit for the length of an event and of an error, and the API server of a linked cluster need not
-//! be trustworthy.
+//! large. Always holds: the pages that are being received have at most the size of [`RECEIVED_PAGES`] together,
+//! except for a single object that is larger; a page and an error have a deadline. kube keeps a page up to three times
+//! while it decodes it, and tenants decide how large objects are, so a page with a fixed number of objects has no bound.
+//! A list in a stream is a watch. kube has no limit for the length of an event and of an error, and the API server of a
+//! linked cluster need not be trustworthy. So linked clusters have lower limits, and the responses of all of them
+//! together hold at most [`LINKED_BYTES`], of which no cluster takes more than it leaves free.
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -30,14 +34,26 @@ use tower::{BoxError, Layer, Service};
 const PAGE_BYTES: usize = 8 * 1024 * 1024;
 /// The maximum size of a page with one object, and of an event. etcd permits 1.5 MiB, but JSON may escape each byte as six.
 const OBJECT_BYTES: usize = 32 * 1024 * 1024;
-/// The maximum size of all pages that are being received.
-const RECEIVED_BYTES: usize = 2 * PAGE_BYTES;
+/// The number of pages that are received at the same time.
+const RECEIVED_PAGES: usize = 2;
+/// The same as [`PAGE_BYTES`] and [`OBJECT_BYTES`] for a linked cluster. Two pages fit into the share that a cluster has
+/// while another one holds as much as it can.
+const LINKED_PAGE_BYTES: usize = 4 * 1024 * 1024;
+const LINKED_OBJECT_BYTES: usize = 8 * 1024 * 1024;
+/// The maximum size of what the responses of all linked clusters hold. kube's buffers may have twice this size.
+const LINKED_BYTES: usize = 32 * 1024 * 1024;
+/// The first bytes of a response, which do not count toward [`LINKED_BYTES`]. Nearly all events have no more, so the
+/// number of watched namespaces has no limit here.
+const SMALL_BYTES: usize = 32 * 1024;
 /// The unit of [`ResponseLimitLayer::room`].
 const UNIT: usize = 1024 * 1024;
 /// The maximum size of an error.
 const ERROR_BYTES: usize = 1024 * 1024;
 /// The deadline of a page and of an error, from its headers to its end.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the responses of all linked clusters hold.
+static LINKED: AtomicUsize = AtomicUsize::new(0);
 
 /// A page has more bytes than the maximum. The list should be repeated with fewer objects in a page.
 #[derive(Debug, thiserror::Error)]
@@ -47,13 +63,34 @@ pub(crate) struct PageTooLarge(usize);
 /// Limits the responses that a client receives.
 #[derive(Clone)]
 pub(crate) struct ResponseLimitLayer {
+    /// The maximum size of a page with several objects.
+    page: usize,
+    /// The maximum size of a page with one object, and of an event.
+    object: usize,
+    /// The maximum size of all pages that are being received.
+    received: usize,
     room: Arc<Semaphore>,
+    /// `None` for the local cluster.
+    share: Option<LinkShare>,
 }
 
 #[derive(Clone)]
 pub(crate) struct ResponseLimitService<S> {
     inner: S,
-    room: Arc<Semaphore>,
+    layer: ResponseLimitLayer,
+}
+
+/// What the responses of a linked cluster hold, and those of all.
+#[derive(Clone)]
+struct LinkShare {
+    own: Arc<AtomicUsize>,
+    all: &'static AtomicUsize,
+}
+
+/// The part of a share that one response holds, until it is dropped.
+struct HeldBytes {
+    share: LinkShare,
+    bytes: usize,
 }
 
 /// What a request asks for.
@@ -74,6 +111,8 @@ struct LimitedBody {
     /// `None` for a watch.
     deadline: Option<Pin<Box<Sleep>>>,
     _room: Option<OwnedSemaphorePermit>,
+    /// `None` for the local cluster.
+    held: Option<HeldBytes>,
 }
 
 /// What may have at most so many bytes.
@@ -100,7 +139,25 @@ impl PageTooLarge {
 
 impl ResponseLimitLayer {
     pub(crate) fn new() -> Self {
-        Self { room: Arc::new(Semaphore::new(RECEIVED_BYTES / UNIT)) }
+        Self::with(None)
+    }
+
+    /// Limits the responses of a linked cluster.
+    pub(crate) fn linked() -> Self {
+        Self::sharing(&LINKED)
+    }
+
+    fn sharing(all: &'static AtomicUsize) -> Self {
+        Self::with(Some(LinkShare { own: Arc::default(), all }))
+    }
+
+    fn with(share: Option<LinkShare>) -> Self {
+        let (page, object) = match share {
+            None => (PAGE_BYTES, OBJECT_BYTES),
+            Some(_) => (LINKED_PAGE_BYTES, LINKED_OBJECT_BYTES),
+        };
+        let received = RECEIVED_PAGES * page;
+        Self { page, object, received, room: Arc::new(Semaphore::new(received / UNIT)), share }
     }
 }
 
@@ -108,7 +165,7 @@ impl<S> Layer<S> for ResponseLimitLayer {
     type Service = ResponseLimitService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ResponseLimitService { inner, room: Arc::clone(&self.room) }
+        ResponseLimitService { inner, layer: self.clone() }
     }
 }
 
@@ -131,23 +188,58 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let content = Content::of(&request);
         let response = self.inner.call(request);
-        let room = Arc::clone(&self.room);
+        let ResponseLimitLayer { page, object, received, room, share } = self.layer.clone();
         Box::pin(async move {
             let response = response.await.map_err(Into::into)?;
             let is_error = response.status().is_client_error() || response.status().is_server_error();
             let (limit, room) = match content {
                 _ if is_error => (Limit::Error(ERROR_BYTES), None),
                 Content::Page(objects) => {
-                    let max = if objects > 1 { PAGE_BYTES } else { OBJECT_BYTES };
-                    let units = u32::try_from(max.min(RECEIVED_BYTES) / UNIT)?;
+                    let max = if objects > 1 { page } else { object };
+                    let units = u32::try_from(max.min(received) / UNIT)?;
                     // Only for the body: an API server that does not respond must not delay the lists of other kinds.
                     (Limit::Page(max), Some(room.acquire_many_owned(units).await?))
                 }
-                Content::Events => (Limit::Event(OBJECT_BYTES), None),
+                Content::Events => (Limit::Event(object), None),
                 Content::Other => return Ok(response.map(|body| body.map_err(Into::into).boxed_unsync())),
             };
-            Ok(response.map(|body| LimitedBody::new(body, limit, room).boxed_unsync()))
+            Ok(response.map(|body| LimitedBody::new(body, limit, room, share).boxed_unsync()))
         })
+    }
+}
+
+// === impl HeldBytes ===
+
+impl HeldBytes {
+    /// Holds this number of bytes in total, or what it has held if that is more: kube keeps the buffer of the longest
+    /// event of a watch until the watch ends. Returns false if there is no room for them.
+    fn hold(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(SMALL_BYTES).saturating_sub(self.bytes);
+        let LinkShare { own, all } = &self.share;
+        let used = own.fetch_add(more, Ordering::SeqCst) + all.fetch_add(more, Ordering::SeqCst) + 2 * more;
+        // What this cluster leaves free is at least what it holds.
+        let fits = more == 0 || used <= LINKED_BYTES;
+        if fits {
+            self.bytes += more;
+        } else {
+            self.share.release(more);
+        }
+        fits
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.share.release(self.bytes);
+    }
+}
+
+// === impl LinkShare ===
+
+impl LinkShare {
+    fn release(&self, bytes: usize) {
+        self.own.fetch_sub(bytes, Ordering::SeqCst);
+        self.all.fetch_sub(bytes, Ordering::SeqCst);
     }
 }
 
@@ -170,7 +262,7 @@ impl Content {
 // === impl LimitedBody ===
 
 impl LimitedBody {
-    fn new<B>(body: B, limit: Limit, room: Option<OwnedSemaphorePermit>) -> Self
+    fn new<B>(body: B, limit: Limit, room: Option<OwnedSemaphorePermit>, share: Option<LinkShare>) -> Self
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -179,11 +271,18 @@ impl LimitedBody {
             Limit::Event(_) => None,
             Limit::Page(_) | Limit::Error(_) => Some(Box::pin(sleep(PAGE_TIMEOUT))),
         };
-        Self { body: Box::pin(body.map_err(Into::into)), limit, remaining: limit.bytes(), deadline, _room: room }
+        Self {
+            body: Box::pin(body.map_err(Into::into)),
+            limit,
+            remaining: limit.bytes(),
+            deadline,
+            _room: room,
+            held: share.map(|share| HeldBytes { share, bytes: 0 }),
+        }
     }
 
-    /// Counts the bytes of a frame. Returns false if there are too many.
-    fn count(&mut self, data: &[u8]) -> bool {
+    /// Counts the bytes of a frame. Fails if there are too many.
+    fn count(&mut self, data: &[u8]) -> Result<(), BoxError> {
         let counted = match self.limit {
             // What precedes the last line is decoded and released when the frame has been read.
             Limit::Event(max) => memchr::memrchr(b'\n', data).map(|end| (max, data.len() - end - 1)),
@@ -192,7 +291,14 @@ impl LimitedBody {
         let (remaining, length) = counted.unwrap_or((self.remaining, data.len()));
         let left = remaining.checked_sub(length);
         self.remaining = left.unwrap_or_default();
-        left.is_some()
+        if left.is_none() {
+            return Err(self.limit.exceeded());
+        }
+        let unfinished = self.limit.bytes() - self.remaining;
+        match &mut self.held {
+            Some(held) if !held.hold(unfinished) => Err(self.limit.without_room()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -207,9 +313,9 @@ impl HttpBody for LimitedBody {
         let frame = std::task::ready!(self.body.as_mut().poll_frame(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
-            && !self.count(data)
+            && let Err(error) = self.count(data)
         {
-            return Poll::Ready(Some(Err(self.limit.exceeded())));
+            return Poll::Ready(Some(Err(error)));
         }
         Poll::Ready(frame)
     }
@@ -234,6 +340,14 @@ impl Limit {
 
     fn late(self) -> BoxError {
         format!("{} was not complete within {} s", self.name(), PAGE_TIMEOUT.as_secs()).into()
+    }
+
+    fn without_room(self) -> BoxError {
+        let name = self.name();
+        format!(
+            "{name} does not fit into the {LINKED_BYTES} bytes for linked clusters, of which one takes no more than it leaves free"
+        )
+        .into()
     }
 
     fn exceeded(self) -> BoxError {
