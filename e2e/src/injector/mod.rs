@@ -361,9 +361,8 @@ pub async fn install(control_plane: &ControlPlane, namespace: &str, workloads: &
         control_plane.kubectl(&["create", "namespace", namespace]).await?;
     }
     let values = format!("values={}", reviews::INSTALLED);
-    for (name, content) in
-        [("linkerd-config", values.as_str()), ("linkerd-identity-trust-roots", "ca-bundle.crt=roots")]
-    {
+    let roots = format!("ca-bundle.crt={}", reviews::TRUST_ROOTS);
+    for (name, content) in [("linkerd-config", values), ("linkerd-identity-trust-roots", roots)] {
         let content = format!("--from-literal={content}");
         control_plane.kubectl(&["-n", namespace, "create", "configmap", name, &content]).await?;
     }

@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 use crate::mesh::merge;
 
+/// A bundle of trust anchors.
+pub const TRUST_ROOTS: &str = include_str!("../../../src/values/testdata/root.pem");
+
 /// Linkerd's document, as its chart renders it.
 pub const INSTALLED: &str = include_str!("../../../src/values/testdata/installed.yaml");
 

@@ -9,13 +9,13 @@ use std::{collections::BTreeMap, fmt::Write, fs};
 use anyhow::{Context, Result};
 use e2e::{
     Injector,
-    injector::reviews::{INSTALLED, probe, request},
+    injector::reviews::{INSTALLED, TRUST_ROOTS, probe, request},
 };
 use futures::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::reviews::{Seen, TRUST_ROOTS, seen};
+use super::reviews::{Seen, seen};
 
 /// Answers of the injector at the commit that the file names.
 const RECORDED: &str = include_str!("../../../../../src/values/testdata/injector-answers.json");

@@ -9,13 +9,11 @@ use std::{fs, time::Duration};
 use anyhow::{Context, Result};
 use e2e::{
     Injector,
-    injector::reviews::{Review, request, reviews},
+    injector::reviews::{Review, TRUST_ROOTS, request, reviews},
 };
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
-
-use super::reviews::TRUST_ROOTS;
 
 /// The operator reads its files every second.
 const READ: Duration = Duration::from_millis(1_500);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use e2e::{
     Injector,
     injector::{
-        reviews::{Review, request, reviews},
+        reviews::{Review, TRUST_ROOTS, request, reviews},
         stand_in_answer,
     },
 };
@@ -18,8 +18,6 @@ use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use super::scene::LINKERD;
-
-pub(super) const TRUST_ROOTS: &str = include_str!("../../../../../src/values/testdata/root.pem");
 
 /// A review, and what was seen of both answers.
 pub(crate) struct Compared {
