@@ -295,9 +295,9 @@ impl LimitedBody {
             return Err(self.limit.exceeded());
         }
         let unfinished = self.limit.bytes() - self.remaining;
-        match &mut self.held {
-            Some(held) if !held.hold(unfinished) => Err(self.limit.without_room()),
-            _ => Ok(()),
+        match self.held.as_mut().is_none_or(|held| held.hold(unfinished)) {
+            true => Ok(()),
+            false => Err(self.limit.without_room()),
         }
     }
 }

@@ -157,7 +157,7 @@ impl Warner {
                     let problem = format!("the pathRegex {} is not valid: {reason}", quoted(regex));
                     self.unusable(&problem, place, route, is_retryable);
                 }
-                Ok(Ast::Alternation(of)) if !of.asts.iter().all(is_anchored) => self.warn(format!(
+                Ok(Ast::Alternation(ref of)) if !of.asts.iter().all(is_anchored) => self.warn(format!(
                     "route {route}: the pathRegex {} is anchored at one end of each alternative only: write (…|…)",
                     quoted(regex)
                 )),
