@@ -37,7 +37,10 @@ pub(crate) use model::{
     CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, Parameters, ProbeValues, ProxyContainerValues,
     ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
 };
-pub(crate) use rules::forms::{LONGEST_LOG_FILTER, is_network};
+pub(crate) use rules::{
+    forms::{LONGEST_LOG_FILTER, is_network},
+    variables::unusable_source,
+};
 pub use {
     control_plane::control_plane_mismatch,
     hash::Hash,

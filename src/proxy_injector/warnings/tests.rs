@@ -225,10 +225,14 @@ fn values_that_do_not_fit_together_have_a_warning() {
     );
     let env = |list: &str| configured(&[("proxy-additional-env", list)]);
     let of_env = |text: &str| rejected(&format!("the annotation config.linkerd.io/proxy-additional-env has {text}"));
+    let source = |reason: &str| of_env(&format!("no valid source of the variable \"A\": {reason}"));
     assert_eq!(env(r#"[{"name": ""}]"#), [of_env("\"\", which is not the name of a variable")]);
     assert_eq!(env(r#"[{"name": "a=b"}]"#), [of_env("\"a=b\", which is not the name of a variable")]);
-    assert_eq!(env(r#"[{"name": "A", "valueFrom": "a"}]"#), [of_env("no valid source of the variable \"A\"")]);
-    assert_eq!(env(r#"[{"name": "A", "valueFrom": {}}]"#), [of_env("no valid source of the variable \"A\"")]);
+    assert_eq!(env(r#"[{"name": "A", "valueFrom": "a"}]"#), [source("valueFrom is not a map")]);
+    let one = "valueFrom must have exactly one source";
+    assert_eq!(env(r#"[{"name": "A", "valueFrom": {}}]"#), [source(one)]);
+    let version = r#"[{"name": "A", "valueFrom": {"fieldRef": {"apiVersion": "v2", "fieldPath": "metadata.name"}}}]"#;
+    assert_eq!(env(version), [source("fieldRef.apiVersion must be v1")]);
     let both = r#"[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]"#;
     assert_eq!(env(both), [of_env("a value and a source of the variable \"A\"")]);
     assert_eq!(env(r#"[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]"#), [""; 0]);

@@ -8,7 +8,7 @@ use crate::{
     api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
     cluster::kinds::port_ranges,
     proxy_injector::annotations::{Annotations, PREFIX},
-    values::{ConstraintsValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, is_network},
+    values::{ConstraintsValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, is_network, unusable_source},
 };
 
 /// How a program reads the text of an annotation.
@@ -235,13 +235,14 @@ fn variables(variables: &[ProxyEnvVar], warnings: &mut AuthorWarnings) {
     for ProxyEnvVar { name, value, value_from } in variables {
         let name_is_valid = !name.is_empty() && name.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=');
         let source = value_from.as_ref().map(|it| &it.0).filter(|it| !it.is_null());
-        let is_source = |it: &serde_json::Value| it.as_object().is_some_and(|map| map.len() == 1);
         let name = shown(name);
         if !name_is_valid {
             warnings
                 .add_rejection(format_args!("the annotation {key} has {name:?}, which is not the name of a variable"));
-        } else if source.is_some_and(|it| !is_source(it)) {
-            warnings.add_rejection(format_args!("the annotation {key} has no valid source of the variable {name:?}"));
+        } else if let Some(reason) = source.and_then(unusable_source) {
+            warnings.add_rejection(format_args!(
+                "the annotation {key} has no valid source of the variable {name:?}: {reason}"
+            ));
         } else if source.is_some() && !value.is_empty() {
             warnings
                 .add_rejection(format_args!("the annotation {key} has a value and a source of the variable {name:?}"));

@@ -7,8 +7,10 @@
 pub(super) mod forms;
 mod needed;
 mod pod;
+mod security_context;
 #[cfg(test)]
 mod tests;
+pub(super) mod variables;
 
 use serde_json::Value;
 

@@ -2,13 +2,14 @@
 //!
 //! The rules stand here, and no dry run is sent, because the ServiceAccount of Linkerd's injector may not create Pods.
 
-use k8s_openapi::api::core::v1::{EnvVar, SecurityContext};
+use k8s_openapi::api::core::v1::SecurityContext;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::{
     Breaks::{self, AllPods, CniPods, InitPods},
-    DocumentView, Findings, Path,
+    DocumentView, Findings, Path, security_context,
+    variables::unusable_source,
 };
 use crate::api::quantity::Quantity;
 
@@ -165,16 +166,10 @@ fn unusable_variable(variable: &Value) -> Option<String> {
     }
     let is_set = |value: &Value| !value.is_null() && value.as_str() != Some("");
     let source = variable.get("valueFrom").filter(|source| !source.is_null())?;
-    let sources = source.as_object().map(|map| map.values().filter(|source| !source.is_null()).count());
-    match sources {
-        None => Some("has a valueFrom that is not a map".to_owned()),
-        Some(_) if variable.get("value").is_some_and(is_set) => Some("has a value and a valueFrom".to_owned()),
-        Some(count) if count != 1 => Some("has a valueFrom without exactly one source".to_owned()),
-        Some(_) => {
-            let is_usable = serde_json::from_value::<EnvVar>(variable.clone()).is_ok();
-            (!is_usable).then(|| "has a valueFrom that Kubernetes cannot read".to_owned())
-        }
+    if variable.get("value").is_some_and(is_set) {
+        return Some("has a value and a valueFrom".to_owned());
     }
+    unusable_source(source).map(|reason| format!("has no valid source: {reason}"))
 }
 
 fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
@@ -192,6 +187,10 @@ fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: 
         {
             problems.add(&Path::from(&at[..]), Some(value), format!("must be from 0 to {MAX_ID}"));
         }
+    }
+    for (key, reason) in security_context::violations(context) {
+        let at = [keys, &[key]].concat();
+        problems.add(&Path::from(&at[..]), document.at(&at), reason);
     }
     let is = |key: &str, wanted: bool| context.get(key) == Some(&Value::Bool(wanted));
     if is("privileged", true) && is("allowPrivilegeEscalation", false) {
