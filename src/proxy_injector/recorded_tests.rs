@@ -36,6 +36,8 @@ const BETTER: &[(&str, &str)] = &[
     ("values2/version-odd-annotation", "the container is well-formed, and the API server names the invalid field"),
     ("values/lv-empty", REFUSED),
     ("values/probe-startup-null/nonnative", REFUSED),
+    ("values/tracing-proto", REFUSED),
+    ("values2/domain-empty", REFUSED),
     ("values2/dup-top-key", REFUSED),
     ("values2/yaml11-anchors", REFUSED),
     ("values2/octal", REFUSED),

@@ -222,7 +222,10 @@ mod tests {
         let with_key = format!("{TRUST_ANCHORS}-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n");
         for (bad, why) in [
             (texts("[", TRUST_ANCHORS), "the values cannot be read"),
-            (texts("proxy: {}", TRUST_ANCHORS), "lack a field that the injector requires: missing field"),
+            (
+                texts("{clusterDomain: a, proxy: {}}", TRUST_ANCHORS),
+                "lack a field that the injector requires: missing field",
+            ),
             (texts(&without_mode, TRUST_ANCHORS), "proxyInit.iptablesMode (\"other\"): must be one of nft, legacy"),
             (texts(INSTALLED, " "), "it has no certificate"),
             (

@@ -114,7 +114,7 @@ fn is_of_other_releases(field: &str) -> bool {
 
 /// The fields with values that this injector takes, and with which the API server rejects the Pods, or a container does
 /// not start, or a key becomes public.
-const STRICTER: [&str; 113] = [
+const STRICTER: [&str; 119] = [
     "clusterDomain",
     "debugContainer",
     "debugContainer.image",
@@ -125,6 +125,8 @@ const STRICTER: [&str; 113] = [
     "identityTrustDomain",
     "imagePullPolicy",
     "linkerdVersion",
+    "networkValidator.connectAddr",
+    "networkValidator.listenAddr",
     "networkValidator.logFormat",
     "networkValidator.logLevel",
     "networkValidator.timeout",
@@ -157,6 +159,7 @@ const STRICTER: [&str; 113] = [
     "proxy.control.streams.idleTimeout",
     "proxy.control.streams.initialTimeout",
     "proxy.control.streams.lifetime",
+    "proxy.cores",
     "proxy.defaultInboundPolicy",
     "proxy.experimentalEnv",
     "proxy.experimentalEnv.[]",
@@ -208,6 +211,9 @@ const STRICTER: [&str; 113] = [
     "proxy.resources.ephemeral-storage.request",
     "proxy.resources.memory.limit",
     "proxy.resources.memory.request",
+    "proxy.runtime.workers.maximum",
+    "proxy.runtime.workers.maximumCPURatio",
+    "proxy.runtime.workers.minimum",
     "proxy.saMountPath",
     "proxy.saMountPath.mountPath",
     "proxy.saMountPath.name",

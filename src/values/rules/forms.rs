@@ -3,7 +3,10 @@
 //! In: one text, of the document or of an annotation. Out: what it must be, if it is not. Always holds: an empty text
 //! counts as absent, except for [`Form::OneOfExactly`].
 
+use std::net::SocketAddr;
+
 use ipnet::IpNet;
+use rustls::pki_types::DnsName;
 use tracing_subscriber::EnvFilter;
 
 use super::super::scalar::resolve;
@@ -11,6 +14,9 @@ use crate::api::go_duration;
 
 /// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
 pub(crate) const LONGEST_LOG_FILTER: usize = 4 << 10;
+
+/// The longest tag of an image.
+const LONGEST_TAG: usize = 128;
 
 /// The required form of a text.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +37,14 @@ pub(crate) enum Form {
     TemplateNetworks,
     /// Networks that linkerd-init splits and trims. It does not start with an empty one.
     InitNetworks,
-    /// A part of the reference of an image.
-    Image,
+    /// The reference of an image without its tag or the digits of its digest.
+    ImageName,
+    /// The tag of an image, or the digits of its digest.
+    ImageVersion,
+    /// A name from which others are made: `linkerd-identity.linkerd.svc.NAME.`.
+    DnsName,
+    /// An IP address and a port.
+    Address,
     /// A filter of the proxy's log. The proxy ignores a directive that it cannot parse.
     LogFilter,
     /// A string that a template renders without quotes, where `off` is a bool.
@@ -72,7 +84,15 @@ impl Form {
                 text.split(',').map(str::trim).all(is_network),
                 "a comma-separated list of networks such as 10.0.0.0/8".to_owned(),
             ),
-            Self::Image => (text.chars().all(is_of_image), "a part of the reference of an image".to_owned()),
+            Self::ImageName => (
+                is_image_name(text),
+                "the reference of an image without its tag, such as cr.l5d.io/linkerd/proxy".to_owned(),
+            ),
+            Self::ImageVersion => (is_image_version(text), "the tag of an image".to_owned()),
+            Self::DnsName => (is_dns_name(text), "a DNS name without a dot at its end".to_owned()),
+            Self::Address => {
+                (text.parse::<SocketAddr>().is_ok(), "an IP address and a port, such as 0.0.0.0:4140".to_owned())
+            }
             Self::LogFilter => (
                 text.len() > LONGEST_LOG_FILTER || EnvFilter::builder().parse(text).is_ok(),
                 "a filter such as warn,linkerd=info: the proxy ignores a directive that it cannot parse".to_owned(),
@@ -112,9 +132,53 @@ pub(crate) fn is_network(item: &str) -> bool {
     !item.contains('+') && item.split_once('/').and_then(network).is_some()
 }
 
-/// Whether a character may be in the reference of an image. A registry may be an IPv6 address.
-fn is_of_image(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "._-/:@[]".contains(c)
+/// Whether the proxy parses the text as a name.
+pub(super) fn is_dns_name(text: &str) -> bool {
+    !text.ends_with('.') && DnsName::try_from(text).is_ok()
+}
+
+/// Whether the proxy parses the text as the address of a server: a host and a port.
+pub(super) fn is_host_and_port(text: &str) -> bool {
+    let is_named = |(host, port): (&str, &str)| {
+        DnsName::try_from(host).is_ok() && port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+    };
+    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(is_named)
+}
+
+/// Whether a text is `[REGISTRY/]PATH`. After `@sha256` at its end, the version is the digest; a tag may be before it.
+fn is_image_name(text: &str) -> bool {
+    let name = match text.strip_suffix("@sha256") {
+        Some(name) => name.rsplit_once(':').filter(|(_, tag)| !tag.contains(['/', ']'])).map_or(name, |(name, _)| name),
+        None => text,
+    };
+    let is_registry = |host: &str| {
+        host == "localhost" || host.contains(['.', ':']) || host.bytes().any(|byte| byte.is_ascii_uppercase())
+    };
+    let (registry, path) = match name.split_once('/') {
+        Some((host, path)) if is_registry(host) => (Some(host), path),
+        _ => (None, name),
+    };
+    // A registry may be an IPv6 address.
+    registry.is_none_or(|host| host.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]".contains(c)))
+        && path.split('/').all(is_image_component)
+}
+
+fn is_image_component(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.starts_with(is_plain) && text.ends_with(is_plain) && text.chars().all(|c| is_plain(c) || "._-".contains(c))
+}
+
+/// Whether a text is a tag, with or without a digest.
+fn is_image_version(text: &str) -> bool {
+    let (tag, digest) = text.split_once('@').map_or((text, None), |(tag, digest)| (tag, Some(digest)));
+    let is_of_tag = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    let is_tag =
+        tag.len() <= LONGEST_TAG && !tag.is_empty() && !tag.starts_with(['.', '-']) && tag.chars().all(is_of_tag);
+    let is_digest = |digest: &str| {
+        let digits = digest.strip_prefix("sha256:").unwrap_or_default();
+        digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    is_tag && digest.is_none_or(is_digest)
 }
 
 #[cfg(test)]
@@ -166,17 +230,39 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_of_an_image_has_only_the_characters_of_one() {
+    fn the_name_and_the_version_of_an_image_make_a_reference() {
         for (text, fits) in [
             ("cr.l5d.io/linkerd/proxy", true),
             ("[fd00::1]:5000/proxy@sha256", true),
-            ("edge-26.8.3", true),
-            ("{{ .Values.x }}", false),
-            ("${VERSION}", false),
+            ("Registry.example:5000/a/b_c-d.e", true),
+            ("localhost/proxy", true),
+            ("proxy", true),
+            ("cr.l5d.io/linkerd/proxy:edge-26.8.3@sha256", true),
+            ("cr.l5d.io/Linkerd/proxy", false),
+            ("cr.l5d.io//proxy", false),
+            ("cr.l5d.io/linkerd/proxy/", false),
+            ("cr.l5d.io/linkerd/proxy:edge-26.8.3", false),
             (" proxy", false),
             ("pröxy", false),
         ] {
-            assert_eq!(Form::Image.violation(text).is_none(), fits, "{text:?}");
+            assert_eq!(Form::ImageName.violation(text).is_none(), fits, "{text:?}");
+        }
+        let digest = "0123456789abcdef".repeat(4);
+        for (text, fits) in [
+            ("edge-26.8.3", true),
+            ("_a", true),
+            (&*digest, true),
+            (&*format!("edge-26.8.3@sha256:{digest}"), true),
+            (&*"a".repeat(128), true),
+            (&*"a".repeat(129), false),
+            ("edge-26.8.3@sha256:abc", false),
+            ("a:b", false),
+            ("a/b", false),
+            ("-a", false),
+            ("{{ .Values.x }}", false),
+            ("${VERSION}", false),
+        ] {
+            assert_eq!(Form::ImageVersion.violation(text).is_none(), fits, "{text:?}");
         }
     }
 }

@@ -12,6 +12,8 @@ mod security_context;
 mod tests;
 pub(super) mod variables;
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use self::Breaks::{AllPods, CniPods, InitPods, Nothing, Others};
@@ -41,15 +43,19 @@ const LOG_FORMATS: &[&str] = &["plain", "json"];
 /// The levels that linkerd-init parses.
 const INIT_LOG_LEVELS: &[&str] = &["panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"];
 
-const RULES: [(&[&str], Breaks, Form); 38] = [
+const RULES: [(&[&str], Breaks, Form); 46] = [
+    (&["clusterDomain"], AllPods, Form::DnsName),
     (&["clusterDomain"], Others, Form::Unquoted),
     (&["clusterNetworks"], AllPods, Form::TemplateNetworks),
     (&["debugContainer", "image", "pullPolicy"], Others, Form::OneOf(PULL_POLICIES)),
     (&["identity", "issuer", "clockSkewAllowance"], Others, Form::GoDuration),
     (&["identity", "issuer", "issuanceLifetime"], Others, Form::GoDuration),
+    (&["identityTrustDomain"], AllPods, Form::DnsName),
     (&["identityTrustDomain"], Others, Form::Unquoted),
     (&["imagePullPolicy"], AllPods, Form::OneOf(PULL_POLICIES)),
-    (&["linkerdVersion"], Others, Form::Image),
+    (&["linkerdVersion"], Others, Form::ImageVersion),
+    (&["networkValidator", "connectAddr"], CniPods, Form::Address),
+    (&["networkValidator", "listenAddr"], CniPods, Form::Address),
     (&["networkValidator", "logFormat"], Others, Form::Unquoted),
     (&["networkValidator", "logLevel"], Others, Form::Unquoted),
     (&["networkValidator", "timeout"], CniPods, Form::ProxyDuration),
@@ -58,16 +64,20 @@ const RULES: [(&[&str], Breaks, Form); 38] = [
     (&["proxy", "control", "streams", "initialTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "control", "streams", "lifetime"], AllPods, Form::ProxyDuration),
     (&["proxy", "defaultInboundPolicy"], AllPods, Form::OneOf(POLICIES)),
-    (&["proxy", "image", "name"], AllPods, Form::Image),
+    (&["proxy", "image", "name"], AllPods, Form::ImageName),
     (&["proxy", "image", "name"], Others, Form::Unquoted),
     (&["proxy", "image", "pullPolicy"], AllPods, Form::OneOf(PULL_POLICIES)),
-    (&["proxy", "image", "version"], AllPods, Form::Image),
+    (&["proxy", "image", "version"], AllPods, Form::ImageVersion),
+    (&["proxy", "inbound", "server", "http2", "keepAliveInterval"], AllPods, Form::ProxyDuration),
+    (&["proxy", "inbound", "server", "http2", "keepAliveTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "inboundConnectTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "inboundDiscoveryCacheUnusedTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "logFormat"], Nothing, Form::OneOfInAnyCase(LOG_FORMATS)),
     (&["proxy", "logHTTPHeaders"], AllPods, Form::OneOf(&["off", "insecure"])),
     (&["proxy", "logLevel"], Nothing, Form::LogFilter),
     (&["proxy", "opaquePorts"], AllPods, Form::ProxyPorts),
+    (&["proxy", "outbound", "server", "http2", "keepAliveInterval"], AllPods, Form::ProxyDuration),
+    (&["proxy", "outbound", "server", "http2", "keepAliveTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "outboundConnectTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "outboundDiscoveryCacheUnusedTimeout"], AllPods, Form::ProxyDuration),
     (&["proxy", "requireIdentityOnInboundPorts"], AllPods, Form::ProxyPorts),
@@ -91,7 +101,8 @@ pub(super) fn check(document: &Document, problems: &mut Findings) {
     pod::check_linkerds_limits(&document, problems);
 }
 
-/// Adds the problems with which no Pod that this injector injects can run. A missing key is not among them.
+/// Adds the problems with which no Pod that this injector injects can run. Of the missing keys, only
+/// the domain of the cluster is among them.
 pub(super) fn check_injected(document: &Document, problems: &mut Findings) {
     let document = DocumentView(document);
     let is_cni = document.is_true(&["cniEnabled"]);
@@ -101,6 +112,7 @@ pub(super) fn check_injected(document: &Document, problems: &mut Findings) {
         CniPods => is_cni,
         Others | Nothing => false,
     };
+    needed::check_cluster_domain(&document, problems);
     check_forms(&document, counts, problems);
     pod::check(&document, counts, problems);
 }
@@ -115,12 +127,21 @@ fn check_forms(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, pro
     let mut last: &[&str] = &[];
     for (keys, _, form) in RULES.iter().filter(|(_, breaks, _)| counts(*breaks)) {
         if *keys != last
-            && let Some(Value::String(text)) = document.at(keys)
-            && let Some(reason) = form.violation(text)
+            && let Some(text) = document.at(keys).and_then(|value| text(keys, value))
+            && let Some(reason) = form.violation(&text)
         {
             problems.add(&Path::from(*keys), document.at(keys), reason);
             last = *keys;
         }
+    }
+}
+
+/// Returns the text to check. The parameters of the proxy have no type, so the injector writes any value as a text.
+fn text<'a>(keys: &[&str], value: &'a Value) -> Option<Cow<'a, str>> {
+    match (value, keys) {
+        (Value::String(text), _) => Some(text.into()),
+        (value, ["proxy", "inbound" | "outbound", ..]) => Some(value.to_string().into()),
+        _ => None,
     }
 }
 

@@ -62,9 +62,7 @@ pub(super) fn check(document: &DocumentView<'_>, problems: &mut Findings) {
     if document.is_true(&["proxy", "nativeSidecar"]) && document.is_true(&["proxy", "await"]) {
         require(&["proxy", "startupProbe"], "is missing: the injector requires it if proxy.await is true");
     }
-    if document.is_empty(&["clusterDomain"]) {
-        problems.add(&Path::from(&["clusterDomain"][..]), document.at(&["clusterDomain"]), EMPTY);
-    }
+    check_cluster_domain(document, problems);
     if document.at(&["proxy", "image"]).is_some_and(Value::is_object) {
         let name = ["proxy", "image", "name"];
         if document.is_empty(&name) {
@@ -74,5 +72,11 @@ pub(super) fn check(document: &DocumentView<'_>, problems: &mut Findings) {
         if document.is_empty(&version) && document.is_empty(&fallback) {
             problems.add(&Path::from(&fallback[..]), document.at(&fallback), EMPTY);
         }
+    }
+}
+
+pub(super) fn check_cluster_domain(document: &DocumentView<'_>, problems: &mut Findings) {
+    if document.is_empty(&["clusterDomain"]) {
+        problems.add(&Path::from(&["clusterDomain"][..]), document.at(&["clusterDomain"]), EMPTY);
     }
 }

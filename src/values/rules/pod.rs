@@ -8,7 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Breaks::{self, AllPods, CniPods, InitPods},
-    DocumentView, Findings, Path, security_context,
+    DocumentView, Findings, Path,
+    forms::{is_dns_name, is_host_and_port},
+    security_context,
     variables::unusable_source,
 };
 use crate::api::quantity::Quantity;
@@ -17,9 +19,10 @@ use crate::api::quantity::Quantity;
 const MAX_ID: i64 = i32::MAX as i64;
 const MAX_PORT: i64 = u16::MAX as i64;
 const MAX_SECONDS: i64 = i32::MAX as i64;
+const SERVICE_ACCOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The whole numbers with bounds.
-const NUMBERS: [(&[&str], Breaks, i64, i64); 15] = [
+const NUMBERS: [(&[&str], Breaks, i64, i64); 16] = [
     (&["proxy", "ports", "admin"], AllPods, 1, MAX_PORT),
     (&["proxy", "ports", "control"], AllPods, 1, MAX_PORT),
     (&["proxy", "ports", "inbound"], AllPods, 1, MAX_PORT),
@@ -27,13 +30,15 @@ const NUMBERS: [(&[&str], Breaks, i64, i64); 15] = [
     // A negative group is left out.
     (&["proxy", "gid"], AllPods, i64::MIN, MAX_ID),
     (&["proxy", "uid"], AllPods, 0, MAX_ID),
-    (&["proxy", "livenessProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "livenessProbe", "timeoutSeconds"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "readinessProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "readinessProbe", "timeoutSeconds"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "startupProbe", "failureThreshold"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "startupProbe", "initialDelaySeconds"], AllPods, 0, MAX_SECONDS),
-    (&["proxy", "startupProbe", "periodSeconds"], AllPods, 0, MAX_SECONDS),
+    (&["proxy", "cores"], AllPods, 0, i64::MAX),
+    // The types of these fields say that they are not negative.
+    (&["proxy", "livenessProbe", "initialDelaySeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "livenessProbe", "timeoutSeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "readinessProbe", "initialDelaySeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "readinessProbe", "timeoutSeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "startupProbe", "failureThreshold"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "startupProbe", "initialDelaySeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxy", "startupProbe", "periodSeconds"], AllPods, i64::MIN, MAX_SECONDS),
     (&["proxyInit", "runAsGroup"], InitPods, 0, MAX_ID),
     (&["proxyInit", "runAsUser"], InitPods, 0, MAX_ID),
 ];
@@ -42,6 +47,8 @@ pub(super) fn check(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool
     check_numbers(document, &counts, problems);
     check_resources(document, problems);
     check_together(document, problems);
+    check_workers(document, problems);
+    check_user(document, problems);
     for list in ["additionalEnv", "experimentalEnv"] {
         check_env(document, &["proxy", list], problems);
     }
@@ -84,6 +91,7 @@ fn check_numbers(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, p
         if is_typed && !is_within {
             let reason = match (*least, *most) {
                 (1, MAX_PORT) => "must be a port from 1 to 65535".to_owned(),
+                (0, i64::MAX) => "must not be negative".to_owned(),
                 (i64::MIN, most) => format!("must be at most {most}"),
                 (least, most) => format!("must be from {least} to {most}"),
             };
@@ -139,8 +147,44 @@ fn check_together(document: &DocumentView<'_>, problems: &mut Findings) {
             let keys = [&["proxy", "tracing", "collector"], required].concat();
             if document.is_empty(&keys) {
                 problems.add(&Path::from(&keys[..]), None, "is missing: proxy.tracing.enabled requires it");
+            } else if let Some(value @ Value::String(text)) = document.at(&keys) {
+                let (fits, wanted) = match required {
+                    ["endpoint"] => {
+                        (is_host_and_port(text), "must be a host and a port, such as collector.linkerd:4317")
+                    }
+                    // It is a part of a longer name.
+                    _ => (is_dns_name(&format!("{text}.linkerd")), "must be a name in Kubernetes"),
+                };
+                if !fits {
+                    problems.add(&Path::from(&keys[..]), Some(value), wanted);
+                }
             }
         }
+    }
+}
+
+/// The injector ignores the workers if `proxy.cores` is set.
+fn check_workers(document: &DocumentView<'_>, problems: &mut Findings) {
+    if document.number(&["proxy", "cores"]) != 0 {
+        return;
+    }
+    for key in ["maximum", "maximumCPURatio", "minimum"] {
+        let keys = ["proxy", "runtime", "workers", key];
+        let value = document.at(&keys);
+        if value.and_then(Value::as_f64).is_some_and(|number| number < 0.0) {
+            problems.add(&Path::from(&keys[..]), value, "must not be negative");
+        }
+    }
+}
+
+/// The kubelet does not start a proxy as root, because the injector sets `runAsNonRoot`, unless the values have a
+/// security context.
+fn check_user(document: &DocumentView<'_>, problems: &mut Findings) {
+    let has_context =
+        document.at(&["proxy", "securityContext"]).and_then(Value::as_object).is_some_and(|it| !it.is_empty());
+    let user = document.at(&["proxy", "uid"]);
+    if !has_context && user.and_then(Value::as_i64) == Some(0) {
+        problems.add(&Path::from(&["proxy", "uid"][..]), user, "must not be 0: the proxy must not run as root");
     }
 }
 
@@ -214,6 +258,9 @@ fn check_mount(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findin
     let path = document.at(keys).and_then(Value::as_str).unwrap_or_default();
     if path.is_empty() || path.contains(':') {
         let reason = "must be a path, not empty and without a colon: otherwise the API server rejects the Pods";
+        problems.add(&Path::from(keys), document.at(keys), reason);
+    } else if keys.contains(&"xtMountPath") && path.trim_end_matches('/') == SERVICE_ACCOUNT_PATH {
+        let reason = "must not be the path of the token of the ServiceAccount: linkerd-init gets both mounts";
         problems.add(&Path::from(keys), document.at(keys), reason);
     }
 }

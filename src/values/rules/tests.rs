@@ -30,6 +30,9 @@ fn valid_values_have_no_problem() {
         ("proxy.resources.memory", &[json!({"request": "1Gi", "limit": "1024Mi"}), json!({"limit": "", "request": 5})]),
         ("proxy.resources.ephemeral-storage", &[json!({"request": "1k", "limit": "1Ki"}), json!({"request": "1Ei"})]),
         ("proxy.gid", &[json!(0), json!(2102)]),
+        ("identityTrustDomain", &[json!(""), json!("mesh.example")]),
+        ("networkValidator.connectAddr", &[json!("[fd00::1]:20001")]),
+        ("proxy.inbound.server.http2.keepAliveInterval", &[json!("10s"), json!(0)]),
         (
             "proxy.tracing",
             &[
@@ -88,7 +91,23 @@ fn invalid_values_are_problems() {
         ("clusterDomain", &[json!("")]),
         ("linkerdVersion", &[json!("")]),
         ("proxy.additionalEnv", &[json!([{"name": "A"}, {"value": "b"}])]),
-        ("proxy.tracing.collector.endpoint", &[]),
+        (
+            "clusterDomain",
+            &[json!("a b"), json!("a..b"), json!(" cluster.local "), json!("cluster.local."), json!(null)],
+        ),
+        ("identityTrustDomain", &[json!("a b"), json!("a..b"), json!(" cluster.local ")]),
+        ("proxy.inbound.server.http2.keepAliveInterval", &[json!("x"), json!("10 s"), json!("100"), json!(100)]),
+        ("proxy.outbound.server.http2.keepAliveTimeout", &[json!("x"), json!(100)]),
+        ("proxy.cores", &[json!(-1)]),
+        ("proxy.runtime.workers.minimum", &[json!(-1)]),
+        ("proxy.runtime.workers.maximumCPURatio", &[json!(-0.5)]),
+        ("proxy.uid", &[json!(0)]),
+        ("proxy.startupProbe.initialDelaySeconds", &[json!(-1), json!(3_000_000_000_i64)]),
+        ("networkValidator.connectAddr", &[json!("1.1.1.1"), json!("a b:1")]),
+        ("networkValidator.listenAddr", &[json!(":4140"), json!("0.0.0.0:99999")]),
+        ("proxyInit.xtMountPath.mountPath", &[json!("/var/run/secrets/kubernetes.io/serviceaccount")]),
+        ("proxy.image.name", &[json!("cr.l5d.io/Linkerd/proxy"), json!("cr.l5d.io//proxy")]),
+        ("proxy.image.version", &[json!("a:b"), json!("a/b")]),
     ] {
         for value in values {
             assert_eq!(paths(&[(at, value.clone())]), [at], "{at}: {value}");
@@ -107,6 +126,12 @@ fn invalid_values_are_problems() {
         "proxy.tracing.collector.meshIdentity.serviceAccountName",
     ];
     assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), missing);
+    let identity = json!({"namespace": "a", "serviceAccountName": "b"});
+    for endpoint in ["a b:4317", "a", "a:", "a:99999"] {
+        let collector = json!({"endpoint": endpoint, "meshIdentity": identity});
+        let changes = [("proxy.tracing.enabled", json!(true)), ("proxy.tracing.collector", collector)];
+        assert_eq!(paths(&changes), ["proxy.tracing.collector.endpoint"], "{endpoint}");
+    }
 }
 
 #[test]

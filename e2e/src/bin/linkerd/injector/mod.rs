@@ -159,7 +159,8 @@ async fn take_steps(controller: &Path, documents: &[InstallerDocument], steps: &
 async fn denied(scene: &Scene, steps: &mut Steps) -> Result<()> {
     let divisor = json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "all"}});
     steps.begin();
-    scene.change(json!({"values": {"proxy": {"additionalEnv": [{"name": "CORES", "valueFrom": divisor}]}}})).await?;
+    let variables = json!([{"name": "CORES", "valueFrom": divisor}]);
+    scene.change(json!({"values": {"destinationController": {"additionalEnv": variables}}})).await?;
     let rolled_back = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
     let status = scene.reaches(&rolled_back).await?;
     let text = message(&status, "InjectorSynced");
