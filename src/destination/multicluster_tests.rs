@@ -231,7 +231,10 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
         drop(clients);
         assert_eq!(rig.views.endpoints.index().count(), 0, "a view is removed with its last stream");
     }
-    assert!(of_remotes * 100 > answered, "too few answers have endpoints of other clusters: {of_remotes} of {answered}");
+    assert!(
+        of_remotes * 100 > answered,
+        "too few answers have endpoints of other clusters: {of_remotes} of {answered}"
+    );
 }
 
 const PATH: &str = "web.ns.svc.mycluster.local:80";

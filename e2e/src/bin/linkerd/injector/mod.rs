@@ -160,7 +160,7 @@ async fn denied(scene: &Scene, steps: &mut Steps) -> Result<()> {
     let divisor = json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "all"}});
     steps.begin();
     let variables = json!([{"name": "CORES", "valueFrom": divisor}]);
-    scene.change(json!({"values": {"destinationController": {"additionalEnv": variables}}})).await?;
+    scene.change(json!({"values": {"identity": {"additionalEnv": variables}}})).await?;
     let rolled_back = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
     let status = scene.reaches(&rolled_back).await?;
     let text = message(&status, "InjectorSynced");
