@@ -129,7 +129,7 @@ mod tests {
         let selector = r#"{"matchLabels": {"canary": "yes"}}"#;
         let without_mode = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
         for (bad, why) in [
-            (texts("proxy: {}", selector), "lack a field that the injector requires"),
+            (texts("{clusterDomain: a, proxy: {}}", selector), "lack a field that the injector requires"),
             (texts(&without_mode, selector), "must be one of nft, legacy"),
             (texts(INSTALLED, "{}"), "its selector of namespaces is empty"),
             (texts(INSTALLED, "["), "its selector of namespaces is invalid"),
