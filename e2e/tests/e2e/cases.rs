@@ -13,6 +13,9 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 /// The number of concurrent requests.
 const REQUESTS: usize = 64;
+/// The number of requests on a connection. The server closes one with about a thousand streams that are reset right after
+/// their first message, as the streams of this test are.
+const REQUESTS_OF_A_CONNECTION: usize = 250;
 
 /// A manager that is ready has read all objects, so the first answer to each request is final.
 #[tokio::test]
@@ -34,10 +37,12 @@ async fn the_server_gives_the_expected_answer_to_every_case_over_the_wire() -> R
         let args = [&only_discovery, flags].concat();
         let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
         manager.ready(SOON).await?;
-        let discovery = manager.discovery().await?;
-        let checks = cases.into_iter().map(|case| check(&discovery, case));
-        let differences: Vec<Option<String>> = stream::iter(checks).buffered(REQUESTS).try_collect().await?;
-        failed.extend(differences.into_iter().flatten());
+        for cases in cases.chunks(REQUESTS_OF_A_CONNECTION) {
+            let discovery = manager.discovery().await?;
+            let checks = cases.iter().map(|case| check(&discovery, case));
+            let differences: Vec<Option<String>> = stream::iter(checks).buffered(REQUESTS).try_collect().await?;
+            failed.extend(differences.into_iter().flatten());
+        }
     }
     ensure!(failed.is_empty(), "{} of {} cases:\n{}", failed.len(), cases.len(), failed.join("\n"));
     Ok(())
