@@ -132,7 +132,7 @@ impl ClientOrigin {
         if let Some(error) = find::<AuthError>(&*error) {
             return ExplainedError(credentials(error, self.plugin.as_ref())).into();
         }
-        // A signature is bad if the authority has been made anew with the same name, as kubeadm's have.
+        // Verification reports a bad signature if the authority was created again with the same name, such as kubeadm's.
         let is_unknown = |error: &rustls::Error| {
             [CertificateError::UnknownIssuer, CertificateError::BadSignature]
                 .into_iter()

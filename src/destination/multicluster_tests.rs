@@ -138,6 +138,9 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
         }
         let mut worlds = ["east", "north"].map(|name| (name, World::new(seed + 7 + name.len() as u64).unwrap()));
         let mut others: BTreeMap<&str, Other> = BTreeMap::new();
+        let east = Other::new(&rig, "east");
+        east.link(&rig);
+        others.insert("east", east);
         let mut clients: Vec<Client<Get>> = world.requests().into_iter().map(Client::new).collect();
         for round in 0..10 {
             for _ in 0..dice.random_range(1..80) {
@@ -231,10 +234,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
         drop(clients);
         assert_eq!(rig.views.endpoints.index().count(), 0, "a view is removed with its last stream");
     }
-    assert!(
-        of_remotes * 100 > answered,
-        "too few answers have endpoints of other clusters: {of_remotes} of {answered}"
-    );
+    assert!(of_remotes * 50 > answered, "too few answers have endpoints of other clusters: {of_remotes} of {answered}");
 }
 
 const PATH: &str = "web.ns.svc.mycluster.local:80";

@@ -38,7 +38,7 @@ struct ConditionPlace {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EnclosingList {
-    /// There is none, so that the route has no condition.
+    /// The condition is in no list. Without it, the route has no condition.
     Absent,
     All,
     Any,

@@ -31,7 +31,7 @@ async fn cluster(policy: &str) -> Result<(Arc<Cluster>, [Replica; 2])> {
     Ok((Arc::new(cluster), replicas))
 }
 
-/// Creates Pods at once, and returns the errors of those that were refused or have no proxy.
+/// Creates this number of Pods concurrently. Returns an error for each Pod that was refused or has no proxy.
 async fn burst(cluster: &Arc<Cluster>, count: usize) -> Result<Vec<String>> {
     let mut pods = JoinSet::new();
     for _ in 0..count {
