@@ -8,17 +8,19 @@
 
 use std::{
     convert::Infallible,
+    future::pending,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use rustls::{ServerConfig, crypto::ring, server::NoServerSessionStorage, version};
 use tokio::{
     io::{self, AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    sync::mpsc,
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -28,7 +30,7 @@ use tracing::debug;
 use super::{
     certificate::ServingCertificate,
     connections::OpenConnection,
-    requests::{Requests, closing},
+    requests::{Requests, WebhookAnswer, closing},
     server::Limits,
 };
 
@@ -104,11 +106,17 @@ impl ConnectionServer {
         connection: &Arc<OpenConnection>,
     ) -> hyper::Result<()> {
         connection.established();
+        // One place, because the request with such a body is the last one of its connection.
+        let (unread_bodies, unread_body) = mpsc::channel(1);
         let service = service_fn(|request| {
-            let (server, connection) = (Arc::clone(self), Arc::clone(connection));
+            let (server, connection, unread_bodies) = (Arc::clone(self), Arc::clone(connection), unread_bodies.clone());
             async move {
-                let response = server.requests.answer(request, &connection).await;
+                let WebhookAnswer { response, unread } = server.requests.answer(request, &connection).await;
                 connection.answered();
+                if let Some(body) = unread {
+                    // If this fails, the body is dropped, which ends the connection.
+                    _ = unread_bodies.try_send(body);
+                }
                 let is_last = server.leaving.is_cancelled();
                 Ok::<_, Infallible>(if is_last { closing(response) } else { response })
             }
@@ -120,11 +128,20 @@ impl ConnectionServer {
         let mut served = pin!(served);
         tokio::select! {
             ended = &mut served => return ended,
+            () = self.discard(unread_body) => {}
             () = connection.overdue(&self.limits) => {}
             () = self.stop.cancelled() => {}
         }
         served.as_mut().graceful_shutdown();
         timeout(self.limits.drain_time, served).await.unwrap_or(Ok(()))
+    }
+
+    /// Reads a body of which hyper writes the answer meanwhile. Without such a body, waits forever.
+    async fn discard(&self, mut unread: mpsc::Receiver<Incoming>) {
+        match unread.recv().await {
+            Some(body) => self.requests.discard(body).await,
+            None => pending().await,
+        }
     }
 }
 
@@ -222,9 +239,33 @@ mod tests {
         let mut client = http1(running.connect("http/1.1").await).await;
         let (longest, too_long) = (vec![0; 10_485_760], vec![0; 10_485_761]);
         let accepted = (StatusCode::OK, "/ 10485760".to_owned());
-        let refused = (StatusCode::INTERNAL_SERVER_ERROR, "limit reached while reading: 10485760".to_owned());
+        let refused = (StatusCode::PAYLOAD_TOO_LARGE, "limit reached while reading: 10485760".to_owned());
         assert_eq!(answer(client.send_request(request("/", longest))).await, accepted);
         assert_eq!(answer(client.send_request(request("/", too_long))).await, refused);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_too_long_is_answered_before_it_arrives_and_then_ends_its_connection() {
+        const BODY: usize = 4 << 20;
+        let limits = Limits { body: BODY - 1, body_time: Duration::from_secs(3600), ..Limits::DEFAULT };
+        let running = Running::start(limits).await;
+        let mut stream = running.connect("http/1.1").await;
+        let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {BODY}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let expected = format!("limit reached while reading: {}", BODY - 1);
+        let mut answer = String::new();
+        while !answer.ends_with(&expected) {
+            let mut part = [0; 1024];
+            let length = timeout(SOON, stream.read(&mut part)).await.unwrap().unwrap();
+            assert!(length > 0, "{answer}");
+            answer.push_str(std::str::from_utf8(&part[..length]).unwrap());
+        }
+        assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("connection: close"), "{answer}");
+        // Many clients read the answer only now.
+        timeout(SOON, stream.write_all(&vec![b'x'; BODY])).await.unwrap().unwrap();
+        timeout(SOON, stream.flush()).await.unwrap().unwrap();
+        assert_eq!(timeout(SOON, stream.read(&mut [0; 1])).await.unwrap().unwrap(), 0);
+        assert_eq!(running.script.calls(), 0);
     }
 
     #[tokio::test]

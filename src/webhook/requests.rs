@@ -2,8 +2,8 @@
 //!
 //! In: a request. Out: an answer, always. Always holds: all bodies together, with what the handler decodes from them, take
 //! at most the memory of [`Limits::bodies`]; a client that sends slowly does not keep that memory from others; reading a
-//! body and the handler have deadlines; the handler is called with a complete body that is not empty; a panic of the
-//! handler is an answer.
+//! body and the handler have deadlines; the handler is called with a complete body that is not empty; a body that is too
+//! long is answered before it is read; a panic of the handler is an answer.
 
 use std::{error::Error, pin::pin, sync::Arc};
 
@@ -36,6 +36,13 @@ pub(super) struct Requests {
     limits: Limits,
 }
 
+/// The answer to a request.
+pub(super) struct WebhookAnswer<B> {
+    pub(super) response: Response<Full<Bytes>>,
+    /// A body that is too long, of which the rest has not been read. The answer is the last one of its connection.
+    pub(super) unread: Option<B>,
+}
+
 /// The reason why a request has no usable body.
 enum BodyError {
     TooLong,
@@ -55,14 +62,17 @@ impl Requests {
     }
 
     /// Answers one request.
-    pub(super) async fn answer<B>(&self, request: Request<B>, connection: &OpenConnection) -> Response<Full<Bytes>>
+    pub(super) async fn answer<B>(&self, request: Request<B>, connection: &OpenConnection) -> WebhookAnswer<B>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let path = request.uri().path().to_owned();
         // The headers are dropped here, because the body can take a long time.
-        match self.read(request.into_body(), connection).await {
+        let mut body = request.into_body();
+        let read = self.read(&mut body, connection).await;
+        let unread = matches!(read, Err(BodyError::TooLong)).then_some(body);
+        let response = match read {
             Ok((body, _)) if body.is_empty() => {
                 debug!(path, "a webhook request has no body");
                 Response::default()
@@ -71,7 +81,7 @@ impl Requests {
             Ok((body, _memory)) => self.handle(path, body).await,
             Err(BodyError::TooLong) => {
                 let limit = format!("limit reached while reading: {}", self.limits.body);
-                text(StatusCode::INTERNAL_SERVER_ERROR, limit)
+                closing(text(StatusCode::PAYLOAD_TOO_LARGE, limit))
             }
             Err(BodyError::TooManyValues) => {
                 debug!(path, "the body of a webhook request has too many values");
@@ -89,7 +99,8 @@ impl Requests {
                 debug!(path, error, "the body of a webhook request is incomplete");
                 text(StatusCode::BAD_REQUEST, "the body is incomplete")
             }
-        }
+        };
+        WebhookAnswer { response, unread }
     }
 
     async fn handle(&self, path: String, body: Bytes) -> Response<Full<Bytes>> {
@@ -112,7 +123,7 @@ impl Requests {
     /// Returns the whole body and its share of the memory of bodies.
     async fn read<B>(
         &self,
-        mut body: B,
+        body: &mut B,
         connection: &OpenConnection,
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
     where
@@ -125,14 +136,9 @@ impl Requests {
         }
         let expected = declared.unwrap_or(self.limits.body);
         if expected > self.limits.body {
-            self.discard(&mut body).await;
             return Err(BodyError::TooLong);
         }
-        let read = self.collect(&mut body, expected, connection).await;
-        if matches!(read, Err(BodyError::TooLong)) {
-            self.discard(&mut body).await;
-        }
-        read
+        self.collect(body, expected, connection).await
     }
 
     /// Copies the body into one buffer. Frames are not kept, because a frame of one byte takes much more memory than that.
@@ -205,9 +211,9 @@ impl Requests {
         Ok(())
     }
 
-    /// Reads more of a body that is too long. Many HTTP/1 clients read the answer only after they have sent the body,
-    /// and do not receive it if the connection is closed before.
-    async fn discard<B: Body<Data = Bytes> + Unpin>(&self, body: &mut B) {
+    /// Reads more of a body that has been answered. Many HTTP/1 clients read the answer only after they have sent the
+    /// body, and do not receive it if the connection is closed before.
+    pub(super) async fn discard<B: Body<Data = Bytes> + Unpin>(&self, mut body: B) {
         let read = async {
             let mut length = 0;
             while length <= self.limits.body
@@ -216,7 +222,7 @@ impl Requests {
                 length += frame.data_ref().map_or(0, Bytes::len);
             }
         };
-        // The answer is the same when the time has passed.
+        // The connection ends in either case.
         let _ = timeout(self.limits.body_time, read).await;
     }
 }
@@ -284,7 +290,7 @@ mod tests {
         B: Body<Data = Bytes, Error = Infallible> + Unpin,
     {
         let request = Request::builder().uri(path).body(body).unwrap();
-        let response = requests.answer(request, &connection(&connections(), 1).await).await;
+        let response = requests.answer(request, &connection(&connections(), 1).await).await.response;
         let (head, body) = response.into_parts();
         (head.status, String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap())
     }
@@ -302,13 +308,27 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_of_the_limit_is_accepted_and_one_more_byte_is_not() {
         let (requests, script) = requests();
-        let too_long = (StatusCode::INTERNAL_SERVER_ERROR, "limit reached while reading: 4096".to_owned());
+        let too_long = (StatusCode::PAYLOAD_TOO_LARGE, "limit reached while reading: 4096".to_owned());
         assert_eq!(answer(&requests, "/a", full(4096)).await, (StatusCode::OK, "/a 4096".to_owned()));
         assert_eq!(answer(&requests, "/a", chunked(64, 64)).await, (StatusCode::OK, "/a 4096".to_owned()));
         assert_eq!(answer(&requests, "/a", full(4097)).await, too_long);
         assert_eq!(answer(&requests, "/a", chunked(4097, 1)).await, too_long);
         assert_eq!(script.calls(), 2);
         assert_eq!(requests.bodies.available_permits(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_too_long_is_answered_before_its_end() {
+        let ((requests, script), begun) = (requests(), Instant::now());
+        let first = stream::once(async { Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; 4097]))) });
+        let body = StreamBody::new(Box::pin(first.chain(stream::pending())));
+        let WebhookAnswer { response, unread } =
+            requests.answer(Request::new(body), &connection(&connections(), 1).await).await;
+        assert_eq!((response.status(), begun.elapsed()), (StatusCode::PAYLOAD_TOO_LARGE, Duration::ZERO));
+        assert_eq!(response.headers()["connection"], "close");
+        assert_eq!((script.calls(), requests.bodies.available_permits()), (0, 8));
+        requests.discard(unread.unwrap()).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]
@@ -390,7 +410,7 @@ mod tests {
         assert_eq!(requests.bodies.available_permits(), 0);
         let (begun, own) = (Instant::now(), connection(&connections, 2).await);
         let request = Request::builder().uri("/a").body(full(1)).unwrap();
-        assert_eq!(requests.answer(request, &own).await.status(), StatusCode::OK);
+        assert_eq!(requests.answer(request, &own).await.response.status(), StatusCode::OK);
         assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
     }
 
@@ -398,7 +418,7 @@ mod tests {
     async fn a_body_without_end_returns_its_memory_and_ends_the_connection() {
         let (requests, _) = requests();
         let endless: StreamBody<_> = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let response = requests.answer(Request::new(endless), &connection(&connections(), 1).await).await;
+        let response = requests.answer(Request::new(endless), &connection(&connections(), 1).await).await.response;
         assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
         assert_eq!(response.headers()["connection"], "close");
         assert_eq!(requests.bodies.available_permits(), 8);

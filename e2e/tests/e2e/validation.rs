@@ -261,7 +261,7 @@ async fn the_operator_in_place_of_linkerds_sp_validator_needs_no_api_server() ->
     let invalid = (StatusCode::BAD_REQUEST, "invalid admission review request".into());
     assert_eq!(post("{}".to_owned()).await?, invalid);
     let limit = "limit reached while reading: 10485760";
-    assert_eq!(post("x".repeat(10_485_761)).await?, (StatusCode::INTERNAL_SERVER_ERROR, limit.into()));
+    assert_eq!(post("x".repeat(10_485_761)).await?, (StatusCode::PAYLOAD_TOO_LARGE, limit.into()));
     let (_, body) =
         post(r#"{"kind": "AdmissionReview", "request": {"uid": "u", "operation": "DELETE"}}"#.to_owned()).await?;
     let review: Value = serde_json::from_slice(&body)?;
