@@ -11,6 +11,7 @@
 
 mod decode;
 mod drop_in;
+mod path_regex;
 mod rules;
 mod shape;
 mod validator;

@@ -7,12 +7,13 @@
 
 use std::time::Duration;
 
-use regex_syntax::{
-    Parser,
-    ast::{self, AssertionKind, Ast},
-};
+use regex_syntax::ast::{AssertionKind, Ast};
 
-use super::{decode::DecodedProfile, rules::is_label};
+use super::{
+    decode::DecodedProfile,
+    path_regex::{CompileBudget, PathRegex},
+    rules::is_label,
+};
 use crate::{
     api::{RequestMatchSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, go_duration},
     webhook::review::MAX_WARNINGS,
@@ -49,11 +50,13 @@ struct Warner {
     warnings: Vec<String>,
     /// How many bytes of regular expressions may still be checked.
     regex_bytes: usize,
+    compile_budget: CompileBudget,
 }
 
 /// Returns the warnings about a profile. Without the domain of the cluster, every domain is accepted.
 pub(super) fn warnings(profile: &DecodedProfile, cluster_domain: Option<&str>) -> Vec<String> {
-    let mut warner = Warner { warnings: Vec::new(), regex_bytes: ALL_REGEXES };
+    let mut warner =
+        Warner { warnings: Vec::new(), regex_bytes: ALL_REGEXES, compile_budget: CompileBudget::default() };
     warner.name(profile, cluster_domain);
     if let Some(budget) = &profile.spec.retry_budget {
         warner.retry_budget(budget);
@@ -152,15 +155,21 @@ impl Warner {
         }
         if !regex.is_empty() && regex.len() <= LONGEST_REGEX.min(self.regex_bytes) {
             self.regex_bytes -= regex.len();
-            match parsed(regex) {
+            match PathRegex::parse(regex) {
                 Err(reason) => {
                     let problem = format!("the pathRegex {} is not valid: {reason}", quoted(regex));
                     self.unusable(&problem, place, route, is_retryable);
                 }
-                Ok(Ast::Alternation(ref of)) if !of.asts.iter().all(is_anchored) => self.warn(format!(
-                    "route {route}: the pathRegex {} is anchored at one end of each alternative only: write (…|…)",
-                    quoted(regex)
-                )),
+                Ok(parsed) if parsed.is_too_large(&mut self.compile_budget) => {
+                    let problem = format!("the pathRegex {} is too large: it needs more than 10 MiB", quoted(regex));
+                    self.unusable(&problem, place, route, is_retryable);
+                }
+                Ok(PathRegex { ast: Ast::Alternation(ref of), .. }) if !of.asts.iter().all(is_anchored) => {
+                    self.warn(format!(
+                        "route {route}: the pathRegex {} is anchored at one end of each alternative only: write (…|…)",
+                        quoted(regex)
+                    ));
+                }
                 Ok(_) => {}
             }
         }
@@ -189,20 +198,6 @@ impl Warner {
         };
         self.warn(format!("route {route}: {effect}: {problem}"));
     }
-}
-
-/// Parses a regular expression like linkerd2-proxy, which anchors it at both ends.
-fn parsed(regex: &str) -> Result<Ast, String> {
-    let regex = regex.trim();
-    let head = if regex.starts_with('^') { "" } else { "^" };
-    let tail = if regex.ends_with('$') { "" } else { "$" };
-    let anchored = format!("{head}{regex}{tail}");
-    Parser::new().parse(&anchored).map_err(|error| match error {
-        regex_syntax::Error::Parse(error) => error.kind().to_string(),
-        regex_syntax::Error::Translate(error) => error.kind().to_string(),
-        error => error.to_string(),
-    })?;
-    ast::parse::Parser::new().parse(&anchored).map_err(|error| error.kind().to_string())
 }
 
 /// Whether an expression begins with `^` and ends with `$`.

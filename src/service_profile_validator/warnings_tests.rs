@@ -77,6 +77,34 @@ fn regular_expressions_are_those_of_the_proxy() {
     assert_eq!(half, [expected]);
 }
 
+/// The limit is that of the regex crate for a compiled expression: 10 MiB.
+#[test]
+fn a_regular_expression_that_is_too_large_has_the_consequence_of_its_place() {
+    let large = "the pathRegex \"(a{1000}){1000}\" is too large: it needs more than 10 MiB";
+    let bad = json!({"pathRegex": "(a{1000}){1000}"});
+    assert_eq!(of_route(&bad, false), [format!("route \"r\": proxies ignore the route: {large}")]);
+    let more = "proxies ignore this condition, so the route matches more requests, and they are retried";
+    assert_eq!(of_route(&json!({"all": [{"method": "GET"}, bad]}), true), [format!("route \"r\": {more}: {large}")]);
+    for (regex, is_too_large) in [
+        ("a{5000000}", true),
+        ("(((a{100}){100}){100}){100}", true),
+        ("\\w{300}", true),
+        ("[a-z]{1000}|(\\w{250})", true),
+        ("(a{1000}){300}", false),
+        ("(a{1000}){160}", false),
+        ("\\w{100}", false),
+        ("[^/]{1000}", false),
+        ("(((((?:){1000}){1000}){1000}){1000}", false),
+    ] {
+        let warnings = of_route(&json!({ "pathRegex": regex }), false);
+        assert_eq!(
+            warnings.iter().any(|it| it.ends_with(" is too large: it needs more than 10 MiB")),
+            is_too_large,
+            "{regex}: {warnings:?}"
+        );
+    }
+}
+
 #[test]
 fn a_method_that_is_none_is_an_unusable_condition() {
     let expected = "route \"r\": proxies ignore the route: the method \"GE T\" is not valid";
@@ -169,7 +197,13 @@ fn warnings_are_few_and_short_and_the_work_is_bounded() {
     let warnings = of_spec(&json!({"routes": vec![route; 1000]}));
     assert_eq!(warnings.len(), 10);
     assert!(warnings.iter().all(|warning| warning.len() <= 250 && !warning.contains('\u{1b}')), "{warnings:?}");
-    // Each of these classes takes some KiB.
-    let classes = json!({"name": "r", "condition": {"pathRegex": "\\w".repeat(500)}});
-    assert_eq!(of_spec(&json!({"routes": vec![classes; 10_000]})), Vec::<String>::new());
+    // Each of these classes takes some KiB, and 50 KiB when it is compiled.
+    let classes = |number: usize| json!({"name": "r", "condition": {"pathRegex": "\\w".repeat(number)}});
+    assert_eq!(of_spec(&json!({"routes": vec![classes(40); 10_000]})), Vec::<String>::new());
+    let warnings = of_spec(&json!({"routes": vec![classes(500); 10_000]}));
+    assert_eq!(warnings.len(), 2, "only two are compiled: {warnings:?}");
+    assert!(
+        warnings.iter().all(|warning| warning.ends_with("is too large: it needs more than 10 MiB")),
+        "{warnings:?}"
+    );
 }

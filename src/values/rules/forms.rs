@@ -94,7 +94,7 @@ impl Form {
                 (text.parse::<SocketAddr>().is_ok(), "an IP address and a port, such as 0.0.0.0:4140".to_owned())
             }
             Self::LogFilter => (
-                text.len() > LONGEST_LOG_FILTER || EnvFilter::builder().parse(text).is_ok(),
+                text.len() > LONGEST_LOG_FILTER || EnvFilter::builder().with_regex(false).parse(text).is_ok(),
                 "a filter such as warn,linkerd=info: the proxy ignores a directive that it cannot parse".to_owned(),
             ),
             Self::Unquoted => {
@@ -220,8 +220,15 @@ mod tests {
     #[test]
     fn a_filter_of_the_log_is_parsed_as_the_proxy_parses_it() {
         let fits = |text: &str| Form::LogFilter.violation(text).is_none();
-        for text in ["warn,linkerd=info", "off", "debug", "warn,linkerd=info,hickory=error", "linkerd_app[{a=1}]=debug"]
-        {
+        for text in [
+            "warn,linkerd=info",
+            "off",
+            "debug",
+            "warn,linkerd=info,hickory=error",
+            "linkerd_app[{a=1}]=debug",
+            // The value of a field is no regular expression.
+            "linkerd_app[{a=(}]=debug",
+        ] {
             assert!(fits(text), "{text}");
         }
         for text in ["warn,linkerd=inf", "warn,linkerd=inf o", "a=b=c"] {
