@@ -1,12 +1,17 @@
 //! The values that Linkerd's control plane reads from its own flags, and not from the ConfigMap. Pure.
 //!
-//! In: the installer's document, the document that proxies get. Out: the paths at which they differ.
+//! In: the installer's document, the document that proxies get. Out: the paths at which they differ. In: a part of a
+//! document. Out: the paths that no proxy gets.
 //! Always holds: an installer renders the flags and its document from the same values, so the control plane uses the
 //! values of the installer's document.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::{Document, Path};
+use super::{
+    Document, Path,
+    model::{GoStruct, IdentityValues, ProxyContainerValues, ProxyInitValues, ProxyValues},
+    unknown_keys::OF_CHART,
+};
 
 const TRUST_DOMAIN: &[&str] = &["identityTrustDomain"];
 const CLUSTER_DOMAIN: &[&str] = &["clusterDomain"];
@@ -24,6 +29,30 @@ const FLAGS: [&[&str]; 6] = [
 pub fn control_plane_mismatch(installed: &Document, proxies: &Document) -> Vec<Path> {
     let differs = |keys: &&[&str]| value(installed, keys) != value(proxies, keys);
     FLAGS.into_iter().filter(differs).map(Path::from).collect()
+}
+
+/// Returns the topmost keys of a patch that only the installer reads, to render the control plane, sorted. A null removes a
+/// key and is not among them.
+pub fn control_plane_keys(patch: &Map<String, Value>) -> Vec<Path> {
+    let mut found = Vec::new();
+    for (key, value) in patch.iter().filter(|(_, value)| !value.is_null()) {
+        let top = Path::default().with(key);
+        if ProxyValues::CONTROL_PLANE.contains(&key.as_str()) || OF_CHART.contains(&key.as_str()) {
+            found.push(top);
+            continue;
+        }
+        let is_of_control_plane = |below: &str| match key.as_str() {
+            // Its unknown keys belong to the control plane, too.
+            "identity" => !IdentityValues::INJECTED.contains(&below),
+            "proxy" => ProxyContainerValues::CONTROL_PLANE.contains(&below),
+            "proxyInit" => ProxyInitValues::CONTROL_PLANE.contains(&below),
+            _ => false,
+        };
+        let below = value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+        found.extend(below.filter(|(below, _)| is_of_control_plane(below)).map(|(below, _)| top.with(below)));
+    }
+    found.sort();
+    found
 }
 
 /// Returns a value as Linkerd uses it: a zero is the same as an absent value, and the trust domain is by default the
@@ -71,5 +100,23 @@ mod tests {
         assert_eq!(between(json!({"clusterDomain": "a", "identityTrustDomain": ""}), explicit), [""; 0]);
         let moved = json!({"clusterDomain": "b"});
         assert_eq!(between(json!({"clusterDomain": "a"}), moved), ["clusterDomain", "identityTrustDomain"]);
+    }
+
+    #[test]
+    fn a_key_that_no_proxy_gets_is_found_and_one_that_a_proxy_gets_is_not() {
+        let found = |patch: Value| {
+            let keys = control_plane_keys(patch.as_object().unwrap());
+            keys.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let installed = Document::parse(include_str!("testdata/installed.yaml")).unwrap();
+        let injected = found(Value::Object(installed.injection_subset().as_map().clone()));
+        assert_eq!(injected, [""; 0]);
+        let both = json!({"clusterDomain": "a", "proxy": {"defaultInboundPolicy": "deny"}, "tolerations": null});
+        assert_eq!(found(both), [""; 0], "the control plane and proxies");
+        let patch = json!({
+            "identity": {"issuer": {}, "new": 1, "kubeAPI": null, "serviceAccountTokenProjection": true},
+            "tolerations": [], "runtimeClassName": "a", "spValidator": {"a": {"b": 1}}, "new": 1,
+        });
+        assert_eq!(found(patch), ["identity.issuer", "identity.new", "runtimeClassName", "spValidator", "tolerations"]);
     }
 }

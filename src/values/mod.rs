@@ -42,7 +42,7 @@ pub(crate) use rules::{
     variables::unusable_source,
 };
 pub use {
-    control_plane::control_plane_mismatch,
+    control_plane::{control_plane_keys, control_plane_mismatch},
     hash::Hash,
     injection_hash_lines::without_injection_hash_lines,
     injection_hashes::InjectionHashes,

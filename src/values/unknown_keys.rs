@@ -16,7 +16,7 @@ use super::{
 pub const MODEL_VERSION: &str = "edge-26.8.3";
 
 /// The keys of the chart that Linkerd's Go types do not have. Parts of the control plane have further ones.
-const OF_CHART: [&str; 4] = ["commonLabels", "enablePprof", "kubeAPI", "runtimeClassName"];
+pub(super) const OF_CHART: [&str; 4] = ["commonLabels", "enablePprof", "kubeAPI", "runtimeClassName"];
 
 /// Returns the topmost unknown keys of a patch, sorted, except those below parts that only the chart reads. A null removes
 /// a key and is not among them.

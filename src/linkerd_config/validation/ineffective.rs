@@ -9,7 +9,7 @@ use crate::{
     api::{TRUST_ROOTS, linkerd_config::LinkerdConfigSpec},
     linkerd_config::overlay::Overlay,
     text::and_more,
-    values::{Document, MODEL_VERSION, UnusableTrustBundle, shown, unknown_keys},
+    values::{Document, MODEL_VERSION, UnusableTrustBundle, control_plane_keys, shown, unknown_keys},
 };
 
 /// The maximum number of paths in one sentence.
@@ -25,6 +25,14 @@ pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec
         let keys = and_more(unknown.iter().take(MAX_SHOWN), unknown.len(), ", ");
         found.push(format!(
             "spec.values has keys that Linkerd does not have up to {MODEL_VERSION}, so no Pod gets them: {keys}"
+        ));
+    }
+    let control_plane = spec.values.as_ref().map(control_plane_keys).unwrap_or_default();
+    if !control_plane.is_empty() {
+        let keys = and_more(control_plane.iter().take(MAX_SHOWN), control_plane.len(), ", ");
+        found.push(format!(
+            "spec.values has keys that only the installer of Linkerd reads, for the control plane, so no Pod gets them: \
+             {keys}: set them there"
         ));
     }
     if let Ok(overlay) = Overlay::new(spec, None, None) {
@@ -75,6 +83,20 @@ mod tests {
                 json!({"proxy": {"resources": {"requests": {"cpu": "1"}}, "ignoreOutboundPorts": "443"}}),
                 TRUST_ANCHORS,
                 Some("so no Pod gets them: proxy.ignoreOutboundPorts, proxy.resources.requests"),
+            ),
+            (
+                json!({
+                    "controllerReplicas": 3, "heartbeatSchedule": null, "kubeAPI": {"clientQPS": 1},
+                    "policyController": {"logLevel": "debug"}, "proxy": {"outboundTransportMode": "x", "cores": 2},
+                    "identity": {"issuer": {"scheme": "x"}, "serviceAccountTokenProjection": true},
+                    "proxyInit": {"resources": {"cpu": {"limit": "1"}}, "kubeAPIServerPorts": "443"},
+                }),
+                TRUST_ANCHORS,
+                Some(
+                    "spec.values has keys that only the installer of Linkerd reads, for the control plane, so no Pod gets \
+                     them: controllerReplicas, identity.issuer, kubeAPI, policyController, proxy.outboundTransportMode, \
+                     proxyInit.kubeAPIServerPorts, proxyInit.resources: set them there",
+                ),
             ),
             (
                 json!({"proxy": {"accessLog": "combined"}}),
