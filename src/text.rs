@@ -1,5 +1,6 @@
-//! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits.
+//! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits, suggestions.
 
+pub mod suggestion;
 pub mod table;
 
 use std::{

@@ -52,7 +52,7 @@ pub use {
     problems::{Problem, patch_problems},
     redact::{shown, visible},
     trust_bundle::UnusableTrustBundle,
-    unknown_keys::{MODEL_VERSION, unknown_keys},
+    unknown_keys::{MODEL_VERSION, meant_key, unknown_keys},
 };
 
 /// The maximum length of a document's text, in bytes.

@@ -1,8 +1,8 @@
 //! The keys that Linkerd does not have. Pure.
 //!
-//! In: a part of a document. Out: the paths of keys that Linkerd's Go types do not have. Always holds: such a key is kept
-//! in the document, because a newer Linkerd may have it; it counts as part of an injection only for versions that the
-//! model does not know.
+//! In: a part of a document. Out: the paths of keys that Linkerd's Go types do not have, and those that may be meant.
+//! Always holds: such a key is kept in the document, because a newer Linkerd may have it; it counts as part of an injection
+//! only for versions that the model does not know.
 
 use serde_json::{Map, Value};
 
@@ -11,6 +11,7 @@ use super::{
     canonical::field,
     model::{GoStruct, GoType, ProxyValues, VALUES},
 };
+use crate::text::suggestion::meant_path;
 
 /// The version of Linkerd whose types the model has.
 pub const MODEL_VERSION: &str = "edge-26.8.3";
@@ -34,6 +35,27 @@ pub fn unknown_keys(patch: &Map<String, Value>) -> Vec<Path> {
     }
     found.sort();
     found
+}
+
+/// Returns the path that an unknown one may stand for.
+pub fn meant_key(unknown: &Path) -> Option<String> {
+    let mut known = Vec::new();
+    known_paths(&Path::default(), &VALUES, &mut known);
+    meant_path(&unknown.to_string(), &known)
+}
+
+fn known_paths(above: &Path, holds: &GoType, known: &mut Vec<String>) {
+    match holds {
+        GoType::Struct(fields) => {
+            for field in *fields {
+                let path = above.with(field.name);
+                known.push(path.to_string());
+                known_paths(&path, &field.holds, known);
+            }
+        }
+        GoType::Embedded(inner) => known_paths(above, inner, known),
+        _ => {}
+    }
 }
 
 /// Removes the unknown keys of a document, unless its version may have them.

@@ -209,6 +209,7 @@ unmanaged: ";
         ("spec.proxy.ignoreInboundPorts[0]", json!({"proxy": {"ignoreInboundPorts": ["high"]}})),
         ("unknown field \"spec.proxy.requireTLS\"", json!({"proxy": {"requireTLS": true}})),
         ("unknown field \"spec.proxy.logLevl\"", json!({"proxy": {"logLevl": "debug"}})),
+        ("\n  spec.proxy.logLevl: did you mean spec.proxy.logLevel?", json!({"proxy": {"logLevl": "debug"}})),
     ];
     for (reason, spec) in refused {
         let output = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;

@@ -6,6 +6,7 @@
 
 mod lists;
 mod read;
+mod unknown_fields;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{self, INJECTORS_CONFIG_MAP, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
-    cli::note,
+    cli::{explain::unknown_fields, note},
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{
@@ -164,8 +164,10 @@ fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::Linker
 fn refusal(name: &str, status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<String> = causes.map(|cause| format!("\n  {}: {}", cause.field, cause.message)).collect();
+    let meant = unknown_fields::meant(&status.message).into_iter();
+    let meant: String = meant.map(|(field, meant)| format!("\n  {field}: did you mean {meant}?")).collect();
     match causes.is_empty() {
-        true => format!("the API server rejected LinkerdConfig {name}: {}", status.message),
+        true => format!("the API server rejected LinkerdConfig {name}: {}{meant}", status.message),
         false => format!("the API server rejected LinkerdConfig {name}:{}", causes.concat()),
     }
 }
@@ -198,5 +200,37 @@ mod tests {
         let config = unchecked(manifest, None).unwrap();
         assert!(config.metadata.creation_timestamp.is_some(), "without a creation time it would be the oldest");
         assert_eq!(config.spec.global, GlobalSpec::default());
+    }
+
+    #[test]
+    fn an_unknown_field_has_the_closest_name() {
+        let refused = |fields: &[&str]| {
+            let fields: Vec<_> = fields.iter().map(|field| format!("unknown field {field:?}")).collect();
+            let message = format!("strict decoding error: {}", fields.join(", "));
+            let status = json!({"status": "Failure", "message": message, "reason": "BadRequest", "code": 400});
+            let refusal = refusal("mesh", &serde_json::from_value(status).unwrap());
+            let rejected = format!("the API server rejected LinkerdConfig mesh: {message}");
+            refusal.strip_prefix(&rejected).unwrap().to_owned()
+        };
+        for (field, meant) in [
+            ("spec.proxy.logLevl", Some("spec.proxy.logLevel")),
+            ("spec.Proxy", Some("spec.proxy")),
+            ("spec.rolout", Some("spec.rollout")),
+            ("spec.rollout.maxConcurent", Some("spec.rollout.maxConcurrent")),
+            ("spec.rollout.window.allow[0].crn", Some("spec.rollout.window.allow[0].cron")),
+            ("spec.logLevel", Some("spec.proxy.logLevel")),
+            ("spec.maxConcurrent", Some("spec.rollout.maxConcurrent")),
+            ("spec.cron", Some("spec.rollout.window.allow[].cron")),
+            ("spec.proxy.requireTLS", None),
+            ("spec.foo", None),
+            ("", None),
+        ] {
+            let expected = meant.map(|meant| format!("\n  {field}: did you mean {meant}?")).unwrap_or_default();
+            assert_eq!(refused(&[field]), expected, "{field}");
+        }
+        assert_eq!(
+            refused(&["spec.foo", "spec.rolout", "spec.proxy.logLevl"]),
+            "\n  spec.rolout: did you mean spec.rollout?\n  spec.proxy.logLevl: did you mean spec.proxy.logLevel?"
+        );
     }
 }

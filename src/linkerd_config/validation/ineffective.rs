@@ -9,7 +9,7 @@ use crate::{
     api::{TRUST_ROOTS, linkerd_config::LinkerdConfigSpec},
     linkerd_config::overlay::Overlay,
     text::and_more,
-    values::{Document, MODEL_VERSION, UnusableTrustBundle, control_plane_keys, shown, unknown_keys},
+    values::{Document, MODEL_VERSION, Path, UnusableTrustBundle, control_plane_keys, meant_key, shown, unknown_keys},
 };
 
 /// The maximum number of paths in one sentence.
@@ -22,7 +22,7 @@ pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec
     let mut found = Vec::new();
     let unknown = spec.values.as_ref().map(unknown_keys).unwrap_or_default();
     if !unknown.is_empty() {
-        let keys = and_more(unknown.iter().take(MAX_SHOWN), unknown.len(), ", ");
+        let keys = and_more(unknown.iter().take(MAX_SHOWN).map(unknown_key), unknown.len(), ", ");
         found.push(format!(
             "spec.values has keys that Linkerd does not have up to {MODEL_VERSION}, so no Pod gets them: {keys}"
         ));
@@ -47,6 +47,14 @@ pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec
         ));
     }
     found
+}
+
+/// Returns the path, and the one that may be meant.
+fn unknown_key(path: &Path) -> String {
+    match meant_key(path) {
+        Some(meant) => format!("{path} (did you mean {meant}?)"),
+        None => path.to_string(),
+    }
 }
 
 /// Returns a sentence about texts in which a tool should have replaced a template. A variable may have such a text on
@@ -82,7 +90,18 @@ mod tests {
             (
                 json!({"proxy": {"resources": {"requests": {"cpu": "1"}}, "ignoreOutboundPorts": "443"}}),
                 TRUST_ANCHORS,
-                Some("so no Pod gets them: proxy.ignoreOutboundPorts, proxy.resources.requests"),
+                Some(
+                    "so no Pod gets them: proxy.ignoreOutboundPorts (did you mean proxyInit.ignoreOutboundPorts?), \
+                     proxy.resources.requests",
+                ),
+            ),
+            (
+                json!({"proxy": {"logLevl": "debug", "proxyImage": "a", "kubeAPIServerPorts": "443", "odd.key": 1}}),
+                TRUST_ANCHORS,
+                Some(
+                    "so no Pod gets them: proxy.kubeAPIServerPorts (did you mean proxyInit.kubeAPIServerPorts?), \
+                     proxy.logLevl (did you mean proxy.logLevel?), proxy[\"odd.key\"], proxy.proxyImage",
+                ),
             ),
             (
                 json!({
