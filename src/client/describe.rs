@@ -9,6 +9,9 @@ use rustls::CertificateError;
 use tower::BoxError;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
+use super::kubeconfig::NAME_BYTES;
+use crate::text::truncate;
+
 /// Describes an error and its causes, each once. The message of an API server stands for the whole of its answer.
 pub fn describe(error: &(dyn Error + 'static)) -> String {
     if let Some(text) = special(error) {
@@ -53,7 +56,12 @@ fn answer(status: &Status) -> String {
 }
 
 /// Describes why there are no credentials, without the environment and the output of the program that makes them.
-fn credentials(error: &AuthError, plugin: Option<&ExecPlugin>) -> String {
+fn credentials(error: &AuthError, source: Option<&CredentialSource>) -> String {
+    let plugin = match source {
+        Some(CredentialSource::Provider(name)) => return of_provider(name),
+        Some(CredentialSource::Exec(plugin)) => Some(plugin),
+        None => None,
+    };
     let program = plugin.map_or_else(
         || "the program of the kubeconfig that makes credentials".to_owned(),
         |plugin| format!("the exec plugin {:?} of the kubeconfig", plugin.command),
@@ -77,15 +85,37 @@ fn credentials(error: &AuthError, plugin: Option<&ExecPlugin>) -> String {
     }
 }
 
+/// Says what replaces an auth-provider that gives no credentials. Of these names, kubectl still has `oidc`.
+fn of_provider(name: &str) -> String {
+    let instead = match name {
+        "gcp" => {
+            "kubectl 1.26 has removed it, so install gke-gcloud-auth-plugin and run gcloud container clusters \
+             get-credentials again"
+        }
+        "azure" => "kubectl 1.26 has removed it, so install kubelogin and run kubelogin convert-kubeconfig",
+        "oidc" => "it has no id-token, and this program requests none, so use the exec plugin kubelogin",
+        _ => "use an exec plugin",
+    };
+    format!("the auth-provider {:?} of the kubeconfig gives no credentials: {instead}", truncate(name, NAME_BYTES))
+}
+
 /// What the messages about a client's errors say of its configuration.
 #[derive(Clone, Debug)]
 pub(super) struct ClientOrigin {
-    plugin: Option<ExecPlugin>,
+    credentials: Option<CredentialSource>,
     /// The certificates of the kubeconfig's authority; `None` if the system's or the Pod's are used.
     authority: Option<Authority>,
     /// The proxy, without its password.
     proxy: Option<String>,
     server: String,
+}
+
+/// What makes the credentials of a client.
+#[derive(Clone, Debug)]
+enum CredentialSource {
+    Exec(ExecPlugin),
+    /// The name of an auth-provider, which precedes an exec plugin.
+    Provider(String),
 }
 
 #[derive(Clone, Debug)]
@@ -109,11 +139,14 @@ struct ExplainedError(String);
 
 impl ClientOrigin {
     pub(super) fn of(config: &Config) -> Self {
-        let exec = config.auth_info.exec.as_ref();
-        let plugin = exec.map(|exec| ExecPlugin {
-            command: exec.command.clone().unwrap_or_default(),
-            install_hint: exec.install_hint.clone(),
+        let exec = config.auth_info.exec.as_ref().map(|exec| {
+            CredentialSource::Exec(ExecPlugin {
+                command: exec.command.clone().unwrap_or_default(),
+                install_hint: exec.install_hint.clone(),
+            })
         });
+        let provider = config.auth_info.auth_provider.as_ref();
+        let credentials = provider.map(|provider| CredentialSource::Provider(provider.name.clone())).or(exec);
         let roots = config.root_cert.as_ref().filter(|_| config.root_cert_file.is_none());
         let authority = roots.map(|roots| match roots.iter().all(|root| is_authority(root)) {
             true => Authority::IssuesCertificates,
@@ -124,13 +157,13 @@ impl ClientOrigin {
             let address = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
             format!("{}://{address}", proxy.scheme_str().unwrap_or_default())
         });
-        Self { plugin, authority, proxy, server: config.cluster_url.to_string() }
+        Self { credentials, authority, proxy, server: config.cluster_url.to_string() }
     }
 
     /// Says which field of the kubeconfig an error is about, if it is about one.
     pub(super) fn explain(&self, error: BoxError) -> BoxError {
         if let Some(error) = find::<AuthError>(&*error) {
-            return ExplainedError(credentials(error, self.plugin.as_ref())).into();
+            return ExplainedError(credentials(error, self.credentials.as_ref())).into();
         }
         // Verification reports a bad signature if the authority was created again with the same name, such as kubeadm's.
         let is_unknown = |error: &rustls::Error| {

@@ -26,7 +26,7 @@ use super::{
 use crate::text::truncate;
 
 /// The maximum number of bytes of a name in a message.
-const NAME_BYTES: usize = 80;
+pub(super) const NAME_BYTES: usize = 80;
 
 /// Returns the first kubeconfig that exists, and its source. If that one cannot be read, this fails, so that the
 /// process does not silently connect to another cluster.

@@ -330,6 +330,40 @@ async fn an_exec_plugin_that_fails_is_named_without_its_environment_and_output()
     assert_eq!(exec(token), "a credential of the kubeconfig cannot be used: check what its exec plugin prints");
 }
 
+/// kubectl 1.26 removed the plugins gcp and azure.
+#[tokio::test]
+async fn an_auth_provider_without_usable_credentials_is_named_with_what_replaces_it() {
+    let failed = "cannot create a client of the API server from its configuration: the auth-provider";
+    let provider = |fields: &str| refusal(&of_user(&format!("auth-provider: {{{fields}}}")));
+    let gcp = format!(
+        "{failed} \"gcp\" of the kubeconfig gives no credentials: kubectl 1.26 has removed it, so install \
+         gke-gcloud-auth-plugin and run gcloud container clusters get-credentials again"
+    );
+    assert_eq!(provider("name: gcp, config: {}"), gcp);
+    assert_eq!(provider("name: gcp, config: {cmd-path: not-installed-anywhere, cmd-args: s3cr3t}"), gcp);
+    assert_eq!(provider("name: gcp, config: {cmd-path: sh, cmd-args: s3cr3t}"), gcp);
+    assert_eq!(
+        provider("name: azure, config: {apiserver-id: a}"),
+        format!(
+            "{failed} \"azure\" of the kubeconfig gives no credentials: kubectl 1.26 has removed it, so install \
+             kubelogin and run kubelogin convert-kubeconfig"
+        )
+    );
+    assert_eq!(
+        provider("name: oidc, config: {refresh-token: s3cr3t}"),
+        format!(
+            "{failed} \"oidc\" of the kubeconfig gives no credentials: it has no id-token, and this program requests \
+             none, so use the exec plugin kubelogin"
+        )
+    );
+    assert_eq!(
+        provider("name: other, config: {a: s3cr3t}"),
+        format!("{failed} \"other\" of the kubeconfig gives no credentials: use an exec plugin")
+    );
+    connected(&of_user("auth-provider: {name: oidc, config: {id-token: a}}")).unwrap();
+    connected(&of_user("auth-provider: {name: gcp, config: {cmd-path: printf, cmd-args: token}}")).unwrap();
+}
+
 /// An API server whose certificate is issued for 127.0.0.1 by an authority. Returns its port, and both certificates.
 async fn api_server(authority: &str) -> (u16, String, String) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
