@@ -1,12 +1,15 @@
 //! Decodes object metadata without `managedFields`, its largest part.
 
-use std::{collections::BTreeMap, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
     jiff::Timestamp,
 };
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 
 use super::parameter_resource;
 
@@ -30,6 +33,16 @@ pub struct BareMetadataOf<K> {
     kind: PhantomData<fn() -> K>,
 }
 
+/// As [`MetadataOf`], with only Linkerd's annotations.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct LinkerdMetadataOf<K> {
+    #[serde(deserialize_with = "metadata_with_linkerds_annotations")]
+    pub metadata: ObjectMeta,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
 // === impl MetadataOf ===
 
 parameter_resource!(MetadataOf, metadata_api: true);
@@ -37,6 +50,10 @@ parameter_resource!(MetadataOf, metadata_api: true);
 // === impl BareMetadataOf ===
 
 parameter_resource!(BareMetadataOf, metadata_api: true);
+
+// === impl LinkerdMetadataOf ===
+
+parameter_resource!(LinkerdMetadataOf, metadata_api: true);
 
 /// Decodes metadata and drops `managedFields`, often half of an object. One entry is kept, with only the time of the
 /// newest `Update`, which the lag metrics need.
@@ -48,6 +65,14 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
 pub fn metadata_without_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     lean::<D, IgnoredAny>(deserializer)
 }
+
+/// As [`metadata_without_annotations`], for kinds of which only Linkerd's annotations are read.
+fn metadata_with_linkerds_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    lean::<D, LinkerdsAnnotations>(deserializer)
+}
+
+/// Linkerd's annotations. All others are skipped while they are decoded.
+struct LinkerdsAnnotations(BTreeMap<String, String>);
 
 /// The annotations that are kept of an object.
 trait KeptAnnotations {
@@ -63,6 +88,38 @@ impl KeptAnnotations for BTreeMap<String, String> {
 impl KeptAnnotations for IgnoredAny {
     fn kept(self) -> Option<BTreeMap<String, String>> {
         None
+    }
+}
+
+impl KeptAnnotations for LinkerdsAnnotations {
+    fn kept(self) -> Option<BTreeMap<String, String>> {
+        Some(self.0).filter(|kept| !kept.is_empty())
+    }
+}
+
+impl<'de> Deserialize<'de> for LinkerdsAnnotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnnotationsVisitor;
+        impl<'de> Visitor<'de> for AnnotationsVisitor {
+            type Value = LinkerdsAnnotations;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("annotations")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut annotations: A) -> Result<Self::Value, A::Error> {
+                let mut kept = BTreeMap::new();
+                while let Some(key) = annotations.next_key::<Cow<'_, str>>()? {
+                    if key.contains("linkerd.io/") {
+                        kept.insert(key.into_owned(), annotations.next_value()?);
+                    } else {
+                        annotations.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(LinkerdsAnnotations(kept))
+            }
+        }
+        deserializer.deserialize_map(AnnotationsVisitor)
     }
 }
 
@@ -140,5 +197,18 @@ mod tests {
         assert_eq!((metadata.name.as_deref(), metadata.annotations), (Some("web"), None));
         assert_eq!(metadata.labels.unwrap().len(), 1);
         assert!(lean_metadata(&object).is_err(), "a number is not a valid annotation");
+    }
+
+    #[test]
+    fn only_linkerds_annotations_are_decoded() {
+        let object =
+            json!({"name": "web", "annotations": {"linkerd.io/inject": "enabled", "note": 7, "a.b/c": "text"}});
+        let metadata = metadata_with_linkerds_annotations(&object).unwrap();
+        let kept = BTreeMap::from([("linkerd.io/inject".to_owned(), "enabled".to_owned())]);
+        assert_eq!((metadata.name.as_deref(), metadata.annotations), (Some("web"), Some(kept)));
+        let none = |annotations: serde_json::Value| {
+            metadata_with_linkerds_annotations(json!({"annotations": annotations})).unwrap().annotations
+        };
+        assert_eq!([none(json!(null)), none(json!({})), none(json!({"note": "text"}))], [None, None, None]);
     }
 }

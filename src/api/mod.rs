@@ -24,7 +24,9 @@ pub use external_workload::{
 };
 pub use label_selector::{LabelSelectorObject, LabelSelectorRequirementObject};
 pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
-pub use metadata::{BareMetadataOf, MetadataOf, last_update, lean_metadata, metadata_without_annotations};
+pub use metadata::{
+    BareMetadataOf, LinkerdMetadataOf, MetadataOf, last_update, lean_metadata, metadata_without_annotations,
+};
 pub use namespaced_name::{LONGEST_KEY, LONGEST_LABEL, LONGEST_NAME, NamespacedName, is_dns_label};
 pub(crate) use resource::parameter_resource;
 pub use server::{Server, ServerSpec};

@@ -194,11 +194,15 @@ mod tests {
     };
 
     /// The objects that the API server has, and their uids.
-    const FOUND: [(&str, &str); 4] = [
+    const FOUND: [(&str, &str); 7] = [
         ("/api/v1/namespaces/shop", "n"),
         ("/apis/apps/v1/namespaces/shop/replicasets/web-5f8d", "r"),
         ("/apis/apps/v1/namespaces/shop/daemonsets/agent", "d"),
         ("/api/v1/namespaces/shop/replicationcontrollers/old", "c"),
+        // These have annotations.
+        ("/apis/apps/v1/namespaces/shop/replicasets/web-annotated", "ra"),
+        ("/apis/apps/v1/namespaces/shop/statefulsets/annotated", "sa"),
+        ("/apis/batch/v1/namespaces/shop/jobs/annotated", "ja"),
     ];
 
     /// What the API server received.
@@ -238,10 +242,18 @@ mod tests {
                 seen.lock().under_way -= 1;
                 let found = FOUND.iter().find(|(known, _)| *known == path);
                 let deployment = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w"}]);
+                let annotations = json!({
+                    "linkerd.io/inject": "enabled", "config.linkerd.io/skip-outbound-ports": "25",
+                    "config.linkerd.io/reconcile": "true", "config.linkerd.io/rollout-state": "updated", "team": "x",
+                });
                 let body = match found {
                     Some((_, uid)) => json!({
                         "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-                        "metadata": {"uid": uid, "ownerReferences": if *uid == "r" { deployment } else { json!(null) }},
+                        "metadata": {
+                            "uid": uid,
+                            "ownerReferences": if uid.starts_with('r') { deployment } else { json!(null) },
+                            "annotations": if uid.ends_with('a') { annotations } else { json!(null) },
+                        },
                     }),
                     None => {
                         json!({"kind": "Status", "status": "Failure", "message": "no", "reason": "NotFound", "code": 404})
@@ -400,6 +412,41 @@ mod tests {
             received.lock().events.iter().map(|it| it[..it.find(':').unwrap()].to_owned()).collect();
         owners.sort();
         assert_eq!(owners, ["DaemonSet/agent", "Deployment/web", "ReplicationController/old"]);
+    }
+
+    /// The controller of Deployments copies their annotations to their ReplicaSets.
+    #[tokio::test(start_paused = true)]
+    async fn an_annotation_of_the_workload_that_its_template_lacks_has_a_warning() {
+        let (handler, _, received) = injector();
+        let warned = async |owner: [&str; 4], annotations: Value| {
+            let mut pod = owned(owner);
+            pod["metadata"]["annotations"] = annotations;
+            review(&handler, "Pod", "shop", &pod).await["warnings"].clone()
+        };
+        let of = |kind: &str| {
+            format!(
+                "linkerd.io/inject is an annotation of the {kind} itself; Linkerd reads the one of its Pod template"
+            )
+        };
+        let set = ["apps/v1", "ReplicaSet", "web-annotated", "ra"];
+        assert_eq!(warned(set, json!({})).await, json!([of("Deployment")]));
+        assert_eq!(warned(["apps/v1", "StatefulSet", "annotated", "sa"], json!({})).await, json!([of("StatefulSet")]));
+        assert_eq!(warned(["batch/v1", "Job", "annotated", "ja"], json!({})).await, json!([of("Job")]));
+        assert_eq!(warned(["apps/v1", "ReplicaSet", "web-annotated", "other"], json!({})).await, json!(null));
+        assert_eq!(warned(["apps/v1", "ReplicaSet", "web-5f8d", "r"], json!({})).await, json!(null));
+        assert_eq!(warned(set, json!({"linkerd.io/inject": "disabled"})).await, json!(null));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let note =
+            format!("Deployment/web: Linkerd sidecar proxy injection skipped with warnings: {}", of("Deployment"));
+        assert!(received.lock().events.contains(&note), "{:?}", received.lock().events);
+
+        let installed = include_str!("../values/testdata/installed.yaml");
+        handler.current.offer_texts(installed, crate::values::testing::TRUST_ANCHORS);
+        let of_proxy = "the annotation config.linkerd.io/skip-outbound-ports of the Deployment itself has no effect: set it \
+                        in the Pod template";
+        assert_eq!(warned(set, json!({"linkerd.io/inject": "enabled"})).await, json!([of_proxy]));
+        let both = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/skip-outbound-ports": "26"});
+        assert_eq!(warned(set, both).await, json!(null));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::reviewed::ReviewedOwner;
 use crate::{
     api::{LONGEST_LABEL, LONGEST_NAME, Uid},
-    cluster::kinds::owner::Owner,
+    cluster::kinds::{inject::OwnAnnotations, owner::Owner},
 };
 
 /// The kinds that a ReplicaSet may belong to. Another owner, such as a Rollout, leaves the ReplicaSet as the workload.
@@ -33,7 +33,7 @@ const WITH_EVENTS: [(&str, &str); 7] = [
 const LONGEST_UID: usize = 36;
 
 /// The workload of a Pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Workload {
     /// The kind as Kubernetes writes it.
     pub(super) kind: String,
@@ -44,6 +44,9 @@ pub(super) struct Workload {
     uid: String,
     /// Whether the owner of the Pod exists with this uid.
     exists: bool,
+    /// Linkerd's annotations that are not in the Pod template, and the kind that has them.
+    pub(super) own_annotations: OwnAnnotations,
+    pub(super) annotated_kind: String,
 }
 
 /// What was found under the kind and name of a Pod's owner.
@@ -53,6 +56,7 @@ pub(super) struct FoundOwner {
     /// Its own only owner.
     pub(super) above: Option<Owner>,
     pub(super) above_uid: Option<Uid>,
+    pub(super) annotations: OwnAnnotations,
 }
 
 /// Returns the API version of a kind that may have Events.
@@ -75,14 +79,14 @@ pub(super) fn may_have_events(owner: &ReviewedOwner) -> bool {
 /// Returns the workload of a Pod. `found` is its only owner as it exists.
 pub(super) fn workload(pod: &str, owners: &[ReviewedOwner], found: Option<&FoundOwner>) -> Workload {
     let [owner] = owners else {
-        let (kind, name) = ("Pod".to_owned(), pod.to_owned());
-        return Workload { kind, name, api_version: String::new(), uid: String::new(), exists: false };
+        return Workload { kind: "Pod".to_owned(), name: pod.to_owned(), ..Workload::default() };
     };
     let exists = found.is_some_and(|found| found.uid.is_some() && found.uid == Uid::new(&owner.uid));
     let has_owner = |above: &&Owner| match owner.kind.as_str() {
         "ReplicaSet" => OWNERS_OF_REPLICA_SETS.contains(&&*above.kind),
         kind => kind == "Job",
     };
+    let own_annotations = found.filter(|_| exists).map(|found| found.annotations.clone()).unwrap_or_default();
     let above = found.and_then(|found| Some((found.above.as_ref().filter(has_owner)?, found.above_uid.as_ref())));
     match above {
         Some((above, uid)) => Workload {
@@ -92,10 +96,13 @@ pub(super) fn workload(pod: &str, owners: &[ReviewedOwner], found: Option<&Found
             name: above.name.to_string(),
             uid: uid.map(Uid::to_string).unwrap_or_default(),
             exists,
+            own_annotations,
+            // A ReplicaSet has the annotations of its Deployment, and a Job those of a template in its CronJob.
+            annotated_kind: if owner.kind == "ReplicaSet" { above.kind.to_string() } else { owner.kind.clone() },
         },
         None => {
             let ReviewedOwner { api_version, kind, name, uid } = owner.clone();
-            Workload { kind, name, api_version, uid, exists }
+            Workload { annotated_kind: kind.clone(), kind, name, api_version, uid, exists, own_annotations }
         }
     }
 }
@@ -155,7 +162,7 @@ mod tests {
     fn found(uid: &str, above: Option<(&str, &str)>) -> FoundOwner {
         let above_uid = above.and_then(|_| Uid::new("above"));
         let above = above.map(|(kind, name)| Owner { kind: kind.into(), name: name.into() });
-        FoundOwner { uid: Uid::new(uid), above, above_uid }
+        FoundOwner { uid: Uid::new(uid), above, above_uid, ..FoundOwner::default() }
     }
 
     fn reference(owner: ReviewedOwner, found: Option<&FoundOwner>) -> Option<String> {

@@ -9,7 +9,11 @@ use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::Obje
 use kube::Resource;
 use serde::Deserialize;
 
-use super::{config_annotations, inject::Inject, sidecar::NativeSidecarOverrides};
+use super::{
+    config_annotations,
+    inject::{Inject, OwnAnnotations},
+    sidecar::NativeSidecarOverrides,
+};
 use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
     api::{NamespacedName, lean_metadata, parameter_resource},
@@ -60,6 +64,8 @@ pub struct AppsWorkload {
     pub labels: Labels,
     /// The annotations of the LinkerdConfig group.
     pub annotations: BTreeMap<Box<str>, Box<str>>,
+    /// Linkerd's annotations that would belong to the template. No observer reads them.
+    pub own_annotations: OwnAnnotations,
     pub template: Template,
     pub update: UpdateStrategy,
     /// `spec.paused` of a Deployment: it does not replace Pods, even if its template changes.
@@ -245,6 +251,7 @@ impl AppsWorkload {
             deleting: metadata.deletion_timestamp.is_some(),
             controlled: metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true)),
             labels: metadata.labels.iter().flatten().collect(),
+            own_annotations: OwnAnnotations::of(metadata.annotations.as_ref()),
             annotations: config_annotations(metadata.annotations),
             update: UpdateStrategy::of(kind, &spec),
             paused: kind == WorkloadKind::Deployment && spec.paused.unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! The annotation `linkerd.io/inject` of a namespace, a template or a Pod.
+//! The annotation `linkerd.io/inject` of a namespace, a template or a Pod, and the annotations that a workload has in the
+//! place of its template.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,36 @@ pub enum Inject {
     /// No value, or an empty one.
     #[default]
     Absent,
+}
+
+/// Linkerd's annotations of a workload itself. Its Pods do not get them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnAnnotations {
+    pub inject: Inject,
+    /// The keys of the annotations that configure proxies: the first [`MOST_KEYS`].
+    pub keys: Box<[Box<str>]>,
+}
+
+/// The prefixes of annotations that configure proxies.
+const OF_PROXIES: [&str; 3] = ["config.linkerd.io/", "config.alpha.linkerd.io/", "config.beta.linkerd.io/"];
+/// The prefix of the operator's own record of a restart.
+const OF_ROLLOUTS: &str = "config.linkerd.io/rollout-";
+/// The maximum number of keys of a workload, and the length of a key. No annotation of a proxy is longer.
+const MOST_KEYS: usize = 8;
+const LONGEST_KEY: usize = 80;
+
+// === impl OwnAnnotations ===
+
+impl OwnAnnotations {
+    pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
+        let is_kept = |key: &&String| {
+            key.len() <= LONGEST_KEY
+                && OF_PROXIES.iter().any(|prefix| key.starts_with(prefix))
+                && !key.starts_with(OF_ROLLOUTS)
+        };
+        let keys = annotations.into_iter().flatten().map(|(key, _)| key).filter(is_kept);
+        Self { inject: Inject::of(annotations), keys: keys.take(MOST_KEYS).map(|key| key.as_str().into()).collect() }
+    }
 }
 
 // === impl Inject ===
@@ -59,6 +90,23 @@ mod tests {
             assert_eq!(Inject::of(Some(&annotations)), expected, "{value:?}");
         }
     }
+
+    #[test]
+    fn few_and_short_keys_of_a_workload_are_kept() {
+        let mut annotations: BTreeMap<String, String> =
+            (0..100).map(|number| (format!("config.linkerd.io/x{number:03}"), "x".repeat(1000))).collect();
+        annotations.insert(format!("config.linkerd.io/{}", "a".repeat(1000)), String::new());
+        for key in ["linkerd.io/inject", "config.linkerd.io/rollout-hash", "config.example.com/a", "team"] {
+            annotations.insert(key.to_owned(), "disabled".to_owned());
+        }
+        annotations.insert("config.alpha.linkerd.io/proxy-enable-native-sidecar".to_owned(), "true".to_owned());
+        let OwnAnnotations { inject, keys } = OwnAnnotations::of(Some(&annotations));
+        assert_eq!((inject, keys.len()), (Inject::Disabled, 8));
+        let alpha = "config.alpha.linkerd.io/proxy-enable-native-sidecar";
+        assert_eq!((&*keys[0], &*keys[1]), (alpha, "config.linkerd.io/x000"));
+        assert_eq!(OwnAnnotations::of(None), OwnAnnotations::default());
+    }
+
     /// The recorded decisions of Linkerd's injector for each pair of annotations.
     #[test]
     fn a_proxy_is_requested_as_by_linkerds_table() {

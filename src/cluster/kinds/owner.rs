@@ -5,8 +5,9 @@ use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
+use super::inject::OwnAnnotations;
 use crate::{
-    api::{BareMetadataOf, LONGEST_LABEL, LONGEST_NAME, NamespacedName, Uid},
+    api::{LONGEST_LABEL, LONGEST_NAME, LinkerdMetadataOf, NamespacedName, Uid},
     cluster::{
         Problems, Projected,
         index::{
@@ -34,6 +35,8 @@ pub struct IntermediateOwner<K> {
     pub owner: Option<Owner>,
     /// `None` without a single owner.
     pub owner_uid: Option<Uid>,
+    /// A ReplicaSet has those of its Deployment.
+    pub annotations: OwnAnnotations,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -66,13 +69,14 @@ impl<K> Projected for IntermediateOwner<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
-    type Wire = BareMetadataOf<K>;
+    type Wire = LinkerdMetadataOf<K>;
 
-    fn project(wire: BareMetadataOf<K>, _: &mut Problems) -> Self {
+    fn project(wire: LinkerdMetadataOf<K>, _: &mut Problems) -> Self {
         let owner = Owner::only(&wire.metadata);
         let owner_uid = owner.as_ref().and_then(|_| owner_uid(&wire.metadata));
         let uid = wire.metadata.uid.as_deref().and_then(Uid::new);
-        Self { key: NamespacedName::of(&wire.metadata), uid, owner, owner_uid, kind: PhantomData }
+        let annotations = OwnAnnotations::of(wire.metadata.annotations.as_ref());
+        Self { key: NamespacedName::of(&wire.metadata), uid, owner, owner_uid, annotations, kind: PhantomData }
     }
 
     fn share(&mut self, values: &mut SharedValues) {
@@ -87,6 +91,11 @@ impl<K: PartialEq + Clone> Stored for IntermediateOwner<K> {
 
     fn key(&self) -> NamespacedName {
         self.key.clone()
+    }
+
+    /// Only reviews read the annotations, and no observer.
+    fn is_change(&self, known: &Self) -> bool {
+        (&self.uid, &self.owner, &self.owner_uid) != (&known.uid, &known.owner, &known.owner_uid)
     }
 
     fn index(self: &Arc<Self>, by_owner: &mut NamesBy<Owner>, (): &mut ()) {

@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 50;
 /// How long an answer is used again. A namespace exists before the first Pod in it is reviewed.
 const KEPT: Duration = Duration::from_secs(1);
-/// The maximum number of kept answers. With the longest names they take about a MiB.
+/// The maximum number of kept answers. With the longest names and annotations they take about two MiB.
 const ANSWERS: usize = 1000;
 
 /// The number and the rate of reads.

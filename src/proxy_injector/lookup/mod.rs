@@ -34,7 +34,11 @@ use crate::{
     cluster::{
         Cluster,
         index::selector::Labels,
-        kinds::owner::{IntermediateOwner, Owner, owner_uid},
+        kinds::{
+            apps_workload::AppsWorkload,
+            inject::OwnAnnotations,
+            owner::{IntermediateOwner, Owner, owner_uid},
+        },
     },
 };
 
@@ -135,16 +139,25 @@ impl ObjectLookup {
 
     fn known_owner(&self, kind: &str, key: &NamespacedName) -> Option<FoundOwner> {
         fn of<K>(found: &IntermediateOwner<K>) -> FoundOwner {
-            FoundOwner { uid: found.uid.clone(), above: found.owner.clone(), above_uid: found.owner_uid.clone() }
+            FoundOwner {
+                uid: found.uid.clone(),
+                above: found.owner.clone(),
+                above_uid: found.owner_uid.clone(),
+                annotations: found.annotations.clone(),
+            }
         }
         let state = self.cluster.read();
-        let alone = |uid: &str| FoundOwner { uid: Uid::new(uid), ..FoundOwner::default() };
+        let alone = |found: &AppsWorkload| FoundOwner {
+            uid: Uid::new(&found.uid),
+            annotations: found.own_annotations.clone(),
+            ..FoundOwner::default()
+        };
         match kind {
             "ReplicaSet" => state.replica_sets.get(key).map(|found| of(found)),
             "Job" => state.jobs.get(key).map(|found| of(found)),
             // These two are watched for other jobs of the process, if at all.
-            "StatefulSet" => state.stateful_sets.get(key).map(|found| alone(&found.resource.uid)),
-            "DaemonSet" => state.daemon_sets.get(key).map(|found| alone(&found.resource.uid)),
+            "StatefulSet" => state.stateful_sets.get(key).map(|found| alone(&found.resource)),
+            "DaemonSet" => state.daemon_sets.get(key).map(|found| alone(&found.resource)),
             _ => None,
         }
     }
@@ -158,6 +171,7 @@ impl ObjectLookup {
             uid: found.uid.as_deref().and_then(Uid::new),
             above: Owner::only(&found),
             above_uid: owner_uid(&found),
+            annotations: OwnAnnotations::of(found.annotations.as_ref()),
         };
         self.owners.read(api, key.clone(), &self.limits, waits, convert).await.ok().flatten()
     }

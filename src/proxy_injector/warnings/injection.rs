@@ -1,13 +1,15 @@
-//! Warnings about a Pod whose author may expect a proxy, or none: a misspelled `linkerd.io/inject`, or one in the wrong
+//! Warnings about a Pod whose author may expect a proxy, none, or another one: a misspelled annotation, or one in the wrong
 //! place.
 
 use super::{AuthorWarnings, shown};
 use crate::{
     api::INJECT_ANNOTATION,
+    cluster::kinds::inject::{Inject, OwnAnnotations},
     proxy_injector::{
         annotations::{AnnotationKind, LINKERD},
         decision::{InjectionDecision, is_valid},
         inject::ReviewTarget,
+        owner::Workload,
         reviewed::ReviewedMetadata,
     },
 };
@@ -36,6 +38,9 @@ pub(in crate::proxy_injector) fn of_injection(
         }
     }
     let injects = decision.injects();
+    if let Some(workload) = target.workload {
+        of_workload(workload, injects, pod, warnings);
+    }
     // A misspelled `linkerd.io/inject` may be the reason why there is no proxy.
     let has_meaning = |key: &str| injects || key.starts_with(LINKERD);
     for key in pod.annotations.keys().filter(|key| has_meaning(key)) {
@@ -50,6 +55,26 @@ pub(in crate::proxy_injector) fn of_injection(
             AnnotationKind::OfPod if !pod.annotations.contains_key(key) => warnings
                 .add(format_args!("the annotation {key} of the namespace has no effect: set it in the Pod template")),
             _ => {}
+        }
+    }
+}
+
+/// Adds the warnings about annotations of the workload itself that its Pod template lacks.
+fn of_workload(workload: &Workload, injects: bool, pod: &ReviewedMetadata, warnings: &mut AuthorWarnings) {
+    let (OwnAnnotations { inject, keys }, kind) = (&workload.own_annotations, shown(&workload.annotated_kind));
+    let is_lost = |key: &str| !pod.annotations.contains_key(key);
+    // One that agrees with the decision is harmless.
+    let is_harmless = *inject == Inject::Absent || (*inject != Inject::Disabled) == injects;
+    if is_lost(INJECT_ANNOTATION) && !is_harmless {
+        warnings.add(format_args!(
+            "{INJECT_ANNOTATION} is an annotation of the {kind} itself; Linkerd reads the one of its Pod template"
+        ));
+    }
+    for key in keys.iter().filter(|key| injects && is_lost(key)) {
+        if matches!(AnnotationKind::of(key), AnnotationKind::Inherited | AnnotationKind::OfPod) {
+            warnings.add(format_args!(
+                "the annotation {key} of the {kind} itself has no effect: set it in the Pod template"
+            ));
         }
     }
 }
