@@ -410,5 +410,4 @@ impl NextSteps {
 }
 
 #[cfg(test)]
-#[path = "mod_tests.rs"]
 mod tests;
