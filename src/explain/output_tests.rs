@@ -11,9 +11,8 @@ use crate::{
         print::text,
         testing::{INSTALLED, config, config_map, input, with_injection_hash},
     },
+    values::testing::OTHER_TRUST_ANCHORS,
 };
-
-const BUNDLE: &str = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
 
 fn edited(keys: &[&str], value: Value) -> String {
     let mut document = Document::parse(INSTALLED).unwrap();
@@ -28,7 +27,7 @@ fn changes_are_marked_and_each_value_has_its_source() {
         "values": {"proxyInit": {"iptablesMode": "nft"}, "heartbeatSchedule": null, "new": {"a": "x".repeat(99)}},
         "global": {"omitWebhookSideEffects": true},
     });
-    let input = ExplainInput { bundle: Some(BUNDLE.into()), ..input(&spec) };
+    let input = ExplainInput { bundle: Some(OTHER_TRUST_ANCHORS.into()), ..input(&spec) };
     let output = ExplainOutput::new(&input, false);
     assert!(output.is_accepted());
     let others = Document::parse(INSTALLED).unwrap().split_injection_hash().0.leaves().count() - 5;

@@ -106,6 +106,7 @@ impl Overlay {
                 reason: reason.to_owned(),
             });
         }
+        problems.extend(trust_anchors::problem_of_copy(&patch));
         let anchors = trust_anchors::resolve(spec, bundle).map_err(|problem| problems.push(problem)).ok().flatten();
         (Self { patch, typed, environment, anchors }, problems)
     }

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::values::testing::{OTHER_TRUST_ANCHORS, TRUST_ANCHORS};
 
 fn overlay(spec: Value, bundle: Option<&str>) -> Result<Overlay, Vec<String>> {
     let spec: LinkerdConfigSpec = serde_json::from_value(spec).unwrap();
@@ -160,28 +161,57 @@ fn a_path_that_is_set_twice_is_rejected_and_all_problems_are_reported() {
 
 #[test]
 fn the_trust_anchors_in_use_win_and_declared_ones_are_verified_or_a_fallback() {
-    let pem = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
     let spec = |policy: &str, given: Option<&str>| json!({"global": {"identityContext": {"trustAnchorsPolicy": policy, "trustAnchorsPEM": given}}});
-    let (one, other) = (pem("YQ=="), pem("Yg=="));
-    let padded = format!("\n{one}\n");
+    let (one, other) = (TRUST_ANCHORS.to_owned(), OTHER_TRUST_ANCHORS);
+    let padded = format!("\n  {one}\n");
+    let garbage = "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n".to_owned();
     let source =
         |spec: Value, bundle: Option<&str>| overlay(spec, bundle).map(|it| it.anchors_source()).map_err(|it| it.len());
     for (policy, given, bundle, expected) in [
         ("Reuse", None, Some(&one), Ok(Some(ValueSource::TrustRoots))),
-        ("Reuse", Some(&*other), Some(&one), Ok(Some(ValueSource::TrustRoots))),
-        ("Reuse", Some(&*other), None, Ok(Some(ValueSource::Typed))),
+        ("Reuse", Some(other), Some(&one), Ok(Some(ValueSource::TrustRoots))),
+        ("Reuse", Some(other), None, Ok(Some(ValueSource::Typed))),
+        ("Reuse", Some(other), Some(&garbage), Ok(Some(ValueSource::Typed))),
+        ("Reuse", None, Some(&garbage), Ok(None)),
         ("Reuse", None, None, Ok(None)),
         ("Verify", Some(&*one), Some(&one), Ok(Some(ValueSource::TrustRoots))),
         ("Verify", Some(&*one), Some(&padded), Ok(Some(ValueSource::TrustRoots))),
-        ("Verify", Some(&*other), Some(&one), Err(1)),
-        ("Verify", Some(&*other), None, Err(1)),
+        ("Verify", Some(other), Some(&one), Err(1)),
+        ("Verify", Some(other), None, Err(1)),
+        ("Verify", Some(other), Some(&garbage), Err(1)),
         ("Reuse", Some("no PEM"), Some(&one), Err(1)),
+        ("Reuse", Some(&garbage), Some(&one), Err(1)),
     ] {
         assert_eq!(source(spec(policy, given), bundle.map(String::as_str)), expected, "{policy} {given:?}");
     }
-    let problem = overlay(spec("Verify", Some(&*other)), Some(&*one)).unwrap_err().remove(0);
-    assert!(problem.starts_with("spec.global.identityContext.trustAnchorsPEM: "), "{problem}");
-    assert!(problem.contains("linkerd-identity-trust-roots"), "{problem}");
+    for (bundle, reason) in [
+        (Some(&*one), "it differs from the bundle that the mesh trusts, in ConfigMap linkerd-identity-trust-roots"),
+        (Some(&garbage), "ConfigMap linkerd-identity-trust-roots: certificate 1 of 1 is not a valid X.509 certificate"),
+        (None, "ConfigMap linkerd-identity-trust-roots is missing or has no key ca-bundle.crt in data"),
+    ] {
+        let problem = overlay(spec("Verify", Some(other)), bundle).unwrap_err().remove(0);
+        assert!(problem.starts_with("spec.global.identityContext.trustAnchorsPEM: "), "{problem}");
+        assert!(problem.contains(reason), "{problem}");
+    }
+}
+
+#[test]
+fn a_declared_copy_of_the_trust_anchors_must_be_usable() {
+    for (copy, expected) in [
+        (json!(TRUST_ANCHORS), None),
+        (json!(""), None),
+        (json!(null), None),
+        (json!("anchors"), Some("identityTrustAnchorsPEM: it has no certificate")),
+        (
+            json!("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+            Some("identityTrustAnchorsPEM: certificate 1 of 1 is not a valid X.509 certificate"),
+        ),
+    ] {
+        let problems = overlay(json!({"values": {"identityTrustAnchorsPEM": copy}}), Some(TRUST_ANCHORS)).err();
+        let problems = problems.unwrap_or_default();
+        assert_eq!(problems.len(), usize::from(expected.is_some()), "{copy}: {problems:?}");
+        assert!(problems.iter().all(|problem| problem.starts_with(expected.unwrap())), "{problems:?}");
+    }
 }
 
 #[test]
@@ -200,8 +230,7 @@ fn the_source_of_each_value_is_known() {
 
 #[test]
 fn trust_anchors_of_an_external_ca_are_not_from_the_trust_roots() {
-    let bundle = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
-    let overlay = overlay(json!({}), Some(bundle)).unwrap();
+    let overlay = overlay(json!({}), Some(TRUST_ANCHORS)).unwrap();
     for (external, expected) in [(true, ValueSource::Base), (false, ValueSource::TrustRoots)] {
         let base = json!({"identity": {"externalCA": external}, "identityTrustAnchorsPEM": ""}).to_string();
         let effective = overlay.apply_to(&Document::parse(&base).unwrap());
@@ -247,7 +276,7 @@ fn the_shape_of_proxies_is_read_as_injectors_read_it() {
 #[test]
 fn a_bundle_with_a_private_key_is_refused_with_the_name_of_its_config_map() {
     let key = "-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n";
-    let bundle = format!("{}{key}", crate::values::testing::TRUST_ANCHORS);
+    let bundle = format!("{TRUST_ANCHORS}{key}");
     let spec: LinkerdConfigSpec = serde_json::from_value(json!({})).unwrap();
     let problems = Overlay::new(&spec, Some(&bundle), None).unwrap_err();
     let [problem] = &problems[..] else { panic!("{problems:?}") };

@@ -3,10 +3,14 @@
 //! The patches are applied, and the results compared. [`BETTER`] lists the cases in which this injector answers
 //! otherwise on purpose, each with the reason. One difference is in every injected Pod: the variable
 //! `LINKERD_CONFIG_HASH`, which Linkerd's injector does not add. [`without_hash`] removes it, and requires it.
+//!
+//! The recorded bundles have no certificates that a proxy could read, and this injector refuses such a bundle. It gets
+//! the same bundles with [`readable`] certificates, and [`with_recorded_bundle`] replaces them in its answers.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use super::{
     annotations::AnnotationMap,
@@ -15,7 +19,14 @@ use super::{
     owner::{FoundOwner, workload},
     reviewed::{ReviewedObject, ReviewedOwner},
 };
-use crate::{cluster::kinds::owner::Owner, values::Document};
+use crate::{
+    cluster::kinds::owner::Owner,
+    text::hex,
+    values::{
+        Document,
+        testing::{OTHER_TRUST_ANCHORS, TRUST_ANCHORS},
+    },
+};
 
 const RECORDED: &str = include_str!("testdata/injector.jsonl");
 
@@ -206,7 +217,8 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     let document = &recording.documents[name("values")];
     // A file may be missing.
     let roots = recording.roots.get(name("roots"));
-    let configuration = roots.and_then(|roots| Configuration::read(document, roots).ok());
+    let readable_roots = roots.map(|roots| readable(roots)).unwrap_or_default();
+    let configuration = roots.and_then(|_| Configuration::read(document, &readable_roots).ok());
     let (values, _) = Document::read(document).unwrap_or_default();
     let opaque_ports = values.get(&["proxy", "opaquePorts"].into_iter().collect());
     let opaque_ports = opaque_ports.and_then(Value::as_str).unwrap_or_default();
@@ -226,8 +238,37 @@ fn ours(recording: &Recording, case: &Value, object: &Value) -> Answer {
     json_patch::patch(&mut object, &outcome.patch).unwrap();
     if let Some(configuration) = configuration.filter(|_| outcome.decision.injects()) {
         without_hash(&mut object, &configuration.injection_hash);
+        object = with_recorded_bundle(&object, &readable_roots, &recording.roots[name("roots")]);
     }
     Answer::Allowed(normal(object))
+}
+
+/// Returns a recorded bundle with certificates in the place of its sections.
+fn readable(recorded: &str) -> String {
+    let section = |body: &str| format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----");
+    recorded.replace(&section("AAAA"), TRUST_ANCHORS.trim()).replace(&section("BBBB"), OTHER_TRUST_ANCHORS.trim())
+}
+
+/// Replaces a bundle in the variable of the proxy, and its SHA-256 in the annotation, by the recorded ones.
+fn with_recorded_bundle(object: &Value, bundle: &str, recorded: &str) -> Value {
+    let mut object = object.clone();
+    let hash = |bundle: &str| json!(hex(Sha256::digest(bundle)));
+    let annotation = &mut object["metadata"]["annotations"]["linkerd.io/trust-root-sha256"];
+    assert_eq!(*annotation, hash(bundle));
+    *annotation = hash(recorded);
+    let mut replaced = 0;
+    for list in ["initContainers", "containers"] {
+        let containers = object["spec"][list].as_array_mut().into_iter().flatten();
+        for variable in containers.flat_map(|container| container["env"].as_array_mut().into_iter().flatten()) {
+            if variable["name"] == "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS" {
+                assert_eq!(variable["value"], json!(format!("{}\n", bundle.trim())));
+                variable["value"] = json!(format!("{}\n", recorded.trim()));
+                replaced += 1;
+            }
+        }
+    }
+    assert_eq!(replaced, 1);
+    object
 }
 
 /// Removes the hash of the configuration from an injected Pod, in which it is the last variable of the proxy.

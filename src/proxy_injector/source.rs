@@ -220,6 +220,7 @@ mod tests {
         assert_eq!(current.problem(), None);
         let without_mode = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
         let with_key = format!("{TRUST_ANCHORS}-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n");
+        let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned();
         for (bad, why) in [
             (texts("[", TRUST_ANCHORS), "the values cannot be read"),
             (
@@ -231,8 +232,9 @@ mod tests {
             (
                 texts(INSTALLED, &format!("\u{feff}{TRUST_ANCHORS}")),
                 "no proxy can use the bundle of trust anchors, key ca-bundle.crt of the ConfigMap \
-                 linkerd-identity-trust-roots: it begins with a byte order mark",
+                 linkerd-identity-trust-roots: it has a byte order mark",
             ),
+            (texts(INSTALLED, &garbage), "certificate 1 of 1 is not a valid X.509 certificate"),
             (texts(INSTALLED, TRUST_ANCHORS.trim_end_matches("-\n")), "a section has no end"),
             (texts(INSTALLED, &with_key), "it has a private key"),
             (Err("could not read x".to_owned()), "could not read x"),

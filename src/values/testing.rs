@@ -8,6 +8,9 @@ pub(crate) const FIXTURE: &str = include_str!("testdata/installed.yaml");
 /// A root certificate that proxies can use.
 pub(crate) const TRUST_ANCHORS: &str = include_str!("testdata/root.pem");
 
+/// Another one.
+pub(crate) const OTHER_TRUST_ANCHORS: &str = include_str!("testdata/other-root.pem");
+
 pub(super) fn fixture() -> Document {
     Document::parse(FIXTURE).unwrap()
 }

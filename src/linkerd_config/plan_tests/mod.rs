@@ -14,6 +14,7 @@ use crate::{
     api::{CREATED_BY_ANNOTATION, FIELD_MANAGER, NamespacedName},
     cluster::kinds::config_map::FieldManager,
     linkerd_config::drift::HASH_ANNOTATION,
+    values::testing::OTHER_TRUST_ANCHORS,
 };
 
 /// A ConfigMap and its saved base, as an API server would hold them.
@@ -373,7 +374,7 @@ fn a_new_resource_adopts_a_document_that_was_edited_before() {
 #[test]
 fn the_copied_trust_anchors_follow_the_bundle_unless_the_ca_is_external() {
     let mut cluster = Cluster::new(&json!({}));
-    let bundle = Some("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n");
+    let bundle = Some(OTHER_TRUST_ANCHORS);
     cluster.bundle = bundle;
     cluster.reconcile();
     let copy = cluster.value(&["identityTrustAnchorsPEM"]).unwrap();

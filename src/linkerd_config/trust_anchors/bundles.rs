@@ -10,10 +10,10 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::readable_certificates;
 use crate::{api::linkerd_config::LinkerdConfigStatus, linkerd_config::sha256};
 
 /// The maximum number of bundles. If Pods carry this many, a new bundle is not kept, and needs an approval.
@@ -49,8 +49,7 @@ pub struct TrustBundles(Vec<TrustBundle>);
 
 impl TrustBundle {
     pub fn new(pem: &str, written: Option<Timestamp>) -> Self {
-        let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok);
-        let fingerprints = certificates.map(sha256).collect();
+        let fingerprints = readable_certificates(pem).map(sha256).collect();
         Self::of(Arc::from(sha256(pem)), fingerprints, written)
     }
 

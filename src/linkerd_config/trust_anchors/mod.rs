@@ -5,6 +5,7 @@ pub mod bundles;
 use std::collections::BTreeSet;
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde_json::{Map, Value};
 
 use super::{overlay::ValueSource, sha256};
 use crate::api::{
@@ -21,8 +22,7 @@ pub(super) struct TrustAnchors {
 }
 
 /// Returns the trust anchors to copy. The bundle in use comes first: with the policy Verify, the resource's own trust
-/// anchors must equal it; with Reuse, they are used only without a bundle. A bundle without a valid certificate is
-/// ignored.
+/// anchors must equal it; with Reuse, they are used only without a bundle. A bundle that no proxy can use is ignored.
 ///
 /// # Errors
 /// When the resource's own trust anchors are invalid, or differ from the bundle with the policy Verify; when the bundle
@@ -30,41 +30,55 @@ pub(super) struct TrustAnchors {
 pub(super) fn resolve(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Result<Option<TrustAnchors>, Problem> {
     let context = &spec.global.identity_context;
     let given = context.trust_anchors_pem.as_deref().filter(|pem| !pem.trim().is_empty());
-    let declared = given.map(certificates).transpose().map_err(problem)?;
-    if bundle.is_some_and(|bundle| UnusableTrustBundle::check(bundle) == Err(UnusableTrustBundle::PrivateKey)) {
+    let declared = given.map(certificates).transpose().map_err(|unusable| problem(unusable.to_string()))?;
+    let bundle = bundle.map(|bundle| certificates(bundle).map(|certificates| (bundle, certificates)));
+    if bundle == Some(Err(UnusableTrustBundle::PrivateKey)) {
         let path = Path::from(&[TRUST_ROOTS, "ca-bundle.crt"][..]);
         return Err(Problem { path, value: String::new(), reason: UnusableTrustBundle::PrivateKey.to_string() });
     }
-    let bundle = bundle.and_then(|bundle| Some((bundle, certificates(bundle).ok()?)));
     match (context.trust_anchors_policy, given.zip(declared), bundle) {
-        (TrustAnchorsPolicy::Verify, Some((_, declared)), Some((_, trusted))) if declared != trusted => {
+        (TrustAnchorsPolicy::Verify, Some((_, declared)), Some(Ok((_, trusted)))) if declared != trusted => {
             Err(problem("it differs from the bundle that the mesh trusts, in ConfigMap linkerd-identity-trust-roots"))
         }
         (TrustAnchorsPolicy::Verify, Some(_), None) => Err(problem(
-            "it cannot be verified: ConfigMap linkerd-identity-trust-roots is missing or has no valid certificate",
+            "it cannot be verified: ConfigMap linkerd-identity-trust-roots is missing or has no key ca-bundle.crt in data",
         )),
-        (_, _, Some((bundle, _))) => Ok(Some(TrustAnchors { pem: bundle.to_owned(), source: ValueSource::TrustRoots })),
-        (_, Some((given, _)), None) => Ok(Some(TrustAnchors { pem: given.to_owned(), source: ValueSource::Typed })),
-        (_, None, None) => Ok(None),
+        (TrustAnchorsPolicy::Verify, Some(_), Some(Err(unusable))) => Err(problem(format!(
+            "it cannot be verified: no proxy can use the bundle in ConfigMap linkerd-identity-trust-roots: {unusable}"
+        ))),
+        (_, _, Some(Ok((bundle, _)))) => {
+            Ok(Some(TrustAnchors { pem: bundle.to_owned(), source: ValueSource::TrustRoots }))
+        }
+        (_, Some((given, _)), _) => Ok(Some(TrustAnchors { pem: given.to_owned(), source: ValueSource::Typed })),
+        (_, None, _) => Ok(None),
     }
 }
 
+/// Returns why no proxy could use the copy of the bundle in `spec.values`. Without a bundle, the operator writes this
+/// copy, with which `linkerd inject --manual` injects Pods.
+pub(super) fn problem_of_copy(patch: &Map<String, Value>) -> Option<Problem> {
+    const COPY: &str = "identityTrustAnchorsPEM";
+    let copy = patch.get(COPY)?.as_str().filter(|copy| !copy.trim().is_empty())?;
+    // The rule for private keys reports them at any path.
+    let unusable = UnusableTrustBundle::check(copy).err().filter(|it| *it != UnusableTrustBundle::PrivateKey)?;
+    Some(Problem { path: Path::from(&[COPY][..]), value: String::new(), reason: unusable.to_string() })
+}
+
 /// Returns the certificates of a PEM text, regardless of their order and of the text between them.
-fn certificates(pem: &str) -> Result<BTreeSet<Vec<u8>>, String> {
-    let found: Result<BTreeSet<Vec<u8>>, _> =
-        CertificateDer::pem_slice_iter(pem.as_bytes()).map(|it| it.map(|certificate| certificate.to_vec())).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err("it has no certificate".to_owned()),
-        Ok(found) => Ok(found),
-        Err(error) => Err(format!("it is not valid PEM: {error}")),
-    }
+fn certificates(pem: &str) -> Result<BTreeSet<Vec<u8>>, UnusableTrustBundle> {
+    UnusableTrustBundle::check(pem)?;
+    Ok(readable_certificates(pem).map(|certificate| certificate.to_vec()).collect())
+}
+
+/// Returns the certificates of a bundle that can be read, in its order. Injectors trim the text.
+fn readable_certificates(bundle: &str) -> impl Iterator<Item = CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(bundle.trim().as_bytes()).filter_map(Result::ok)
 }
 
 /// Returns the SHA-256 of each certificate in a bundle that can be read, in the order of the bundle.
 fn fingerprints(bundle: &str) -> Vec<String> {
     const MAX_FINGERPRINTS: usize = 50;
-    let certificates = CertificateDer::pem_slice_iter(bundle.as_bytes()).filter_map(Result::ok);
-    certificates.take(MAX_FINGERPRINTS).map(|certificate| sha256(&certificate)).collect()
+    readable_certificates(bundle).take(MAX_FINGERPRINTS).map(|certificate| sha256(&certificate)).collect()
 }
 
 /// Returns the status of the trust anchors. The progress of the rollout decides whether the bundle replaces all anchors

@@ -14,7 +14,8 @@ const GENERALIZED_TIME: u8 = 0x18;
 
 /// Returns when the first certificate expires; `None` without a certificate that can be read.
 pub(super) fn first_expiry(pem: &str) -> Option<Timestamp> {
-    let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok);
+    // The injector trims the text.
+    let certificates = CertificateDer::pem_slice_iter(pem.trim().as_bytes()).filter_map(Result::ok);
     certificates.filter_map(|certificate| not_after(&certificate)).min()
 }
 

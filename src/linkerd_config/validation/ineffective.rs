@@ -83,6 +83,7 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_has_one_sentence_that_names_it() {
+        let garbage = format!("{TRUST_ANCHORS}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
         let with_key = format!("{TRUST_ANCHORS}-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n");
         for (values, bundle, expected) in [
             (json!({"proxy": {"logLevel": "warn,linkerd=info", "accessLog": "apache"}}), TRUST_ANCHORS, None),
@@ -137,7 +138,8 @@ mod tests {
                 TRUST_ANCHORS,
                 Some("templates that no tool has replaced: identityTrustDomain \"${DOMAIN}\""),
             ),
-            (json!({}), "\u{feff}x", Some("ConfigMap linkerd-identity-trust-roots: it begins with")),
+            (json!({}), "\u{feff}x", Some("ConfigMap linkerd-identity-trust-roots: it has a byte order mark")),
+            (json!({}), &garbage, Some("ConfigMap linkerd-identity-trust-roots: certificate 2 of 2 is not a valid")),
             (json!({}), &with_key, Some("it has a private key")),
         ] {
             let found = sentences(&values, bundle);

@@ -101,7 +101,14 @@ fn what_the_resource_declares_wrongly_is_denied_whatever_is_installed() {
         ),
         (
             json!({"global": {"identityContext": {"trustAnchorsPEM": "-----BEGIN CERTIFICATE-----\nx"}}}),
-            "spec.global.identityContext.trustAnchorsPEM: it is not valid PEM: ",
+            "spec.global.identityContext.trustAnchorsPEM: a section has no end: a certificate is incomplete",
+        ),
+        (
+            json!({"global": {"identityContext":
+                {"trustAnchorsPEM": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}}}),
+            "spec.global.identityContext.trustAnchorsPEM: certificate 1 of 1 is not a valid X.509 certificate: \
+             linkerd2-proxy would skip it, but linkerd2-proxy-identity, which starts the proxy, ends with an error. \
+             Remove or replace it",
         ),
     ] {
         for review in [unknown(&declared), over(&json!({}), &declared)] {
@@ -153,7 +160,7 @@ fn what_depends_on_the_installers_values_is_a_warning() {
             json!({}),
             json!({"global": {"identityContext": {"trustAnchorsPolicy": "Verify", "trustAnchorsPEM": certificate(2036, 1, 1)}}}),
             "spec.global.identityContext.trustAnchorsPEM: it cannot be verified: ConfigMap linkerd-identity-trust-roots is \
-             missing or has no valid certificate",
+             missing or has no key ca-bundle.crt in data",
         ),
     ] {
         let expected = format!("not accepted for now: {problem}");
