@@ -215,19 +215,23 @@ mod tests {
         assert!(refused.matches("must be").count() == 5 && refused.ends_with("; and 2 more"), "{refused}");
     }
 
-    /// Returns the values of the variable in the proxy of a Pod with this annotation.
+    /// Returns the values of the hash in the proxy of a Pod with this annotation.
     fn stamped(document: &str, additional_env: Option<&str>) -> Vec<String> {
-        let configuration = Configuration::read(document, TRUST_ANCHORS).unwrap();
+        variables(&Configuration::read(document, TRUST_ANCHORS).unwrap(), additional_env, CONFIG_HASH_ENV)
+    }
+
+    /// Returns the values of a variable in the proxy of a Pod with this annotation.
+    fn variables(configuration: &Configuration, additional_env: Option<&str>, name: &str) -> Vec<String> {
         let annotation = |text: &str| ("config.linkerd.io/proxy-additional-env".to_owned(), text.to_owned());
         let mut pod = ReviewedObject::default();
         pod.metadata.annotations = additional_env.map(annotation).into_iter().collect();
         let (namespace, injector) = (AnnotationMap::new(), Injector { controller_namespace: "linkerd", version: "" });
         let target =
             ReviewTarget { namespace: &namespace, namespace_name: "default", inject_label: None, workload: None };
-        let (patch, _) = injector.pod_patch(&configuration, target, &pod).unwrap();
+        let (patch, _) = injector.pod_patch(configuration, target, &pod).unwrap();
         let patch = json!(patch);
         let proxy = patch.as_array().unwrap().iter().find(|it| it["value"]["name"] == "linkerd-proxy").unwrap();
-        let variables = proxy["value"]["env"].as_array().unwrap().iter().filter(|it| it["name"] == CONFIG_HASH_ENV);
+        let variables = proxy["value"]["env"].as_array().unwrap().iter().filter(|it| it["name"] == name);
         variables.map(|it| it["value"].as_str().unwrap().to_owned()).collect()
     }
 
@@ -243,6 +247,15 @@ mod tests {
         };
         assert_eq!(changed(&["controllerReplicas"], json!(3)), [wanted.as_str()], "only the control plane reads it");
         assert_ne!(changed(&["proxy", "logLevel"], json!("debug")), [wanted.as_str()]);
+    }
+
+    /// The template of Linkerd's injector is YAML, in which each line break becomes a line feed.
+    #[test]
+    fn a_bundle_with_the_line_breaks_of_windows_is_written_with_line_feeds() {
+        let windows = TRUST_ANCHORS.replace('\n', "\r\n");
+        let configuration = Configuration::read(INSTALLED, &windows).unwrap();
+        assert_eq!(configuration.trust_anchors_hash, hex(Sha256::digest(&windows)));
+        assert_eq!(variables(&configuration, None, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS"), [TRUST_ANCHORS]);
     }
 
     #[test]

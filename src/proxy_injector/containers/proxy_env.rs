@@ -210,7 +210,8 @@ fn identity(env: &mut Env, values: &ProxyValues, context: ProxyContext<'_>) -> R
     if anchors.is_empty() {
         return Err(NotRenderable::missing("the bundle of trust anchors"));
     }
-    env.set("IDENTITY_TRUST_ANCHORS", &format!("{anchors}\n"));
+    // Linkerd's template is YAML, in which both are one line break.
+    env.set("IDENTITY_TRUST_ANCHORS", &format!("{}\n", anchors.replace("\r\n", "\n")));
     let token = match values.identity.service_account_token_projection {
         true => "/var/run/secrets/tokens/linkerd-identity-token",
         false => "/var/run/secrets/kubernetes.io/serviceaccount/token",
