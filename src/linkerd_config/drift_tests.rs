@@ -18,6 +18,7 @@ fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
             .collect::<HashMap<_, _>>(),
         writers: writers.iter().map(|manager| FieldManager { manager: (*manager).to_owned(), time: None }).collect(),
         bundle: None,
+        has_binary_bundle: false,
         bundle_written: None,
     }
 }

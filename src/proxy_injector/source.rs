@@ -5,7 +5,7 @@
 //! logged once, with its reason.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -85,7 +85,10 @@ pub(super) async fn follow_config_maps(
 fn read_files(folder: &Path) -> Result<Texts, String> {
     let read = |path: &str| -> Result<Arc<str>, String> {
         let path = folder.join(path);
-        let text = fs::read_to_string(&path).map_err(|error| format!("could not read {}: {error}", path.display()))?;
+        let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => format!("{} is not text in UTF-8", path.display()),
+            _ => format!("could not read {}: {error}", path.display()),
+        })?;
         Ok(text.into())
     };
     Ok(Texts { values: read("config/values")?, trust_anchors: read("identity/trust-roots/ca-bundle.crt")? })
@@ -97,6 +100,13 @@ fn read_config_maps(namespace: &Arc<str>, state: &State) -> Result<Texts, String
         let Some(map) = map else { return Err(format!("the ConfigMap {namespace}/{name} does not exist")) };
         value(map).clone().ok_or_else(|| format!("the ConfigMap {namespace}/{name} has no key {key}"))
     };
+    if state.config_maps.trust_roots(namespace).is_some_and(|roots| roots.has_binary_bundle) {
+        return Err(format!(
+            "the ConfigMap {namespace}/{TRUST_ROOTS} has the key {BUNDLE_KEY} in binaryData: Pods of the control plane \
+             do not start with it. Write the bundle into data, as PEM in UTF-8. kubectl writes any other file, such as \
+             one in DER or UTF-16, into binaryData"
+        ));
+    }
     Ok(Texts {
         values: read(INJECTORS_CONFIG_MAP, "values", |map| &map.values)?,
         trust_anchors: read(TRUST_ROOTS, BUNDLE_KEY, |map| &map.bundle)?,
@@ -202,8 +212,14 @@ impl CurrentConfiguration {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::{contain, values::testing::TRUST_ANCHORS};
+    use crate::{
+        cluster::{Problems, Projected, Watched},
+        contain,
+        values::testing::TRUST_ANCHORS,
+    };
 
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
@@ -251,6 +267,40 @@ mod tests {
         current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(3)));
         assert_eq!(current.problem(), None);
         assert_ne!(current.get().unwrap().trust_anchors_hash, first.trust_anchors_hash);
+    }
+
+    #[test]
+    fn a_bundle_in_binary_data_or_a_file_that_is_not_text_is_refused_with_what_to_do() {
+        let mut state = State::default();
+        let mut put = |name: &str, data: serde_json::Value| {
+            let mut object = json!({"metadata": {"name": name, "namespace": "linkerd"}});
+            object.as_object_mut().unwrap().extend(data.as_object().unwrap().clone());
+            let map = ConfigMap::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
+            map.apply(&mut state);
+            read_config_maps(&"linkerd".into(), &state).err()
+        };
+        put(INJECTORS_CONFIG_MAP, json!({"data": {"values": INSTALLED}}));
+        let refused = put(TRUST_ROOTS, json!({"binaryData": {BUNDLE_KEY: "MIIB"}})).unwrap();
+        assert!(refused.starts_with(
+            "the ConfigMap linkerd/linkerd-identity-trust-roots has the key ca-bundle.crt in binaryData: Pods of the \
+             control plane do not start with it. Write the bundle into data"
+        ));
+        let refused = put(TRUST_ROOTS, json!({"binaryData": {"other": "MIIB"}})).unwrap();
+        assert_eq!(refused, "the ConfigMap linkerd/linkerd-identity-trust-roots has no key ca-bundle.crt");
+        let usable = json!({"data": {BUNDLE_KEY: TRUST_ANCHORS}, "binaryData": {"other": "MIIB"}});
+        assert_eq!(put(TRUST_ROOTS, usable), None);
+
+        let folder = tempfile::tempdir().unwrap();
+        for path in ["config", "identity/trust-roots"] {
+            fs::create_dir_all(folder.path().join(path)).unwrap();
+        }
+        fs::write(folder.path().join("config/values"), INSTALLED).unwrap();
+        let bundle = folder.path().join("identity/trust-roots/ca-bundle.crt");
+        fs::write(&bundle, [0x30, 0x82, 0x01, 0xb7]).unwrap();
+        let refused = read_files(folder.path()).err().unwrap();
+        assert_eq!(refused, format!("{} is not text in UTF-8", bundle.display()));
+        fs::write(&bundle, TRUST_ANCHORS).unwrap();
+        assert!(read_files(folder.path()).is_ok());
     }
 
     #[test]

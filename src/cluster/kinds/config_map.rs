@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
     jiff::Timestamp,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     api::{
@@ -46,6 +46,8 @@ pub struct ConfigMap {
     /// The field managers of `values`, the latest first.
     pub writers: Vec<FieldManager>,
     pub bundle: Option<Arc<str>>,
+    /// The bundle is in `binaryData`, which the kubelet does not read for the variables of the control plane's Pods.
+    pub has_binary_bundle: bool,
     /// When the bundle was last written, by the managed fields.
     pub bundle_written: Option<Timestamp>,
 }
@@ -60,10 +62,13 @@ pub struct FieldManager {
 /// A ConfigMap as the API server sends it.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = "core::ConfigMap")]
+#[serde(rename_all = "camelCase")]
 pub struct ConfigMapObject {
     metadata: ObjectMeta,
     #[serde(default)]
     data: Option<HashMap<String, String>>,
+    #[serde(default)]
+    binary_data: Option<HashMap<String, IgnoredAny>>,
     #[serde(default)]
     immutable: Option<bool>,
 }
@@ -74,7 +79,7 @@ impl Projected for ConfigMap {
     type Wire = ConfigMapObject;
 
     fn project(wire: ConfigMapObject, _: &mut Problems) -> Self {
-        let ConfigMapObject { metadata, data, immutable } = wire;
+        let ConfigMapObject { metadata, data, binary_data, immutable } = wire;
         let mut data = data.unwrap_or_default();
         let owners = metadata.owner_references.iter().flatten();
         let owned = owners
@@ -99,6 +104,7 @@ impl Projected for ConfigMap {
             legacy: data.contains_key(LEGACY) && !data.contains_key(VALUES),
             values: data.remove(VALUES).map(Arc::from),
             bundle: data.remove(BUNDLE).map(Arc::from),
+            has_binary_bundle: binary_data.is_some_and(|data| data.contains_key(BUNDLE)),
             immutable: immutable.unwrap_or_default(),
             owned,
             annotations: metadata.annotations.unwrap_or_default().into_iter().filter(|(key, _)| kept(key)).collect(),
@@ -138,11 +144,12 @@ impl ConfigMap {
     /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
-        let Self { annotations, writers, bundle, bundle_written, .. } = self;
+        let Self { annotations, writers, bundle, has_binary_bundle, bundle_written, .. } = self;
         (key, uid, values, legacy, immutable, owned)
             == (&other.key, &other.uid, &other.values, &other.legacy, &other.immutable, &other.owned)
             && (annotations, writers) == (&other.annotations, &other.writers)
-            && (bundle, bundle_written) == (&other.bundle, &other.bundle_written)
+            && (bundle, has_binary_bundle, bundle_written)
+                == (&other.bundle, &other.has_binary_bundle, &other.bundle_written)
     }
 }
 

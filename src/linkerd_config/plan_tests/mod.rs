@@ -56,6 +56,7 @@ impl Cluster {
             annotations: HashMap::from([(CREATED_BY_ANNOTATION.to_owned(), "linkerd/helm 1".to_owned())]),
             writers: Vec::new(),
             bundle: None,
+            has_binary_bundle: false,
             bundle_written: None,
         });
         cluster.write("helm", INSTALLED);

@@ -63,6 +63,7 @@ mod tests {
             annotations: HashMap::from_iter(hash.map(|hash| (HASH_ANNOTATION.to_owned(), hash))),
             writers: Vec::new(),
             bundle: None,
+            has_binary_bundle: false,
             bundle_written: None,
         };
         restore_plan(&live, base.map(|text| Base::new(1, text, None).unwrap()).as_ref())
