@@ -19,6 +19,7 @@ mod read;
 mod redact;
 mod rules;
 mod scalar;
+mod tabs;
 #[cfg(test)]
 pub(crate) mod testing;
 mod trust_bundle;
@@ -65,7 +66,7 @@ const INJECTION_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
 /// # Errors
 /// When the text is too long, is not YAML that can be read exactly, or is not a map.
 pub fn manifest(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
-    read::map(text)
+    read::manifest(text)
 }
 
 /// The result of [`Document::read`]: the document without our injection hash, and that hash.

@@ -7,12 +7,27 @@
 use granit_parser::{Event, Parser, ScalarStyle, Span, StructureStyle};
 use serde_json::{Map, Value};
 
-use super::{InvalidDocument, LONGEST, Path, path::shortened, scalar::resolve};
+use super::{
+    InvalidDocument, LONGEST, Path,
+    path::shortened,
+    scalar::resolve,
+    tabs::{IndentingTabs, Nesting},
+};
 
 /// The maximum nesting of maps and lists. No document of Linkerd's has ten levels.
 pub(super) const DEEPEST: usize = 64;
 
+/// Parses a text as Linkerd reads it.
 pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
+    parse(text, false)
+}
+
+/// Parses a text as kubectl reads it: unlike Linkerd, it reads JSON with all escapes of JSON.
+pub(super) fn manifest(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
+    parse(text, text.trim_start().starts_with('{'))
+}
+
+fn parse(text: &str, is_json: bool) -> Result<Map<String, Value>, InvalidDocument> {
     if text.len() > LONGEST {
         return Err(InvalidDocument::TooLong);
     }
@@ -20,12 +35,15 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     let options = granit_parser::options! { emit_comments: false };
     let end = TextEnd::of(text);
     let mut builder = Builder::default();
+    let mut tabs = IndentingTabs::of(text);
     let mut ended = false;
     for event in Parser::new_from_str_with_options(text, options) {
         let (event, span) = event.map_err(|error| {
             let (line, column) = (error.marker().line(), error.marker().col() + 1);
-            InvalidDocument::NotYaml { line, column, reason: shortened(&error.info(), 200) }
+            let not_yaml = || InvalidDocument::NotYaml { line, column, reason: shortened(&error.info(), 200) };
+            tabs.reason_of(&error).unwrap_or_else(not_yaml)
         })?;
+        tabs.check(&event, &span, builder.nesting())?;
         match event {
             Event::DocumentEnd => ended = true,
             Event::DocumentStart(false, _) if ended => {
@@ -36,6 +54,9 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
             event => {
                 let event = as_go(event, &span, end)?;
                 check_flow(&event, &span, text, builder.open.last())?;
+                if !is_json {
+                    check_escapes(&event, &span, text)?;
+                }
                 builder.take(event, Place::of(&span))?;
             }
         }
@@ -90,8 +111,27 @@ fn check_flow(event: &Event<'_>, span: &Span, text: &str, open: Option<&Open>) -
     Ok(())
 }
 
+/// Rejects the escapes of JSON that Go's YAML parser rejects.
+fn check_escapes(event: &Event<'_>, span: &Span, text: &str) -> Result<(), InvalidDocument> {
+    let Event::Scalar(_, ScalarStyle::DoubleQuoted, ..) = event else { return Ok(()) };
+    let (Some(start), Some(end)) = (span.start.byte_offset(), span.end.byte_offset()) else { return Ok(()) };
+    let mut rest = text.get(start..end).unwrap_or_default();
+    while let Some((_, escape)) = rest.split_once('\\') {
+        if escape.starts_with('/') {
+            return Err(Place::of(span).reject("the escape \\/ of JSON: write / without the backslash"));
+        }
+        let code = escape.strip_prefix('u').and_then(|hex| u32::from_str_radix(hex.get(..4)?, 16).ok());
+        if code.is_some_and(|code| char::from_u32(code).is_none()) {
+            return Err(Place::of(span).reject("two escapes for one character: write the character itself"));
+        }
+        // The escaped character may be a backslash.
+        rest = escape.get(escape.chars().next().map_or(0, char::len_utf8)..).unwrap_or_default();
+    }
+    Ok(())
+}
+
 /// Rejects the characters that Go's reader rejects, and those at which it may split lines differently: line breaks of
-/// YAML 1.1 only, and tabs before the first character of a line.
+/// YAML 1.1 only.
 fn check_characters(text: &str) -> Result<(), InvalidDocument> {
     // A byte order mark is allowed only at the beginning.
     let is_odd = |(at, c): &(usize, char)| {
@@ -104,13 +144,6 @@ fn check_characters(text: &str) -> Result<(), InvalidDocument> {
             column: 1,
             reason: "a document end marker before the document".to_owned(),
         });
-    }
-    let indented_by_tab = |line: &str| line.trim_start_matches([' ', '-', '?', '\u{feff}']).starts_with('\t');
-    // Go ends a line at a lone carriage return too.
-    let lines = || text.split('\n').enumerate();
-    if let Some((at, _)) = lines().find(|(_, line)| line.split('\r').any(indented_by_tab)) {
-        let reason = "a tab where Go requires spaces".to_owned();
-        return Err(InvalidDocument::NotYaml { line: at + 1, column: 1, reason });
     }
     let Some((at, _)) = text.char_indices().find(is_odd) else { return Ok(()) };
     let before = text.get(..at).unwrap_or_default();
@@ -153,6 +186,8 @@ struct Builder {
 struct Open {
     collection: Collection,
     is_flow: bool,
+    /// The column of its first item, starting at 0.
+    column: usize,
 }
 
 enum Collection {
@@ -208,8 +243,18 @@ impl Builder {
         if self.open.len() >= DEEPEST {
             return Err(InvalidDocument::TooDeep { line: place.line, column: place.column });
         }
-        self.open.push(Open { collection, is_flow: matches!(style, StructureStyle::Flow) });
+        let is_flow = matches!(style, StructureStyle::Flow);
+        self.open.push(Open { collection, is_flow, column: place.column.saturating_sub(1) });
         Ok(())
+    }
+
+    /// Returns where the next event is.
+    fn nesting(&self) -> Nesting {
+        let block = self.open.iter().rev().find(|open| !open.is_flow);
+        Nesting {
+            is_flow: self.open.last().is_some_and(|open| open.is_flow),
+            indent: block.map_or(0, |open| open.column + 1),
+        }
     }
 
     fn put(&mut self, value: Value, place: Place) -> Result<(), InvalidDocument> {
@@ -356,6 +401,22 @@ mod tests {
             let error = map(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{kind}{place}")), "{text:?}: {error:?}");
         }
+    }
+
+    /// sigs.k8s.io/yaml v1.6.0 has rejected these escapes. kubectl reads a text that begins with a brace as JSON.
+    #[test]
+    fn escapes_of_json_that_go_does_not_know_are_rejected_in_the_values_and_not_in_manifests() {
+        for (escaped, character, reason) in [
+            (r#"{"a": "\\/", "b": ["x\\\/"]}"#, "/", "line 1, column 20: the escape \\/ of JSON"),
+            (r#"{"b": ["x\\\ud83d\ude00"], "a": "\\/"}"#, "😀", "line 1, column 8: two escapes for one character"),
+        ] {
+            let error = map(escaped).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("not YAML that Go can parse: {reason}")), "{error}");
+            let expected = json!({"a": "\\/", "b": [format!("x\\{character}")]});
+            assert_eq!(Value::Object(manifest(escaped).unwrap()), expected);
+        }
+        assert!(manifest("a: \"\\/\"\n").is_err());
+        assert_eq!(read("a: \"\\u00e9\\\\/\"\n"), json!({"a": "é\\/"}));
     }
 
     /// Together they took more than a minute in a debug build when the end was searched for every scalar.
