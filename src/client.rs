@@ -86,9 +86,10 @@ pub fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Re
 /// Returns a client of a linked cluster from the text of an untrusted kubeconfig. Errors never quote its values.
 ///
 /// # Errors
-/// Fails if it is not a kubeconfig, if it would run a program or read a file, or if a value of it cannot be used.
+/// Fails if it is not a kubeconfig, if it would run a program or read a file, if it has no credentials, or if a value of
+/// it cannot be used.
 pub fn embedded(kubeconfig: &str) -> anyhow::Result<Client> {
-    let config = kubeconfig::config_of(kubeconfig::untrusted(kubeconfig)?, None, &proxies())?;
+    let config = kubeconfig::linked(kubeconfig, &proxies())?;
     client_with(with_deadlines(config), &Registry::new(), &ResponseLimitLayer::linked())
 }
 

@@ -55,6 +55,12 @@ pub(super) fn check(user: &mut AuthInfo, owner: &str) -> anyhow::Result<()> {
     identity(user, owner)
 }
 
+/// Returns whether requests of the user have credentials that an API server could accept.
+pub(super) fn has_any(user: &AuthInfo) -> bool {
+    let has_password = user.username.is_some() && user.password.is_some();
+    user.token.is_some() || user.client_certificate_data.is_some() || has_password
+}
+
 /// Checks the user and the groups to impersonate, which are sent in headers.
 ///
 /// # Errors

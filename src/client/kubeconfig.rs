@@ -83,10 +83,39 @@ fn unreadable(path: &Path) -> impl FnOnce(KubeconfigError) -> anyhow::Error {
 /// # Errors
 /// Fails if the kubeconfig has no such context, or if a value cannot be used.
 pub(super) fn config_of(
-    mut file: Kubeconfig,
+    file: Kubeconfig,
     context: Option<&str>,
     environment: &ProxyEnvironment,
 ) -> anyhow::Result<Config> {
+    named(file, context, environment).map(|(config, _)| config)
+}
+
+/// Returns the configuration of a client of a linked cluster from the text of an untrusted kubeconfig.
+///
+/// # Errors
+/// Also if the kubeconfig would run a program or read a file, or if its user has no credentials.
+pub(super) fn linked(text: &str, environment: &ProxyEnvironment) -> anyhow::Result<Config> {
+    let (config, user) = named(untrusted(text)?, None, environment)?;
+    // An API server serves HTTPS only. With HTTP, the server is another program, which adds the credentials.
+    if config.cluster_url.scheme_str() == Some("https") && !credentials::has_any(&config.auth_info) {
+        bail!(user.without_credentials());
+    }
+    Ok(config)
+}
+
+/// The user of a context.
+struct ContextUser {
+    context: String,
+    /// Empty if the context names none.
+    name: String,
+}
+
+/// As [`config_of`], with the user.
+fn named(
+    mut file: Kubeconfig,
+    context: Option<&str>,
+    environment: &ProxyEnvironment,
+) -> anyhow::Result<(Config, ContextUser)> {
     normalize(&mut file);
     let wanted = context.or(file.current_context.as_deref()).filter(|name| !name.is_empty());
     let wanted = wanted.context("it has no current context")?.to_owned();
@@ -94,8 +123,9 @@ pub(super) fn config_of(
     let context = context.with_context(|| format!("it has no context {}", quoted(&wanted)))?;
     let owner = format!("cluster {}", quoted(&context.cluster));
     let cluster = file.clusters.into_iter().find(|it| it.name == context.cluster).and_then(|it| it.cluster);
-    let cluster =
-        cluster.with_context(|| format!("its context {} names {owner}, which it has not", quoted(&wanted)))?;
+    let missing =
+        |what: &str| format!("its context {} names {what}, which the kubeconfig does not have", quoted(&wanted));
+    let cluster = cluster.with_context(|| missing(&owner))?;
 
     let server = cluster.server.as_deref().with_context(|| format!("{owner} has no server"))?;
     let server = url::parse(server, &format!("server of {owner}"), &["https", "http"])?;
@@ -119,10 +149,29 @@ pub(super) fn config_of(
         None => environment.proxy_of(&config.cluster_url)?,
     };
     let name = context.user.unwrap_or_default();
-    // As kubectl, a user that is missing has no credentials.
-    let user = file.auth_infos.into_iter().find(|it| it.name == name).and_then(|it| it.auth_info);
-    config.auth_info = user_of(user.unwrap_or_default(), &format!("user {}", quoted(&name)), cluster)?;
-    Ok(config)
+    let owner = format!("user {}", quoted(&name));
+    let user = file.auth_infos.into_iter().find(|it| it.name == name);
+    if user.is_none() && !name.is_empty() {
+        bail!(missing(&owner));
+    }
+    config.auth_info = user_of(user.and_then(|it| it.auth_info).unwrap_or_default(), &owner, cluster)?;
+    Ok((config, ContextUser { context: wanted, name }))
+}
+
+// === impl ContextUser ===
+
+impl ContextUser {
+    fn without_credentials(&self) -> String {
+        match self.name.as_str() {
+            "" => format!(
+                "its context {} names no user: name one with a token, or a client certificate and its key",
+                quoted(&self.context)
+            ),
+            name => {
+                format!("user {} has no credentials: write a token, or a client certificate and its key", quoted(name))
+            }
+        }
+    }
 }
 
 fn user_of(mut user: AuthInfo, owner: &str, mut cluster: Cluster) -> anyhow::Result<AuthInfo> {
@@ -141,7 +190,7 @@ fn user_of(mut user: AuthInfo, owner: &str, mut cluster: Cluster) -> anyhow::Res
 ///
 /// # Errors
 /// Fails if it is not a kubeconfig, or if it would run a program or read a file.
-pub(super) fn untrusted(text: &str) -> anyhow::Result<Kubeconfig> {
+fn untrusted(text: &str) -> anyhow::Result<Kubeconfig> {
     let mut file = Kubeconfig::from_yaml(text).map_err(|_| anyhow!("it is not a kubeconfig"))?;
     normalize(&mut file);
     if let Some(field) = outside_of(&file) {

@@ -76,6 +76,13 @@ fn refusal(text: &str) -> String {
     }
 }
 
+fn embedded_refusal(text: &str) -> String {
+    match embedded(text) {
+        Ok(_) => panic!("it is accepted: {text}"),
+        Err(error) => describe(&*error),
+    }
+}
+
 #[tokio::test]
 async fn an_untrusted_kubeconfig_that_runs_programs_or_reads_files_is_refused() {
     for (text, field) in [
@@ -134,7 +141,33 @@ async fn an_empty_field_is_as_an_unset_one() {
     let config = configured(&text).unwrap();
     assert!(config.auth_info.token.is_none() && config.root_cert.is_none() && config.proxy_url.is_none());
     assert_eq!(config.auth_info.impersonate, None);
-    embedded(&text).unwrap();
+    // Only the missing credentials are a problem, as in the next test.
+    embedded(&text.replace("token: \"\"", "token: abc")).unwrap();
+}
+
+#[tokio::test]
+async fn the_user_of_a_context_must_exist_and_that_of_a_linked_cluster_must_have_credentials() {
+    let missing = of_user("token: abc").replace("user: reader}", "user: writer}");
+    let expected = "its context \"east\" names user \"writer\", which the kubeconfig does not have";
+    assert_eq!(refusal(&missing), expected);
+    assert_eq!(embedded_refusal(&missing), expected);
+    let missing = of_user("token: abc").replace("cluster: east,", "cluster: west,");
+    let expected = "its context \"east\" names cluster \"west\", which the kubeconfig does not have";
+    assert_eq!(embedded_refusal(&missing), expected);
+    let none = "user \"reader\" has no credentials: write a token, or a client certificate and its key";
+    for user in ["", "token: \"\"", "username: admin", "as: admin"] {
+        assert_eq!(embedded_refusal(&of_user(user)), none, "{user}");
+        connected(&of_user(user)).unwrap();
+    }
+    let unnamed = of_user("token: abc").replace(", user: reader}", "}");
+    let expected = "its context \"east\" names no user: name one with a token, or a client certificate and its key";
+    assert_eq!(embedded_refusal(&unnamed), expected);
+    assert_eq!(embedded_refusal(&of_user("token: abc").replace("user: reader}", "user: \"\"}")), expected);
+    connected(&unnamed).unwrap();
+    // A proxy in front of the API server may accept it.
+    embedded(&of_user("username: admin, password: abc")).unwrap();
+    // An API server serves HTTPS only, so this is another program, which adds the credentials.
+    embedded(&of("", "server: \"http://127.0.0.1:8001\"")).unwrap();
 }
 
 #[tokio::test]
@@ -426,7 +459,8 @@ async fn requests_go_through_the_proxy_of_the_kubeconfig() {
         stream.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n").await.unwrap();
         String::from_utf8_lossy(&request[..length]).into_owned()
     });
-    let client = embedded(&of_cluster(&format!("proxy-url: \"http://user:s3cr3t@127.0.0.1:{port}\""))).unwrap();
+    let cluster = format!("server: \"https://east.example:6443\", proxy-url: \"http://user:s3cr3t@127.0.0.1:{port}\"");
+    let client = embedded(&of("token: abc", &cluster)).unwrap();
     let error = describe(&client.apiserver_version().await.unwrap_err());
     let expected = format!("cannot connect to https://east.example:6443/ through the proxy http://127.0.0.1:{port}: ");
     assert!(error.starts_with(&expected) && !error.contains("s3cr3t"), "{error}");
