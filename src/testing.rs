@@ -1,9 +1,14 @@
-//! The files of the repository, for the tests that compare sources, documentation and manifests.
+//! For tests: the files of the repository, which they compare with each other, and the lines of the log.
 
 use std::{
     fs,
+    io::{self, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
+use tracing::{Level, subscriber::DefaultGuard};
 
 /// The root of the repository.
 pub(crate) fn repository() -> &'static Path {
@@ -26,4 +31,39 @@ pub(crate) fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     walk(&repository().join(folder), extension, &mut found);
     found.sort();
     found
+}
+
+/// The lines that the thread logs while this exists, in the plain format.
+pub(crate) struct LoggedLines {
+    written: Arc<Mutex<Vec<u8>>>,
+    _subscriber: DefaultGuard,
+}
+
+impl LoggedLines {
+    pub(crate) fn record() -> Self {
+        let written = Arc::<Mutex<Vec<u8>>>::default();
+        let writer = Arc::clone(&written);
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::DEBUG);
+        let subscriber = subscriber.with_writer(move || LineWriter(Arc::clone(&writer))).finish();
+        Self { written, _subscriber: tracing::subscriber::set_default(subscriber) }
+    }
+
+    /// Returns the lines that have this text.
+    pub(crate) fn with(&self, text: &str) -> Vec<String> {
+        let written = String::from_utf8(self.written.lock().clone()).unwrap();
+        written.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+    }
+}
+
+struct LineWriter(Arc<Mutex<Vec<u8>>>);
+
+impl Write for LineWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

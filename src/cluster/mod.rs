@@ -65,25 +65,27 @@ impl Cluster {
     ) -> prometheus::Result<Self> {
         let metrics = WatchMetrics::register(registry)?;
         let clients = watch::Clients::always(client);
-        let cluster = Self::spawn_watches(&clients, observers, &metrics, MemoryBudget::UNLIMITED, tasks);
+        let cluster = Self::spawn_watches(None, &clients, observers, &metrics, MemoryBudget::UNLIMITED, tasks);
         watch::register_cluster(registry, &cluster)?;
         Ok(cluster)
     }
 
-    /// Starts the watches that the observer needs in another cluster. They begin when the cluster has a client, and list
-    /// again when the client is replaced. The cluster's metrics are those of all its watches. A watch fails while the
-    /// budget has no room for more objects.
+    /// Starts the watches that the observer needs in another cluster, whose name is in their log lines. They begin when
+    /// the cluster has a client, and list again when the client is replaced. The cluster's metrics are those of all its
+    /// watches. A watch fails while the budget has no room for more objects.
     pub fn spawn_remote(
+        name: &Arc<str>,
         clients: &watch::Clients,
         observer: Arc<dyn Observer>,
         metrics: &WatchMetrics,
         memory: MemoryBudget,
         tasks: &mut Tasks,
     ) -> Self {
-        Self::spawn_watches(clients, &[observer], metrics, memory, tasks)
+        Self::spawn_watches(Some(name), clients, &[observer], metrics, memory, tasks)
     }
 
     fn spawn_watches(
+        name: Option<&Arc<str>>,
         clients: &watch::Clients,
         observers: &[Arc<dyn Observer>],
         metrics: &WatchMetrics,
@@ -95,6 +97,7 @@ impl Cluster {
         for kind in Kind::ALL {
             let Some(scope) = WatchScope::of(*kind, observers) else { continue };
             let context = watch::WatchContext {
+                cluster: name.cloned(),
                 state: Arc::clone(&state),
                 observers: observers.iter().filter(|observer| observer.kinds().contains(kind)).cloned().collect(),
                 relist: Arc::clone(&relist),

@@ -88,6 +88,7 @@ impl KindVisitor for Apply<'_> {
             Event::Delete(object) => Event::Delete(read(object)),
         };
         let context = WatchContext {
+            cluster: None,
             state: Arc::clone(&feed.cluster.state),
             observers: feed.observers.iter().filter(|observer| observer.kinds().contains(&T::KIND)).cloned().collect(),
             relist: Arc::default(),

@@ -31,7 +31,7 @@ use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
-use tracing::{debug, error};
+use tracing::{Instrument, Span, debug, error, error_span};
 
 use super::{
     Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, index::shared_values::SharedValues,
@@ -68,6 +68,8 @@ const NO_MEMORY: Duration = Duration::from_secs(60);
 /// The dependencies of a watch.
 #[derive(Clone)]
 pub(in crate::cluster) struct WatchContext {
+    /// The name of another cluster; `None` for this one.
+    pub cluster: Option<Arc<str>>,
     pub state: Arc<RwLock<State>>,
     /// The observers of the kind.
     pub observers: Arc<[Arc<dyn Observer>]>,
@@ -130,7 +132,8 @@ impl KindVisitor for Spawn<'_> {
         let Self { context, mut clients, scope: WatchScope { namespace, labels, fields }, tasks } = self;
         let config = watcher::Config { label_selector: labels, field_selector: fields, ..watcher::Config::default() };
         let (status, receiver) = context.status::<T>();
-        tasks.spawn(T::KIND.resource(), async move {
+        let span = context.span(namespace.as_deref());
+        let follow = async move {
             loop {
                 let client = clients.next().await;
                 let api = match &namespace {
@@ -143,7 +146,8 @@ impl KindVisitor for Spawn<'_> {
                     () = clients.replaced() => {}
                 }
             }
-        });
+        };
+        tasks.spawn(T::KIND.resource(), follow.instrument(span));
         receiver
     }
 }
@@ -155,8 +159,14 @@ impl WatchContext {
         self.observers.iter().any(|observer| observer.blocks_readiness())
     }
 
+    /// The fields of every log line of a watch of another cluster. The level is that of the highest lines, because a span
+    /// that is filtered out takes its fields with it.
+    fn span(&self, namespace: Option<&str>) -> Span {
+        self.cluster.as_deref().map_or_else(Span::none, |cluster| error_span!("watch", cluster, namespace))
+    }
+
     fn status<T: Watched>(&self) -> (channel::Sender<WatchStatus>, channel::Receiver<WatchStatus>) {
-        channel::channel(WatchStatus::new(T::KIND, self.blocks_readiness()))
+        channel::channel(WatchStatus::of(self.cluster.as_ref(), T::KIND, self.blocks_readiness()))
     }
 
     /// Follows a kind, forever.

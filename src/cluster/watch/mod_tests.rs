@@ -17,6 +17,7 @@ use crate::{
     },
     contain,
     response_limit::ResponseLimitLayer,
+    testing::LoggedLines,
 };
 
 /// Reads Pods. The field is whether it blocks readiness.
@@ -83,7 +84,11 @@ impl Scripted {
     }
 
     async fn start_with<T: Watched>(memory: MemoryBudget) -> Self {
-        let watch = Self::start_streaming::<T>(memory);
+        Self::start_in::<T>(WatchContext { memory, ..context() }).await
+    }
+
+    async fn start_in<T: Watched>(context: WatchContext) -> Self {
+        let watch = Self::start_streaming_in::<T>(context);
         assert!(watch.answers(422, &refusal(422)).await.failure.is_none(), "no failure: it lists pages at once");
         let refused = watch.queries.lock().remove(0);
         assert!(refused.contains("sendInitialEvents=true"), "{refused}");
@@ -91,6 +96,10 @@ impl Scripted {
     }
 
     fn start_streaming<T: Watched>(memory: MemoryBudget) -> Self {
+        Self::start_streaming_in::<T>(WatchContext { memory, ..context() })
+    }
+
+    fn start_streaming_in<T: Watched>(context: WatchContext) -> Self {
         let (responses, received) = mpsc::unbounded_channel();
         let received = Arc::new(Mutex::new(received));
         // A request waits for its response for as long as the test takes.
@@ -106,9 +115,10 @@ impl Scripted {
                 }
             }
         });
-        let (context, mut tasks) = (WatchContext { memory, ..context() }, Tasks::default());
+        let mut tasks = Tasks::default();
         let clients = Clients::always(&Client::new(ResponseLimitLayer::new().layer(service), "default"));
-        let status = Spawn { context, clients, scope: WatchScope::default(), tasks: &mut tasks }.visit::<T>();
+        let scope = WatchScope { namespace: Some("ns".into()), ..WatchScope::default() };
+        let status = Spawn { context, clients, scope, tasks: &mut tasks }.visit::<T>();
         Self { responses, queries, status, _tasks: tasks }
     }
 
@@ -137,6 +147,35 @@ fn page(slices: &[&str], token: &str) -> Value {
 
 fn refusal(code: u16) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": "", "code": code})
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_log_line_of_a_watch_of_another_cluster_names_the_cluster_and_the_namespace() {
+    for (cluster, named) in [(Some("east".into()), true), (None, false)] {
+        let log = LoggedLines::record();
+        let watch = Scripted::start_in::<Slice>(WatchContext { cluster, ..context() }).await;
+        let mut unusable = page(&["a"], "");
+        unusable["items"][0]["metadata"]["labels"] = json!({"kubernetes.io/service-name": "web"});
+        unusable["items"][0]["endpoints"] = json!([{"addresses": ["not an address"]}]);
+        assert!(watch.answers(200, &unusable).await.is_followed());
+        watch.answers(503, &refusal(503)).await;
+        watch.answers(410, &refusal(410)).await;
+        watch.answers(200, &page(&["a"], "")).await;
+        for text in [
+            "listing in another way",
+            "ignoring unusable parts of an object",
+            "completed the first list",
+            "list or watch failed, retrying",
+            "watch recovered",
+        ] {
+            let lines = log.with(text);
+            assert!(!lines.is_empty(), "{text}");
+            for line in lines {
+                let names = line.contains("cluster=\"east\"") && line.contains("namespace=\"ns\"");
+                assert_eq!(names, named, "{line}");
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -293,7 +332,7 @@ fn context() -> WatchContext {
     let state = Arc::<RwLock<State>>::default();
     let metrics = WatchMetrics::register(&prometheus::Registry::new()).unwrap();
     let memory = MemoryBudget::UNLIMITED;
-    WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics, memory }
+    WatchContext { cluster: None, state, observers: Arc::new([]), relist: Arc::default(), metrics, memory }
 }
 
 /// A kind whose projection panics.

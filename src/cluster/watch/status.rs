@@ -3,7 +3,7 @@
 //! In: completed lists and failures. Out: [`WatchStatus`], for readiness and for writers that wait. Always holds: a
 //! kind that was once known stays known.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use kube::{core::Status, runtime::watcher};
 use strum::{IntoStaticStr, VariantNames};
@@ -22,6 +22,11 @@ pub(super) const ABSENCE_CONFIRMED: Duration = Duration::from_secs(1);
 
 /// The maximum length of an API server's message.
 const MESSAGE_BYTES: usize = 1024;
+/// The maximum length of the user in a sentence. A ServiceAccount has at most 338 bytes.
+const USER_BYTES: usize = 340;
+
+/// The user of requests without credentials, or with credentials that the API server does not know.
+const ANONYMOUS: &str = "system:anonymous";
 
 /// A problem of a watch, for `/ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub struct WatchProblem {
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct WatchStatus {
     pub kind: Kind,
+    /// The name of another cluster; `None` for this one.
+    cluster: Option<Arc<str>>,
     /// Whether an observer of the kind keeps the process from being ready until the kind is known.
     blocks_readiness: bool,
     pub synced: bool,
@@ -70,6 +77,7 @@ impl WatchStatus {
     pub(in crate::cluster) fn new(kind: Kind, blocks_readiness: bool) -> Self {
         Self {
             kind,
+            cluster: None,
             blocks_readiness,
             synced: false,
             missing_since: None,
@@ -77,6 +85,11 @@ impl WatchStatus {
             failure: None,
             failing_since: None,
         }
+    }
+
+    /// As [`WatchStatus::new`], for a watch of another cluster.
+    pub(in crate::cluster) fn of(cluster: Option<&Arc<str>>, kind: Kind, blocks_readiness: bool) -> Self {
+        Self { cluster: cluster.cloned(), ..Self::new(kind, blocks_readiness) }
     }
 
     /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
@@ -107,12 +120,18 @@ impl WatchStatus {
         let text = match &self.failure {
             None if self.synced => return None,
             None => format!("the first list of {resource} has not completed yet"),
-            Some(WatchFailure::KindMissing) if self.kind.is_optional() => {
-                format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
-            }
-            Some(WatchFailure::KindMissing) => format!("the API server does not serve {resource}"),
+            Some(WatchFailure::KindMissing) => match &self.cluster {
+                _ if !self.kind.is_optional() => format!("the API server does not serve {resource}"),
+                None => format!(
+                    "the API server does not serve {resource}: install its CustomResourceDefinition (make install)"
+                ),
+                Some(cluster) => format!(
+                    "the API server does not serve {resource}: install Linkerd's CustomResourceDefinitions in the cluster \
+                     {cluster}"
+                ),
+            },
             Some(WatchFailure::Denied(message)) => {
-                format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
+                format!("list and watch of {resource} are denied, {}: {message}", self.remedy(message))
             }
             Some(failure @ (WatchFailure::Unreachable(_) | WatchFailure::NoMemory)) => {
                 format!("cannot list or watch {resource}: {failure}")
@@ -122,6 +141,26 @@ impl WatchStatus {
         // the kind wait for it.
         let blocks_readiness = self.blocks_readiness && !self.is_known();
         Some(WatchProblem { text, blocks_readiness, is_failure: self.failure.is_some() })
+    }
+
+    /// What to do about requests that an API server has denied with this message.
+    fn remedy(&self, message: &str) -> String {
+        match (denied_user(message), &self.cluster) {
+            (Some(ANONYMOUS), None) => {
+                "because the requests have no credentials that the API server accepts, check the user \
+                                        of the kubeconfig"
+                    .to_owned()
+            }
+            (Some(ANONYMOUS), Some(cluster)) => format!(
+                "because the requests have no credentials that the API server of the cluster {cluster} accepts, write a \
+                 token or a client certificate into the kubeconfig of its Secret"
+            ),
+            (_, None) => "grant them to this ServiceAccount".to_owned(),
+            (Some(user), Some(cluster)) => {
+                format!("grant them to the user \"{}\" in the cluster {cluster}", truncate(user, USER_BYTES))
+            }
+            (None, Some(cluster)) => format!("grant them to the user of the kubeconfig in the cluster {cluster}"),
+        }
     }
 
     /// Records that the watch works. Returns whether it was failing.
@@ -186,6 +225,12 @@ impl WatchFailure {
     }
 }
 
+/// Returns the user that an API server names in its message: `pods is forbidden: User "NAME" cannot list …`.
+fn denied_user(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once(" is forbidden: User \"")?;
+    rest.split_once("\" cannot ").map(|(user, _)| user)
+}
+
 /// The message of an API server.
 fn message(status: &Status) -> String {
     match &*status.message {
@@ -208,5 +253,90 @@ impl fmt::Display for WatchFailure {
             }
             Self::Denied(message) | Self::Unreachable(message) => f.write_str(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUBJECT: &str = "system:serviceaccount:linkerd-multicluster:reader";
+
+    /// The problem of a list that an API server has denied with this message.
+    fn denied(cluster: Option<&str>, message: &str) -> String {
+        let status = Status::failure(message, "Forbidden").with_code(403).boxed();
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(status));
+        problem(cluster, Kind::Pod, WatchFailure::of(&error))
+    }
+
+    fn problem(cluster: Option<&str>, kind: Kind, failure: WatchFailure) -> String {
+        let mut status = WatchStatus::of(cluster.map(Arc::from).as_ref(), kind, false);
+        status.failed(failure);
+        status.problem().unwrap().text
+    }
+
+    fn forbidden(user: &str) -> String {
+        format!(
+            "pods is forbidden: User \"{user}\" cannot list resource \"pods\" in API group \"\" in the namespace \"ns\""
+        )
+    }
+
+    #[test]
+    fn the_advice_for_a_missing_permission_names_who_needs_it_and_where() {
+        let message = forbidden(SUBJECT);
+        assert_eq!(
+            denied(None, &message),
+            format!("list and watch of pods are denied, grant them to this ServiceAccount: {message}")
+        );
+        assert_eq!(
+            denied(Some("east"), &message),
+            format!(
+                "list and watch of pods are denied, grant them to the user \"{SUBJECT}\" in the cluster east: {message}"
+            )
+        );
+        // A policy of another program may answer, too.
+        assert_eq!(
+            denied(Some("east"), "no"),
+            "list and watch of pods are denied, grant them to the user of the kubeconfig in the cluster east: no"
+        );
+        let long = denied(Some("east"), &forbidden(&"u".repeat(900)));
+        let expected = format!("grant them to the user \"{}\" in the cluster east: pods is", "u".repeat(340));
+        assert!(long.contains(&expected), "{long}");
+    }
+
+    #[test]
+    fn a_request_without_credentials_needs_credentials_instead_of_a_permission() {
+        let message = forbidden("system:anonymous");
+        assert_eq!(
+            denied(Some("east"), &message),
+            format!(
+                "list and watch of pods are denied, because the requests have no credentials that the API server of the \
+                 cluster east accepts, write a token or a client certificate into the kubeconfig of its Secret: {message}"
+            )
+        );
+        assert_eq!(
+            denied(None, &message),
+            format!(
+                "list and watch of pods are denied, because the requests have no credentials that the API server accepts, \
+                 check the user of the kubeconfig: {message}"
+            )
+        );
+        // The name of an object is no user.
+        let about = "pods \"system:anonymous\" is forbidden: User \"u\" cannot list resource \"pods\"";
+        let expected = "list and watch of pods are denied, grant them to the user \"u\" in the cluster east: ";
+        assert!(denied(Some("east"), about).starts_with(expected), "{}", denied(Some("east"), about));
+    }
+
+    #[test]
+    fn a_missing_kind_of_another_cluster_is_installed_there() {
+        assert_eq!(
+            problem(Some("east"), Kind::Server, WatchFailure::KindMissing),
+            "the API server does not serve servers.policy.linkerd.io: install Linkerd's CustomResourceDefinitions in the \
+             cluster east"
+        );
+        assert_eq!(
+            problem(None, Kind::Server, WatchFailure::KindMissing),
+            "the API server does not serve servers.policy.linkerd.io: install its CustomResourceDefinition (make install)"
+        );
     }
 }

@@ -146,7 +146,7 @@ impl RemoteCluster {
         let clients = Clients::from(self.clients.subscribe());
         let memory = self.settings.read().limits.memory.of_other_clusters();
         let reader = Arc::clone(&observer) as Arc<dyn Observer>;
-        let cluster = Cluster::spawn_remote(&clients, reader, &self.metrics, memory, &mut tasks);
+        let cluster = Cluster::spawn_remote(&self.name, &clients, reader, &self.metrics, memory, &mut tasks);
         // A namespace without objects becomes known without a change.
         tasks.spawn("remote-namespace", observer.announce(cluster.clone()));
         let namespace =

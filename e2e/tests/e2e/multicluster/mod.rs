@@ -20,6 +20,7 @@ use e2e::{
     shared_manager, shared_other,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
+use hyper::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client,
@@ -126,6 +127,16 @@ impl Rig {
     async fn unlink(&self, other: &Other) -> Result<()> {
         self.secrets().delete(&link_name(&other.name), &DeleteParams::default()).await?;
         Ok(())
+    }
+
+    /// Waits until `/ready` has a line with this text, while the manager is ready. Returns all lines.
+    async fn says(&self, text: &str) -> Result<String> {
+        eventually(SOON, format_args!("/ready to say {text}"), async || {
+            let (status, body) = self.manager.get("/ready").await?;
+            ensure!(status == StatusCode::OK && body.contains(text), "{status} {body}");
+            Ok(body)
+        })
+        .await
     }
 
     async fn put(&self, object: Object) -> Result<()> {

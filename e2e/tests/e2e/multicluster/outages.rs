@@ -37,6 +37,10 @@ async fn the_last_endpoints_stay_while_a_cluster_is_away_and_only_differences_ar
     let (status, body) = rig.manager.get("/ready").await?;
     let named = format!("cluster {}: namespace {}: cannot list or watch", east.name, rig.namespace.name());
     ensure!(status == StatusCode::OK && body.contains(&named), "{status} {body}");
+    let log = rig.manager.log();
+    let of_east =
+        |line: &&str| line.contains("list or watch failed") && line.contains(&format!("cluster=\"{}\"", east.name));
+    ensure!(log.lines().any(|line| of_east(&line)), "no line about a failed watch names the cluster");
     let failures = [("cluster", east.name.as_str()), ("class", "unreachable")];
     ensure!(rig.manager.metric(FAILURES, &failures).await > Some(0.0), "no failure was counted");
     // Changes of this cluster are sent meanwhile, and a new stream has the last known endpoints.
@@ -72,6 +76,8 @@ async fn a_cluster_that_denies_requests_is_never_taken_for_an_empty_one() -> Res
     })
     .await?;
     remote.is_quiet_for(QUIET).await.context("no message until the cluster is known")?;
+    let advice = format!("in the cluster {}: ", east.name);
+    ensure!(rig.says("list and watch of pods are denied, grant them to ").await?.contains(&advice), "no {advice}");
     denied.remove();
     remote.shows(&["10.1.0.1:8080"]).await?;
     joined.shows(&["10.0.0.1:8080", "10.1.0.1:8080"]).await
