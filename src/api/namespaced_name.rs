@@ -7,6 +7,7 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, runtime::reflector::ObjectRef};
+use rustls::pki_types::DnsName;
 
 /// The maximum length of an object's name, and of a DNS name, in bytes.
 pub const LONGEST_NAME: usize = 253;
@@ -23,6 +24,11 @@ pub fn is_dns_label(text: &str) -> bool {
         && text.bytes().all(inner)
         && !text.starts_with('-')
         && !text.ends_with('-')
+}
+
+/// Returns whether the text is a DNS name that the proxy can read as the end of an identity: without a dot at its end.
+pub fn is_dns_name(text: &str) -> bool {
+    !text.ends_with('.') && DnsName::try_from(text).is_ok()
 }
 
 /// The key of an object, cheap to clone. The namespace of a cluster-scoped object is empty.

@@ -7,7 +7,7 @@ use super::{
     multicluster::observer::KINDS,
     testing::rig::{Client, Get, GetProfile, Method, Rig, kind, server_settings},
 };
-use crate::cluster::{kinds::remote_kubeconfig::Link, testing::Feed};
+use crate::cluster::{kinds::remote_kubeconfig::TrustDomain, testing::Feed};
 
 /// The answer to a new stream; `None` if it is neither a message nor a refusal.
 fn answer<M: Method>(case: &Case, rig: &Rig) -> Option<M::Answer> {
@@ -31,9 +31,8 @@ fn rig(case: &Case) -> Rig {
         for (key, object) in objects.iter().filter(|(key, _)| KINDS.contains(&kind(key))) {
             feed.apply(kind(key), Event::Apply(object.clone()));
         }
-        let link =
-            Link { cluster: name.as_str().into(), trust_domain: trust_domain(name).into(), kubeconfig: "".into() };
-        multicluster.link_feeds(&link, [("case-ns", &feed.cluster)]);
+        let trust_domain = TrustDomain::parse(&trust_domain(name)).unwrap();
+        multicluster.link_feeds(name, &trust_domain, [("case-ns", &feed.cluster)]);
     }
     rig
 }

@@ -25,7 +25,7 @@ use super::{
     testing::rig::{Client, Get, Rig, kind, server_settings},
 };
 use crate::{
-    cluster::{Kind, Observer, kinds::remote_kubeconfig::Link, testing::Feed},
+    cluster::{Kind, Observer, kinds::remote_kubeconfig::TrustDomain, testing::Feed},
     destination::testing::settings,
 };
 
@@ -56,10 +56,9 @@ impl Other {
     }
 
     fn link(&self, rig: &Rig) {
-        let link =
-            Link { cluster: self.name.into(), trust_domain: trust_domain(self.name).into(), kubeconfig: "".into() };
+        let trust_domain = TrustDomain::parse(&trust_domain(self.name)).unwrap();
         let states = self.namespaces.iter().map(|(name, it)| (*name, &it.feed.cluster));
-        rig.views.multicluster.as_ref().unwrap().link_feeds(&link, states);
+        rig.views.multicluster.as_ref().unwrap().link_feeds(self.name, &trust_domain, states);
     }
 
     fn unlink(&self, rig: &Rig) {

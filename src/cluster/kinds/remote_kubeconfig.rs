@@ -9,29 +9,52 @@ use serde_json::Value;
 use crate::{
     api::{
         CLUSTER_DOMAIN_ANNOTATION, CLUSTER_NAME_LABEL, NamespacedName, REMOTE_KUBECONFIG_TYPE, TRUST_DOMAIN_ANNOTATION,
-        lean_metadata,
+        is_dns_name, lean_metadata,
     },
     cluster::{Problems, Projected, index::store::Stored},
+    text::truncate,
 };
 
 /// The key of the kubeconfig in the Secret's data.
 const KUBECONFIG: &str = "kubeconfig";
+/// The maximum number of bytes that a message quotes of an annotation.
+const QUOTED_BYTES: usize = 60;
 
 /// A Secret, reduced to what it says about another cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteKubeconfig {
     pub key: NamespacedName,
-    /// `None` if the Secret is of another type, or incomplete.
-    pub link: Option<Link>,
+    pub content: LinkContent,
+}
+
+/// What a Secret says about another cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkContent {
+    /// The Secret is of another type.
+    NoLink,
+    /// The Secret has no label with the name of a cluster, so it links none.
+    Unlabelled,
+    /// Whether the kubeconfig can be used is not known yet.
+    Complete(Link),
+    Incomplete {
+        /// The cluster that the label names.
+        cluster: Option<Arc<str>>,
+        /// What is missing or cannot be used, and what to write instead.
+        why: Arc<str>,
+    },
 }
 
 /// How another cluster is reached, and what its mesh is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub cluster: Arc<str>,
-    pub trust_domain: Arc<str>,
+    pub trust_domain: TrustDomain,
     pub kubeconfig: HiddenText,
 }
+
+/// The domain at the end of the identities of a mesh: a DNS name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustDomain(Arc<str>);
 
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,8 +84,11 @@ impl Projected for RemoteKubeconfig {
 
     fn project(wire: SecretObject, problems: &mut Problems) -> Self {
         let key = NamespacedName::of(&wire.metadata);
-        let link = (wire.type_.as_deref() == Some(REMOTE_KUBECONFIG_TYPE)).then(|| Link::of(wire, problems)).flatten();
-        Self { key, link }
+        let (content, unusable) = LinkContent::of(wire);
+        for text in unusable {
+            problems.add(format_args!("{text}"));
+        }
+        Self { key, content }
     }
 }
 
@@ -75,29 +101,85 @@ impl Stored for RemoteKubeconfig {
     }
 }
 
-// === impl Link ===
+// === impl LinkContent ===
 
-impl Link {
-    fn of(wire: SecretObject, problems: &mut Problems) -> Option<Self> {
-        let mut required = |from: Option<BTreeMap<String, String>>, what: &str, key: &str| {
-            let value = from.and_then(|mut from| from.remove(key)).filter(|value| !value.is_empty());
-            if value.is_none() {
-                problems.add(format_args!("the {what} {key} is missing, so the cluster is not known"));
-            }
-            value
-        };
-        let annotations = wire.metadata.annotations;
-        let cluster = required(wire.metadata.labels, "label", CLUSTER_NAME_LABEL);
-        let trust_domain = required(annotations.clone(), "annotation", TRUST_DOMAIN_ANNOTATION);
-        // No answer depends on it. Linkerd requires it, too, so that a Secret works with both or with none.
-        let cluster_domain = required(annotations, "annotation", CLUSTER_DOMAIN_ANNOTATION);
-        let kubeconfig = wire.data.unwrap_or_default().remove(KUBECONFIG).and_then(Encoded::decode);
-        let kubeconfig = kubeconfig.filter(|text| !text.reveal().is_empty());
-        if kubeconfig.is_none() {
-            problems.add(format_args!("the key {KUBECONFIG} is missing or no text, so the cluster is not known"));
+impl LinkContent {
+    fn of(wire: SecretObject) -> (Self, Vec<String>) {
+        if wire.type_.as_deref() != Some(REMOTE_KUBECONFIG_TYPE) {
+            return (Self::NoLink, Vec::new());
         }
-        cluster_domain?;
-        Some(Self { cluster: cluster?.into(), trust_domain: trust_domain?.into(), kubeconfig: kubeconfig? })
+        let Some(label) = wire.metadata.labels.unwrap_or_default().remove(CLUSTER_NAME_LABEL) else {
+            return (Self::Unlabelled, vec![unlabelled()]);
+        };
+        let mut annotations = wire.metadata.annotations.unwrap_or_default();
+        let mut problems = Vec::new();
+        let mut filled = |text: Option<String>, what: &str, key: &str, content: &str| {
+            let how = if text.is_some() { "empty" } else { "missing" };
+            let text = text.filter(|text| !text.is_empty());
+            if text.is_none() {
+                problems.push(format!("the {what} {key} is {how}: write the {content} there"));
+            }
+            text
+        };
+        let cluster = filled(Some(label), "label", CLUSTER_NAME_LABEL, "name of the cluster").map(Arc::from);
+        let mut annotation = |key: &str, content: &str| filled(annotations.remove(key), "annotation", key, content);
+        let trust_domain = annotation(TRUST_DOMAIN_ANNOTATION, "trust domain of the cluster's mesh");
+        // No answer depends on it. Linkerd requires it, too, so that a Secret works with both or with none.
+        let cluster_domain = annotation(CLUSTER_DOMAIN_ANNOTATION, "domain of the cluster's Services");
+        let trust_domain = trust_domain.and_then(|text| {
+            let domain = TrustDomain::parse(&text);
+            if domain.is_none() {
+                let text = truncate(&text, QUOTED_BYTES);
+                problems.push(format!(
+                    "the annotation {TRUST_DOMAIN_ANNOTATION} is {text:?}, which is no DNS name: write the trust domain of \
+                     the cluster's mesh there"
+                ));
+            }
+            domain
+        });
+        let kubeconfig = match wire.data.unwrap_or_default().remove(KUBECONFIG).map(Encoded::decode) {
+            None => Err("missing"),
+            Some(None) => Err("no text"),
+            Some(Some(text)) if text.reveal().is_empty() => Err("empty"),
+            Some(Some(text)) => Ok(text),
+        };
+        let kubeconfig = kubeconfig.map_err(|what| {
+            problems.push(format!("the key {KUBECONFIG} is {what}: write the kubeconfig of the cluster there"));
+        });
+        let content = match (cluster, trust_domain, cluster_domain, kubeconfig) {
+            (Some(cluster), Some(trust_domain), Some(_), Ok(kubeconfig)) => {
+                Self::Complete(Link { cluster, trust_domain, kubeconfig })
+            }
+            (cluster, ..) => Self::Incomplete { cluster, why: problems.join("; ").into() },
+        };
+        (content, problems)
+    }
+
+    /// Returns the cluster that the label names.
+    pub fn cluster(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::NoLink | Self::Unlabelled => None,
+            Self::Complete(link) => Some(&link.cluster),
+            Self::Incomplete { cluster, .. } => cluster.as_ref(),
+        }
+    }
+}
+
+/// What is said about [`LinkContent::Unlabelled`].
+pub fn unlabelled() -> String {
+    format!("the label {CLUSTER_NAME_LABEL} is missing: write the name of the cluster there, or delete the Secret")
+}
+
+// === impl TrustDomain ===
+
+impl TrustDomain {
+    /// Returns `None` if proxies could not read an identity that ends with the text.
+    pub fn parse(text: &str) -> Option<Self> {
+        is_dns_name(text).then(|| Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -171,14 +253,14 @@ mod tests {
     #[test]
     fn a_complete_secret_names_a_cluster_and_its_credentials_are_never_printed() {
         let (secret, problems) = projected(&secret());
-        let link = secret.link.clone().unwrap();
-        assert_eq!((&*link.cluster, &*link.trust_domain), ("east", "east.trust"));
+        let LinkContent::Complete(link) = &secret.content else { panic!("{secret:?}") };
+        assert_eq!((&*link.cluster, link.trust_domain.as_str()), ("east", "east.trust"));
         assert_eq!((link.kubeconfig.reveal(), problems.len()), (COMPLETE, 0));
         assert!(!format!("{secret:?}").contains(COMPLETE));
     }
 
     #[test]
-    fn a_secret_without_one_of_its_parts_names_no_cluster_and_says_what_is_missing() {
+    fn a_secret_without_one_of_its_parts_says_what_is_missing_and_is_still_that_of_its_cluster() {
         for (part, missing) in [
             (
                 "/metadata/labels/multicluster.linkerd.io~1cluster-name",
@@ -197,19 +279,59 @@ mod tests {
             let mut secret = secret();
             *secret.pointer_mut(part).unwrap() = json!("");
             let (projected, problems) = projected(&secret);
-            assert!(projected.link.is_none() && problems.len() == 1, "{part}: {problems}");
-            assert!(problems.to_string().contains(missing), "{part}: {problems}");
+            let LinkContent::Incomplete { cluster, why } = projected.content else { panic!("{part}: {projected:?}") };
+            assert_eq!(cluster.is_none(), part.contains("cluster-name"), "{part}");
+            assert_eq!(problems.to_string(), *why);
+            assert!(
+                problems.len() == 1 && why.starts_with(&format!("{missing} is empty: write the ")),
+                "{part}: {why}"
+            );
         }
         for value in [json!(7), json!("not base64!"), json!("/w=="), json!(null)] {
             let mut secret = secret();
             secret["data"]["kubeconfig"] = value.clone();
             let (projected, problems) = projected(&secret);
-            assert!(projected.link.is_none() && problems.to_string().contains("kubeconfig is missing or no text"));
-            assert!(!problems.to_string().contains("not base64!"), "the credentials are not quoted");
+            let expected = "the key kubeconfig is no text: write the kubeconfig of the cluster there";
+            assert_eq!(problems.to_string(), expected, "the credentials are not quoted");
+            assert_eq!(projected.content.cluster().map(|it| &**it), Some("east"));
         }
+        let mut nothing = secret();
+        (nothing["metadata"]["annotations"], nothing["data"]) = (json!({}), json!({}));
+        let (projected, problems) = projected(&nothing);
+        assert_eq!((projected.content.cluster().map(|it| &**it), problems.len()), (Some("east"), 3), "{problems}");
+    }
+
+    #[test]
+    fn a_secret_without_the_label_or_of_another_type_is_no_link() {
+        let mut unlabelled = secret();
+        unlabelled["metadata"]["labels"] = json!({});
+        let (projected_unlabelled, problems) = projected(&unlabelled);
+        assert_eq!((projected_unlabelled.content, problems.len()), (LinkContent::Unlabelled, 1));
         let mut other = secret();
         other["type"] = json!("Opaque");
         let (projected, problems) = projected(&other);
-        assert!(projected.link.is_none() && problems.is_empty(), "a Secret of another type is not ours");
+        assert!(
+            projected.content == LinkContent::NoLink && problems.is_empty(),
+            "a Secret of another type is not ours"
+        );
+    }
+
+    #[test]
+    fn a_trust_domain_is_a_name_that_proxies_can_read() {
+        for (text, is_valid) in [
+            ("cluster.local", true),
+            ("east", true),
+            ("bad domain!", false),
+            ("east.trust.", false),
+            ("spiffe://east", false),
+            ("east.trust\n", false),
+            (&"a".repeat(300), false),
+        ] {
+            let mut secret = secret();
+            secret["metadata"]["annotations"]["multicluster.linkerd.io/trust-domain"] = json!(text);
+            let (projected, problems) = projected(&secret);
+            assert_eq!(matches!(projected.content, LinkContent::Complete(_)), is_valid, "{text}");
+            assert_eq!(problems.is_empty(), is_valid, "{text}");
+        }
     }
 }

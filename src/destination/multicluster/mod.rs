@@ -6,13 +6,14 @@
 //!
 //! In: the Secrets with the kubeconfigs of other clusters; views that need Services of their namespaces. Out: the states
 //! of these namespaces, and marked keys when they change. Always holds: only the namespaces that a view needs are
-//! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; credentials are never
-//! printed.
+//! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; a cluster is unlinked only
+//! if no Secret names it any more; credentials are never printed.
 
 pub(super) mod collector;
 pub(super) mod links;
 pub(super) mod observer;
 pub(super) mod remote;
+mod secrets;
 pub(super) mod unsupported;
 
 use std::{
@@ -34,9 +35,10 @@ use super::{
 };
 use crate::{
     client,
-    cluster::{Cluster, WatchMetrics, kinds::remote_kubeconfig::Link},
+    cluster::{Cluster, WatchMetrics, kinds::remote_kubeconfig::RemoteKubeconfig},
 };
-use remote::{Connect, RemoteCluster, RemoteNamespace};
+use remote::{RemoteCluster, RemoteNamespace};
+use secrets::{Connect, LinkSecrets};
 
 /// How often it is checked which namespaces of other clusters no view needs any more.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -44,6 +46,7 @@ const SWEEP: Duration = Duration::from_secs(10);
 /// The clusters that are linked to this one.
 pub struct Multicluster {
     clusters: RwLock<BTreeMap<Arc<str>, Arc<RemoteCluster>>>,
+    secrets: Mutex<LinkSecrets>,
     /// Whether the links were read once.
     known: AtomicBool,
     /// How often the endpoints of a Service in several clusters were read. Locked while they are read.
@@ -88,6 +91,7 @@ impl Multicluster {
         );
         Ok(Arc::new(Self {
             clusters: RwLock::default(),
+            secrets: Mutex::default(),
             known: AtomicBool::new(false),
             joined_reads: Mutex::default(),
             observer,
@@ -122,9 +126,10 @@ impl Multicluster {
         self.clusters.read().values().cloned().collect()
     }
 
-    /// Returns the problems of the other clusters, for a person. None of them keeps the process from being ready.
+    /// Returns the problems of the other clusters and of their Secrets, for a person. None of them keeps the process from
+    /// being ready.
     pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
+        let mut problems = self.secrets.lock().problems();
         for cluster in self.clusters() {
             problems.extend(cluster.problems().into_iter().map(|it| format!("cluster {}: {it}", cluster.name)));
         }
@@ -141,30 +146,37 @@ impl Multicluster {
         self.clusters().into_iter().map(report).collect()
     }
 
-    fn new_cluster(&self, link: &Link) -> Arc<RemoteCluster> {
-        let metrics = self.metrics.of_remote(&link.cluster, &self.failures);
-        RemoteCluster::new(link, &self.observer, &self.settings, metrics)
+    fn new_cluster(&self, name: &Arc<str>) -> Arc<RemoteCluster> {
+        let metrics = self.metrics.of_remote(name, &self.failures);
+        RemoteCluster::new(name, &self.observer, &self.settings, metrics)
     }
 
-    /// Links exactly these clusters. A cluster whose link has changed keeps its state.
-    fn link(&self, links: Vec<Link>) {
-        let mut changed = Vec::new();
-        let mut gone: Vec<Arc<str>> = {
-            let known = self.clusters.read();
-            let is_linked = |name: &Arc<str>| links.iter().any(|link| link.cluster == *name);
-            known.keys().filter(|name| !is_linked(name)).cloned().collect()
+    /// Links exactly the clusters that these Secrets name. A cluster whose link has changed keeps its state.
+    fn link(&self, secrets: &[Arc<RemoteKubeconfig>]) {
+        let links = {
+            let mut known = self.secrets.lock();
+            known.update(secrets, self.connect);
+            known.clusters()
         };
-        for link in links {
-            let known = self.clusters.read().get(&link.cluster).cloned();
+        let mut changed = Vec::new();
+        let mut gone: Vec<Arc<str>> =
+            self.clusters.read().keys().filter(|name| !links.contains_key(*name)).cloned().collect();
+        for (name, link) in links {
+            let mut known = self.clusters.read().get(&name).cloned();
+            if link.usable.is_none() && known.as_ref().is_some_and(|known| known.has_client()) {
+                // Another Secret still names the cluster. The state is that of a Secret which was deleted.
+                tracing::info!(cluster = &*name, "a cluster is not linked any more");
+                known = None;
+            }
             let is_new = known.is_none();
-            let cluster = known.unwrap_or_else(|| self.new_cluster(&link));
-            cluster.use_kubeconfig(&link.kubeconfig, self.connect);
-            let is_renamed = cluster.use_trust_domain(&link.trust_domain);
+            let cluster = known.unwrap_or_else(|| self.new_cluster(&name));
+            cluster.set_secret_problems(link.problems);
+            let is_renamed = link.usable.is_some_and(|usable| cluster.use_link(&usable));
             if is_new {
-                self.clusters.write().insert(Arc::clone(&link.cluster), cluster);
+                self.clusters.write().insert(Arc::clone(&name), cluster);
             }
             if is_new || is_renamed {
-                changed.push(link.cluster);
+                changed.push(name);
             }
         }
         for name in &gone {
@@ -198,15 +210,17 @@ impl Multicluster {
     /// Links a cluster with these namespaces, whose states tests fill.
     pub(super) fn link_feeds<'a>(
         &self,
-        link: &Link,
+        name: &str,
+        trust_domain: &crate::cluster::kinds::remote_kubeconfig::TrustDomain,
         namespaces: impl IntoIterator<Item = (&'a str, &'a crate::cluster::Cluster)>,
     ) {
-        let cluster = self.new_cluster(link);
+        let cluster = self.new_cluster(&name.into());
+        cluster.use_trust_domain(trust_domain);
         for (namespace, state) in namespaces {
             cluster.insert(namespace, state.clone());
         }
-        self.clusters.write().insert(Arc::clone(&link.cluster), cluster);
-        let change = DirtyKey::Remote(Arc::clone(&link.cluster), RemoteChange::Cluster);
+        self.clusters.write().insert(name.into(), cluster);
+        let change = DirtyKey::Remote(name.into(), RemoteChange::Cluster);
         self.observer.dirty.mark([change], Instant::now());
     }
 
@@ -224,7 +238,11 @@ impl Multicluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::destination::testing::settings;
+    use crate::{
+        api::NamespacedName,
+        cluster::kinds::remote_kubeconfig::{Link, LinkContent, TrustDomain},
+        destination::testing::settings,
+    };
 
     const KUBECONFIG: &str = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
         "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
@@ -237,16 +255,21 @@ mod tests {
         };
         let observer = DestinationObserver::new();
         let clusters = Multicluster::connecting(observer, settings().into(), &Registry::new(), connect).unwrap();
-        let link = |cluster: &str, kubeconfig: &str| Link {
-            cluster: cluster.into(),
-            trust_domain: "trust".into(),
-            kubeconfig: kubeconfig.into(),
+        let secret = |cluster: &str, kubeconfig: &str| {
+            let trust_domain = TrustDomain::parse("trust").unwrap();
+            let link = Link { cluster: cluster.into(), trust_domain, kubeconfig: kubeconfig.into() };
+            let key = NamespacedName::new("linkerd", cluster);
+            Arc::new(RemoteKubeconfig { key, content: LinkContent::Complete(link) })
         };
-        clusters.link(vec![link("east", "poison"), link("west", KUBECONFIG)]);
+        clusters.link(&[secret("east", "poison"), secret("west", KUBECONFIG)]);
         assert!(clusters.is_known() && clusters.has("east") && clusters.has("west"));
-        let problem = "the kubeconfig cannot be used: it causes a panic of this program, which is in its log";
-        assert_eq!(clusters.problems(), [format!("cluster east: {problem}")]);
-        clusters.link(vec![link("east", KUBECONFIG), link("west", "poison")]);
-        assert_eq!(clusters.problems(), [format!("cluster west: {problem}")]);
+        let problem = "the key kubeconfig cannot be used: it causes a panic of this program, which is in its log; correct it, \
+                       or link the cluster again";
+        let of_east = format!("cluster east: Secret linkerd/east has no usable link: {problem}");
+        assert_eq!(clusters.problems(), [of_east]);
+        clusters.link(&[secret("east", KUBECONFIG), secret("west", "poison")]);
+        let kept = "so its last usable one stays in use";
+        let of_west = format!("cluster west: Secret linkerd/west has no usable link, {kept}: {problem}");
+        assert_eq!(clusters.problems(), [of_west]);
     }
 }

@@ -1,27 +1,22 @@
 //! One other cluster, and its namespaces that views need.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use anyhow::anyhow;
 use futures::FutureExt;
 use kube::Client;
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
 use tokio::{sync::watch as channel, time::Instant};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
-use super::observer::{KINDS, RemoteObserver};
+use super::{
+    observer::{KINDS, RemoteObserver},
+    secrets::{REASON_BYTES, UsableLink, first_few},
+};
 use crate::{
-    client,
     cluster::{
         Clients, Cluster, FAILURE_CLASSES, Observer, WatchMetrics,
-        kinds::remote_kubeconfig::{HiddenText, Link},
+        kinds::remote_kubeconfig::{HiddenText, TrustDomain},
     },
     destination::{observer::DestinationObserver, settings::DestinationSettings},
     tasks::Tasks,
@@ -32,26 +27,20 @@ use crate::{
 /// Services should not be listed again each time.
 const UNUSED: Duration = Duration::from_secs(60);
 
-/// The number of problems of a cluster that `/ready` names.
-const PROBLEMS: usize = 5;
-/// The maximum number of bytes of a reason.
-const REASON_BYTES: usize = 1024;
-
 pub(in crate::destination) struct RemoteCluster {
     pub(in crate::destination) name: Arc<str>,
     settings: Arc<RemoteSettings>,
     clients: channel::Sender<Option<Client>>,
-    /// The last kubeconfig, and why it cannot be used.
-    kubeconfig: Mutex<(Option<HiddenText>, Option<String>)>,
+    /// The kubeconfig of the client.
+    kubeconfig: Mutex<Option<HiddenText>>,
+    /// What is wrong with the Secrets of the cluster.
+    secret_problems: Mutex<Vec<String>>,
     /// Why a watch was started again at the last sweep.
     fault: Mutex<Option<String>>,
     metrics: WatchMetrics,
     observer: Arc<DestinationObserver>,
     namespaces: Mutex<HashMap<Arc<str>, WatchedNamespace>>,
 }
-
-/// Returns a client from the text of an untrusted kubeconfig.
-pub(super) type Connect = fn(&str) -> anyhow::Result<Client>;
 
 struct WatchedNamespace {
     namespace: Arc<RemoteNamespace>,
@@ -74,18 +63,22 @@ type RemoteSettings = RwLock<Arc<DestinationSettings>>;
 // === impl RemoteCluster ===
 
 impl RemoteCluster {
+    /// A cluster without a link: it is not watched before [`RemoteCluster::use_link`].
     pub(super) fn new(
-        link: &Link,
+        name: &Arc<str>,
         observer: &Arc<DestinationObserver>,
         settings: &Arc<DestinationSettings>,
         metrics: WatchMetrics,
     ) -> Arc<Self> {
-        info!(cluster = &*link.cluster, "a cluster is linked");
+        // No endpoint is known before the trust domain is.
+        let settings =
+            DestinationSettings { identity_trust_domain: String::new(), ..DestinationSettings::clone(settings) };
         Arc::new(Self {
-            name: Arc::clone(&link.cluster),
-            settings: Arc::new(RwLock::new(with_trust_domain(settings, &link.trust_domain))),
+            name: Arc::clone(name),
+            settings: Arc::new(RwLock::new(Arc::new(settings))),
             clients: channel::channel(None).0,
             kubeconfig: Mutex::default(),
+            secret_problems: Mutex::default(),
             fault: Mutex::default(),
             metrics,
             observer: Arc::clone(observer),
@@ -93,33 +86,39 @@ impl RemoteCluster {
         })
     }
 
+    /// Uses this link from now on. Returns whether the trust domain was another one.
+    pub(super) fn use_link(&self, UsableLink { link, client }: &UsableLink) -> bool {
+        // First the trust domain, so that no endpoint of the link has another identity.
+        let is_renamed = self.use_trust_domain(&link.trust_domain);
+        let before = self.kubeconfig.lock().replace(link.kubeconfig.clone());
+        if before.as_ref() != Some(&link.kubeconfig) {
+            self.clients.send_replace(Some(client.clone()));
+        }
+        if before.is_none() {
+            info!(cluster = &*self.name, "a cluster is linked");
+        }
+        is_renamed
+    }
+
     /// Uses this trust domain from now on. Returns whether it was another one.
-    pub(super) fn use_trust_domain(&self, trust_domain: &str) -> bool {
+    pub(super) fn use_trust_domain(&self, trust_domain: &TrustDomain) -> bool {
         let mut settings = self.settings.write();
-        let differs = settings.identity_trust_domain != *trust_domain;
+        let differs = settings.identity_trust_domain != *trust_domain.as_str();
         if differs {
-            *settings = with_trust_domain(&settings, trust_domain);
+            let identity_trust_domain = trust_domain.as_str().to_owned();
+            *settings =
+                Arc::new(DestinationSettings { identity_trust_domain, ..DestinationSettings::clone(&settings) });
         }
         differs
     }
 
-    /// Uses these credentials from now on. If they cannot be used, the old ones stay in use.
-    pub(super) fn use_kubeconfig(&self, kubeconfig: &HiddenText, connect: Connect) {
-        if self.kubeconfig.lock().0.as_ref() == Some(kubeconfig) {
-            return;
-        }
-        // Whatever a Secret says, this costs its cluster only.
-        let client = catch_unwind(AssertUnwindSafe(|| connect(kubeconfig.reveal())));
-        let client = client.unwrap_or_else(|_| Err(anyhow!("it causes a panic of this program, which is in its log")));
-        let why = client.as_ref().err().map(|error| client::describe(&**error));
-        let problem = why.map(|why| format!("the kubeconfig cannot be used: {}", truncated(why, REASON_BYTES)));
-        if let Some(problem) = &problem {
-            warn!(cluster = &*self.name, problem, "keeping the last credentials of a cluster, if it had any");
-        }
-        if let Ok(client) = client {
-            self.clients.send_replace(Some(client));
-        }
-        *self.kubeconfig.lock() = (Some(kubeconfig.clone()), problem);
+    pub(super) fn set_secret_problems(&self, problems: Vec<String>) {
+        *self.secret_problems.lock() = problems;
+    }
+
+    /// Returns whether requests can be sent: a link could be used.
+    pub(super) fn has_client(&self) -> bool {
+        self.clients.borrow().is_some()
     }
 
     /// Returns a namespace, and watches it from now on.
@@ -185,7 +184,7 @@ impl RemoteCluster {
     /// Returns why the state may be incomplete or out of date: causes before their effects, the first few of them, and
     /// the number of the others.
     pub(super) fn problems(&self) -> Vec<String> {
-        let kubeconfig = self.kubeconfig.lock().1.clone();
+        let of_secrets = self.secret_problems.lock().clone();
         let fault = self.fault.lock().clone();
         let namespaces = self.namespaces.lock();
         let mut of_namespaces: Vec<_> = namespaces
@@ -197,13 +196,7 @@ impl RemoteCluster {
             .collect();
         of_namespaces.sort_unstable();
         let of_namespaces = of_namespaces.into_iter().map(|(_, text)| text);
-        let mut problems: Vec<String> = kubeconfig.into_iter().chain(fault).chain(of_namespaces).collect();
-        let more = problems.len().saturating_sub(PROBLEMS);
-        problems.truncate(PROBLEMS);
-        if more > 0 {
-            problems.push(format!("and {more} more problems"));
-        }
-        problems
+        first_few(of_secrets.into_iter().chain(fault).chain(of_namespaces).collect())
     }
 
     /// Returns the states of all watched namespaces.
@@ -218,10 +211,6 @@ impl RemoteCluster {
         let watched = WatchedNamespace { namespace, unused_since: None, tasks: Tasks::default() };
         self.namespaces.lock().insert(name.into(), watched);
     }
-}
-
-fn with_trust_domain(settings: &DestinationSettings, trust_domain: &str) -> Arc<DestinationSettings> {
-    Arc::new(DestinationSettings { identity_trust_domain: trust_domain.to_owned(), ..settings.clone() })
 }
 
 /// Ends the series of a cluster that is not linked any more.
@@ -257,9 +246,8 @@ mod tests {
     use crate::{cluster::testing::Feed, destination::testing::settings};
 
     fn cluster() -> Arc<RemoteCluster> {
-        let link = Link { cluster: "east".into(), trust_domain: "east.trust".into(), kubeconfig: "".into() };
         let metrics = WatchMetrics::of_remotes().unwrap();
-        RemoteCluster::new(&link, &DestinationObserver::new(), &settings().into(), metrics)
+        RemoteCluster::new(&"east".into(), &DestinationObserver::new(), &settings().into(), metrics)
     }
 
     #[tokio::test(start_paused = true)]
@@ -285,35 +273,16 @@ mod tests {
         assert!(!is_watched(1).await);
     }
 
-    const USABLE: &str = r#"{"current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}]}"#;
-
-    #[tokio::test]
-    async fn a_kubeconfig_that_cannot_be_used_is_a_problem_until_it_is_replaced() {
-        let cluster = cluster();
-        let problems = |kubeconfig: &str| {
-            cluster.use_kubeconfig(&kubeconfig.into(), client::embedded);
-            cluster.problems()
-        };
-        assert_eq!(problems("top-secret: ["), ["the kubeconfig cannot be used: it is not a kubeconfig"]);
-        assert_eq!(problems(USABLE), [] as [&str; 0]);
-        assert!(cluster.clients.borrow().is_some());
-        let without_scheme = USABLE.replace("http://", "");
-        let why = "the kubeconfig cannot be used: server of cluster \"a\" has no scheme: write https://HOST:PORT";
-        assert_eq!(problems(&without_scheme), [why]);
-        assert!(cluster.clients.borrow().is_some(), "the last usable credentials stay in use");
-    }
-
     #[tokio::test]
     async fn the_cause_is_the_first_problem_however_many_lists_wait_for_it() {
         let cluster = cluster();
         let observer = RemoteObserver::new(&"east".into(), &"ns".into(), &DestinationObserver::new());
         cluster.insert("ns", Feed::unlisted(KINDS, observer).cluster);
-        cluster.use_kubeconfig(&"top-secret: [".into(), client::embedded);
+        cluster.set_secret_problems(vec!["Secret linkerd/east has no usable link".to_owned()]);
         let problems = cluster.problems();
-        assert_eq!(problems.first().unwrap(), "the kubeconfig cannot be used: it is not a kubeconfig");
+        assert_eq!(problems.first().unwrap(), "Secret linkerd/east has no usable link");
         assert!(problems[1].starts_with("namespace ns: the first list of "), "{problems:?}");
-        assert_eq!(problems.last().unwrap(), "and 1 more problems");
+        assert_eq!(problems.last().unwrap(), "and 1 more problem");
     }
 
     #[tokio::test]

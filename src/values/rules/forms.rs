@@ -10,7 +10,7 @@ use rustls::pki_types::DnsName;
 use tracing_subscriber::EnvFilter;
 
 use super::super::scalar::resolve;
-use crate::api::go_duration;
+use crate::api::{go_duration, is_dns_name};
 
 /// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
 pub(crate) const LONGEST_LOG_FILTER: usize = 4 << 10;
@@ -130,11 +130,6 @@ fn is_ports(item: &str) -> bool {
 pub(crate) fn is_network(item: &str) -> bool {
     let network = |(address, length): (&str, &str)| IpNet::new(address.parse().ok()?, length.parse().ok()?).ok();
     !item.contains('+') && item.split_once('/').and_then(network).is_some()
-}
-
-/// Whether the proxy parses the text as a name.
-pub(super) fn is_dns_name(text: &str) -> bool {
-    !text.ends_with('.') && DnsName::try_from(text).is_ok()
 }
 
 /// Whether the proxy parses the text as the address of a server: a host and a port.

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use super::{
     Breaks::{self, AllPods, CniPods, InitPods},
     DocumentView, Findings, Path,
-    forms::{is_dns_name, is_host_and_port},
+    forms::is_host_and_port,
     security_context,
     variables::unusable_source,
 };
-use crate::api::quantity::Quantity;
+use crate::api::{is_dns_name, quantity::Quantity};
 
 /// The largest id of a user or a group.
 const MAX_ID: i64 = i32::MAX as i64;

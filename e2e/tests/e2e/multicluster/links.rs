@@ -1,8 +1,15 @@
 //! The Secrets of links: they appear, change and vanish while streams are open.
 
-use anyhow::{Result, ensure};
-use e2e::{FaultProxy, discovery::Message, eventually, kubeconfig, link::link, mesh::SOON, shared_other};
-use hyper::StatusCode;
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    FaultProxy,
+    discovery::Message,
+    eventually, kubeconfig,
+    link::{link, link_name},
+    mesh::SOON,
+    shared_other,
+};
+use kube::api::DeleteParams;
 use serde_json::json;
 use tonic::Code;
 
@@ -62,6 +69,47 @@ async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_broken_edit_of_a_secret_keeps_the_link_until_the_secret_is_deleted() -> Result<()> {
+    let (rig, east, mut stream) = Rig::start_with_web("edited").await?;
+    let usable = kubeconfig::embedded(east.proxy.kubeconfig())?;
+    let secret = link_name(&east.name);
+    let kept = format!(
+        "cluster {}: Secret linkerd/{secret} has no usable link, so its last usable one stays in use",
+        east.name
+    );
+    for (number, (kubeconfig, trust_domain, why)) in [
+        ("", "other.trust", "the key kubeconfig is empty"),
+        ("{{{", "other.trust", "the key kubeconfig cannot be used: it is not a kubeconfig"),
+        (&usable, "bad domain!", "trust-domain is \"bad domain!\", which is no DNS name"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        rig.put_secret(&east.name, link(&east.name, trust_domain, kubeconfig)).await?;
+        let body = rig.says(&kept).await?;
+        ensure!(body.contains(why), "no {why} in {body}");
+        let address = format!("10.1.0.{}", number + 2);
+        east.set_addresses("bb", &[&address]).await?;
+        stream.shows(&[&format!("{address}:8080")]).await.context("the watches of the last link go on")?;
+    }
+    // Another Secret that can be used precedes it.
+    let mut other = link(&east.name, "other.trust", &usable);
+    other["metadata"]["name"] = json!(format!("{secret}-other"));
+    rig.put_secret(&format!("{}-other", east.name), other).await?;
+    rig.says(&format!("Secret linkerd/{secret} has no usable link, so that of Secret linkerd/{secret}-other is used"))
+        .await?;
+    rig.secrets().delete(&format!("{secret}-other"), &DeleteParams::default()).await?;
+    rig.says(&kept).await?;
+    rig.unlink(&east).await?;
+    while let Some(message) = stream.next().await? {
+        ensure!(!matches!(message, Message::Remove(_)), "an endpoint was removed before the stream ended: {message:?}");
+    }
+    let not_found = (Code::NotFound, format!("Remote cluster not found: {}", east.name));
+    assert_eq!(rig.discovery.refusal(&rig.path("web"), "").await?, not_found);
+    Ok(())
+}
+
 /// Otherwise a user who can write Secrets in the control plane's namespace could run programs in the operator's container.
 #[tokio::test]
 async fn a_kubeconfig_that_runs_a_program_is_refused_and_nothing_of_it_is_printed() -> Result<()> {
@@ -71,12 +119,11 @@ async fn a_kubeconfig_that_runs_a_program_is_refused_and_nothing_of_it_is_printe
     config["users"][0]["user"] =
         json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "top-secret-program"}});
     rig.link(&east, &config.to_string()).await?;
-    let problem = format!("cluster {}: the kubeconfig cannot be used: the field exec is refused", east.name);
-    eventually(SOON, "/ready to name the cluster", async || {
-        let (status, body) = rig.manager.get("/ready").await?;
-        ensure!(status == StatusCode::OK && body.contains(&problem), "{status} {body}");
-        Ok(())
-    })
+    rig.says(&format!(
+        "cluster {}: Secret linkerd/{} has no usable link: the key kubeconfig cannot be used: the field exec is refused",
+        east.name,
+        link_name(&east.name)
+    ))
     .await?;
     assert!(!rig.manager.log().contains("top-secret-program"));
     // It is used as soon as it is mended.
