@@ -109,6 +109,14 @@ impl Connector {
         }
     }
 
+    /// Returns the port that is forwarded; `None` if only an address is known.
+    pub(super) fn pod_port(&self) -> Option<&PodPort> {
+        match &self.target {
+            ConnectTarget::Address(_) => None,
+            ConnectTarget::Pod(pod) => Some(pod),
+        }
+    }
+
     /// # Errors
     /// Fails if no server answers, or if no pod is ready.
     pub(super) async fn destination(&self) -> Result<DestinationClient> {
@@ -156,13 +164,22 @@ impl PodPort {
         })?
     }
 
-    async fn forward_soon(&self) -> Result<ForwardedPort> {
-        let Self { pods, namespace, selector, port, hint } = self;
+    /// Returns the pod whose port is used.
+    ///
+    /// # Errors
+    /// Fails if no pod is ready.
+    pub(super) async fn pod(&self) -> Result<Pod> {
+        let Self { pods, namespace, selector, hint, .. } = self;
         let found = pods
             .list(&ListParams::default().labels(selector))
             .await
             .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
-        let name = choose(&found.items, namespace, selector, hint)?;
+        choose(found.items, namespace, selector, hint)
+    }
+
+    async fn forward_soon(&self) -> Result<ForwardedPort> {
+        let Self { pods, namespace, port, .. } = self;
+        let name = &self.pod().await?.name_any();
         let mut forwarder = pods.portforward(name, &[*port]).await.with_context(|| {
             format!("cannot forward port {port} of pod {namespace}/{name} (permission for pods/portforward is needed)")
         })?;
@@ -172,14 +189,14 @@ impl PodPort {
     }
 }
 
-/// Returns the name of the first ready pod by name, so that repeated commands use the same pod.
-fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str, hint: &str) -> Result<&'a str> {
-    let ready = pods.iter().filter(|pod| why_not(pod).is_none());
-    if let Some(name) = ready.filter_map(|pod| pod.metadata.name.as_deref()).min() {
-        return Ok(name);
-    }
+/// Returns the first ready pod by name, so that repeated commands use the same pod.
+fn choose(pods: Vec<Pod>, namespace: &str, selector: &str, hint: &str) -> Result<Pod> {
     let seen: Vec<String> =
         pods.iter().filter_map(|pod| why_not(pod).map(|reason| format!("{} {reason}", pod.name_any()))).collect();
+    let ready = pods.into_iter().filter(|pod| why_not(pod).is_none());
+    if let Some(pod) = ready.min_by(|one, other| one.metadata.name.cmp(&other.metadata.name)) {
+        return Ok(pod);
+    }
     let seen = if seen.is_empty() { "no pod has these labels".to_owned() } else { seen.join(", ") };
     bail!("no running, ready pod with the labels {selector} in namespace {namespace}: {seen}; {hint}")
 }
@@ -232,7 +249,8 @@ mod tests {
 
     fn chosen(pods: &[Value]) -> Result<String, String> {
         let pods: Vec<Pod> = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
-        choose(&pods, "linkerd", SELECTOR, "set --namespace").map(str::to_owned).map_err(|error| error.to_string())
+        let chosen = choose(pods, "linkerd", SELECTOR, "set --namespace");
+        chosen.map(|pod| pod.name_any()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod connect;
 mod dashboard;
 mod explain;
 mod format;
+mod linked_clusters;
 mod no_endpoints;
 mod output;
 mod streams;
@@ -149,7 +150,13 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let destination = connector.destination().await?;
     let requests =
         authorities.iter().map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &token));
-    let answers = join_all(requests).await;
+    let linked = async {
+        match connector.pod_port() {
+            Some(pod_port) => linked_clusters::problems(pod_port, &authorities).await,
+            None => Vec::new(),
+        }
+    };
+    let (answers, problems) = tokio::join!(join_all(requests), linked);
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
     for (authority, answer) in authorities.iter().zip(&answers) {
@@ -179,10 +186,19 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
             }
             FirstAnswer::Silence => {
                 let seconds = FIRST_ANSWER.as_secs();
-                note(format_args!("No endpoints found for {authority}: the server sent none within {seconds} s."));
+                let hint = match connector.pod_port() {
+                    Some(_) => "",
+                    None => " If they are in another cluster, /ready of the server says what is wrong.",
+                };
+                note(format_args!(
+                    "No endpoints found for {authority}: the server sent none within {seconds} s.{hint}"
+                ));
             }
         }
         answered = true;
+    }
+    for problem in problems {
+        note(problem);
     }
     if answered {
         let found = output::sorted(found);

@@ -26,13 +26,29 @@ const SLICES: u32 = 500;
 /// The maximum number of kinds that are named.
 const KINDS: usize = 5;
 
+/// The Service that an authority names, and the port.
+pub(super) struct AuthorityParts<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    pub(super) port: &'a str,
+}
+
+// === impl AuthorityParts ===
+
+impl<'a> AuthorityParts<'a> {
+    pub(super) fn of(authority: &'a str) -> Option<Self> {
+        let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
+        let (name, _) = host.split_once(".svc.")?;
+        // The first label may be the hostname of an instance.
+        let mut labels = name.rsplit('.');
+        let (namespace, name) = (labels.next()?, labels.next()?);
+        Some(Self { namespace, name, port })
+    }
+}
+
 /// Returns why the authority has no endpoints.
 pub(super) async fn reason(client: Client, authority: &str) -> Option<String> {
-    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
-    let (name, _) = host.split_once(".svc.")?;
-    // The first label may be the hostname of an instance.
-    let mut labels = name.rsplit('.');
-    let (namespace, name) = (labels.next()?, labels.next()?);
+    let AuthorityParts { namespace, name, port } = AuthorityParts::of(authority)?;
     let read = async {
         let service = Api::<Service>::namespaced(client.clone(), namespace).get(name).await?;
         let own = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={name}")).limit(SLICES);

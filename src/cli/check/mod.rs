@@ -23,6 +23,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use self::judge::CheckReport;
+pub(super) use self::read::waiting_for;
 use super::{OutputFormat, cluster_flags::ClusterFlags, write};
 use crate::client;
 

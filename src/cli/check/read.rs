@@ -311,6 +311,16 @@ async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<Checked
     Some(replica)
 }
 
+/// Returns what a Pod with the operator's Destination API waits for; `None` if that cannot be read.
+pub(in crate::cli) async fn waiting_for(client: &Client, pod: &Pod) -> Option<Vec<String>> {
+    let containers = &pod.spec.as_ref()?.containers;
+    let roles = [ReplicaRole::Manager, ReplicaRole::Replacement("destination")];
+    let port = roles.into_iter().find_map(|role| admin_port(role, containers))?;
+    let (namespace, name) = (pod.namespace()?, pod.name_any());
+    let ready = timeout(ANSWER_DEADLINE, answer(client, &namespace, &name, port, "ready")).await.ok()?.ok()?;
+    CheckedReadiness::parse(&ready).map(|ready| ready.waiting_for)
+}
+
 /// Returns the port of the probes: the port with this name of the manager, or of the container that it replaces.
 fn admin_port(role: ReplicaRole, containers: &[Container]) -> Option<i32> {
     let (container, suffix) = match role {

@@ -47,7 +47,7 @@ pub struct ServiceMember {
 
 impl JoinedService {
     /// Returns `None` for an ordinary Service. A Service with the marks of both kinds is federated, as in Linkerd.
-    pub(super) fn of(
+    pub fn of(
         labels: &BTreeMap<String, String>,
         annotations: &BTreeMap<String, String>,
         problems: &mut Problems,
