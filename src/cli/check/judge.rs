@@ -309,9 +309,10 @@ fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
         if !not_synced.is_empty() {
             let names = not_synced.iter().take(SHOWN).map(|(name, _)| name.as_str());
             let names = and_more(names, not_synced.len(), ", ");
+            let have = if not_synced.len() == 1 { "has" } else { "have" };
             return InstallationCheck::error(
                 description,
-                format!("{names} has not listed it: read the log, and renew the link: linkerd multicluster link"),
+                format!("{names} {have} not listed it: read the log, and renew the link: linkerd multicluster link"),
             );
         }
         if !failing.is_empty() {

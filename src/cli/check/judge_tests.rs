@@ -243,16 +243,23 @@ fn each_other_cluster_is_named_with_its_state() {
         let replicas = facts.replicas.as_mut().unwrap();
         replicas[0].remote_clusters =
             [("east".to_owned(), cluster(true, 0.0)), ("west".to_owned(), cluster(true, 61.4))].into();
+        replicas[0].remote_clusters.insert("south".to_owned(), cluster(false, 0.0));
         replicas[1].remote_clusters =
-            [("north".to_owned(), cluster(false, 3.0)), ("west".to_owned(), cluster(true, 0.0))].into();
+            [("north", cluster(false, 3.0)), ("south", cluster(false, 0.0)), ("west", cluster(true, 0.0))]
+                .map(|(name, state)| (name.to_owned(), state))
+                .into();
     });
-    assert!(!success && found.len() == 2, "{found:?}");
+    assert!(!success && found.len() == 3, "{found:?}");
     assert!(
         found[0].starts_with("Error: the cluster north can be watched: operators/b has not listed it"),
         "{found:?}"
     );
     assert!(
-        found[1].starts_with("Warning: the cluster west can be watched: operators/a: a watch fails for 61 s"),
+        found[1].starts_with("Error: the cluster south can be watched: operators/a, operators/b have not listed it"),
+        "{found:?}"
+    );
+    assert!(
+        found[2].starts_with("Warning: the cluster west can be watched: operators/a: a watch fails for 61 s"),
         "{found:?}"
     );
 }

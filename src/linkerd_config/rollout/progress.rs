@@ -157,11 +157,11 @@ fn phase_and_condition(
         return holds(RolloutPhase::Idle, "NothingSelected", "no meshed workload opted in".to_owned());
     }
     if updated == selected {
-        return holds(
-            RolloutPhase::Complete,
-            "UpToDate",
-            format!("all {selected} workloads run with the configuration"),
-        );
+        let message = match selected {
+            1 => "the only workload runs with the configuration".to_owned(),
+            _ => format!("all {selected} workloads run with the configuration"),
+        };
+        return holds(RolloutPhase::Complete, "UpToDate", message);
     }
     if is_halted(schedule, target) {
         let is_kept = target.rollout().on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);

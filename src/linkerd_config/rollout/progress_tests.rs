@@ -143,6 +143,8 @@ fn what_is_not_healthy_or_blocks_a_restart_is_named() {
         message(&[WorkloadState::UpToDate, WorkloadState::Skipped(SkipReason::Unhealthy)]),
         "skipped: Unhealthy 1; not healthy: ns/Deployment/1; 1 of 2 workloads run with the configuration"
     );
+    assert_eq!(message(&[WorkloadState::UpToDate]), "the only workload runs with the configuration");
+    assert_eq!(message(&[const { WorkloadState::UpToDate }; 2]), "all 2 workloads run with the configuration");
     let mut schedule = schedule(&[in_progress()]);
     let workload = WorkloadKey::new("ns", "Deployment", "0");
     for _ in 0..3 {

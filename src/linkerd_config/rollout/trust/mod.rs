@@ -10,7 +10,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::gate::{APPROVE_ANNOTATION, Gate};
-use crate::linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles};
+use crate::{
+    linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
+    text::counted,
+};
 
 /// The reason of the gate.
 const AWAITING_APPROVAL: &str = "AwaitingApproval";
@@ -75,9 +78,10 @@ impl DesiredTrust {
         let why = match self.replaced(carried) {
             Some((_, pods)) => {
                 let shown = wanted.hash.get(..SHOWN).unwrap_or_default();
+                let pods = counted(usize::try_from(pods).unwrap_or_default(), "Pod");
                 format!(
-                    "the bundle {shown} has none of the trust anchors of {pods} Pods, so restarted proxies could not connect \
-                     to them"
+                    "the bundle {shown} has none of the trust anchors of {pods}, so restarted proxies could not connect to \
+                     them"
                 )
             }
             None if self.known.find(&wanted.hash).is_none() => {

@@ -11,6 +11,8 @@ use std::ops::RangeInclusive;
 
 use jiff::civil::Date;
 
+use crate::text::counted;
+
 const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
@@ -48,8 +50,8 @@ impl Cron {
         let fields: Vec<&str> = text.split_whitespace().collect();
         let [minute, hour, day, month, weekday] = fields.as_slice() else {
             return Err(format!(
-                "{text:?} has {} fields instead of five: minute, hour, day of month, month, day of week",
-                fields.len()
+                "{text:?} has {} instead of five: minute, hour, day of month, month, day of week",
+                counted(fields.len(), "field")
             ));
         };
         let field = |name, numbers, names| CronField { name, numbers, names };
@@ -191,7 +193,7 @@ mod tests {
             ("", "has 0 fields instead of five"),
             ("0 2 * *", "has 4 fields"),
             ("0 0 2 * * *", "has 6 fields"),
-            ("@daily", "has 1 fields"),
+            ("@daily", "has 1 field instead"),
             ("60 2 * * *", r#"minute: "60" is not a number from 0 to 59"#),
             ("0 24 * * *", r#"hour: "24" is not a number from 0 to 23"#),
             ("0 2 0 * *", r#"day of month: "0" is not a number from 1 to 31"#),
