@@ -190,12 +190,13 @@ MDBOOK := 0.5.4
 # mdbook comes from crates.io, into the target directory. `make check` checks the links of the documentation and the
 # pages that are generated from the sources.
 .PHONY: docs
-docs: ## Build the documentation with mdBook: docs/book/index.html
+docs: ## Build the user's book and the internals with mdBook: docs/book/src/index.html
 	@[ "$$($(TARGET)/tools/bin/mdbook --version 2>/dev/null)" = "mdbook v$(MDBOOK)" ] || \
 		$(CARGO) install --quiet --locked --root $(TARGET)/tools --no-default-features --features search mdbook@$(MDBOOK)
 	$(CARGO) test --quiet --locked --lib docs_tests
 	$(TARGET)/tools/bin/mdbook build docs
-	@echo docs/book/index.html
+	$(TARGET)/tools/bin/mdbook build docs/internals
+	@echo docs/book/src/index.html docs/book/internals/src/index.html
 
 .PHONY: build
 build: ## Build the debug binaries of the operator and its tests

@@ -8,7 +8,7 @@ use std::{
     env,
     fmt::Write,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use clap::CommandFactory;
@@ -22,7 +22,10 @@ use crate::{
     testing::{files, repository},
 };
 
+/// The user's book.
 const BOOK: &str = "docs/src";
+/// The book of contributors and auditors.
+const INTERNALS: &str = "docs/internals/src";
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -63,7 +66,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_link_leads_to_a_page_and_a_heading_that_exist() {
-    let mut pages: Vec<_> = [BOOK, ".github", "e2e", "proto"].iter().flat_map(|folder| files(folder, "md")).collect();
+    let mut pages: Vec<_> = [BOOK, INTERNALS, ".github", "e2e", "proto"].iter().flat_map(|folder| files(folder, "md")).collect();
     pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| repository().join(name)));
     let mut broken = Vec::new();
     for page in &pages {
@@ -82,20 +85,22 @@ fn every_link_leads_to_a_page_and_a_heading_that_exist() {
 }
 
 #[test]
-fn the_summary_lists_every_page_once() {
-    let book = repository().join(BOOK);
-    let mut pages: Vec<_> =
-        files(BOOK, "md").iter().map(|page| page.strip_prefix(&book).unwrap().to_str().unwrap().to_owned()).collect();
-    pages.retain(|page| page != "SUMMARY.md");
-    pages.sort();
-    let mut listed = links(&read(&book.join("SUMMARY.md")));
-    listed.sort();
-    assert_eq!(listed, pages);
+fn the_summary_of_each_book_lists_every_page_once() {
+    for name in [BOOK, INTERNALS] {
+        let book = repository().join(name);
+        let path = |page: &PathBuf| page.strip_prefix(&book).unwrap().to_str().unwrap().to_owned();
+        let mut pages: Vec<_> = files(name, "md").iter().map(path).collect();
+        pages.retain(|page| page != "SUMMARY.md");
+        pages.sort();
+        let mut listed = links(&read(&book.join("SUMMARY.md")));
+        listed.sort();
+        assert_eq!(listed, pages, "{name}");
+    }
 }
 
 #[test]
 fn every_test_on_the_page_of_attackers_exists() {
-    let page = read(&repository().join(BOOK).join("operate/attackers.md"));
+    let page = read(&repository().join(INTERNALS).join("attackers.md"));
     let sources: String =
         ["src", "e2e"].iter().flat_map(|folder| files(folder, "rs")).map(|file| read(&file)).collect();
     let named: BTreeSet<&str> = page.split('`').skip(1).step_by(2).filter(|code| is_test_name(code)).collect();
@@ -111,7 +116,7 @@ fn is_test_name(code: &str) -> bool {
 
 #[test]
 fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
-    let page = read(&repository().join(BOOK).join("reference/rbac.md"));
+    let page = read(&repository().join(INTERNALS).join("permissions.md"));
     let mut roles = 0;
     for directory in [
         "config/rbac",
@@ -130,7 +135,7 @@ fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
                 };
                 let heading = format!("### {kind} {name}\n");
                 let section =
-                    page.split(&heading).nth(1).unwrap_or_else(|| panic!("rbac.md has no section {kind} {name}"));
+                    page.split(&heading).nth(1).unwrap_or_else(|| panic!("permissions.md has no section {kind} {name}"));
                 let section = section.split("\n#").next().unwrap();
                 assert_eq!(documented_permissions(section), granted_permissions(&role["rules"]), "{kind} {name}");
                 roles += 1;

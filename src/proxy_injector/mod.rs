@@ -6,7 +6,7 @@
 //! ```
 //!
 //! In: admission reviews of Pods and Services. Out: the same decision, patch and denial as those of Linkerd's injector,
-//! except where `docs/src/reference/differences.md` says otherwise. Always holds: a configuration with which Pods cannot
+//! except where `docs/internals/src/differences.md` says otherwise. Always holds: a configuration with which Pods cannot
 //! be injected is never in use; what an author writes into annotations cannot break out of its value.
 
 mod annotations;

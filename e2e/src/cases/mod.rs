@@ -51,7 +51,7 @@ pub struct Case {
     pub clusters: BTreeMap<String, Vec<(Key, Value)>>,
     pub request: Request,
     pub expected: Expected,
-    /// The row of `docs/src/reference/differences.md` that describes a different answer of Linkerd's server.
+    /// The row of `docs/internals/src/differences.md` that describes a different answer of Linkerd's server.
     pub linkerd: Option<u32>,
     /// The reason why the objects cannot be written to an API server.
     pub in_process_only: Option<String>,

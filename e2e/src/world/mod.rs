@@ -165,7 +165,7 @@ impl World {
 
     /// Creates a world for a comparison with Linkerd's server: it contains only objects that an API server accepts,
     /// without ServiceProfiles and ports that Linkerd's server does not read (rows 10 and 12 of
-    /// `docs/src/reference/differences.md`).
+    /// `docs/internals/src/differences.md`).
     ///
     /// # Errors
     /// Fails when an object cannot be decoded as its kind.

@@ -1,7 +1,7 @@
 //! The differences between an answer of ours and one of Linkerd's, and their numbers in the documentation.
 //!
 //! * In: both answers, and the objects they were given about. Out: each field that differs, with the row of
-//!   `docs/src/reference/differences.md` that describes it.
+//!   `docs/internals/src/differences.md` that describes it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

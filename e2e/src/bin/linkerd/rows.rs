@@ -1,4 +1,4 @@
-//! The rows of `docs/src/reference/differences.md` that describe a difference at rest.
+//! The rows of `docs/internals/src/differences.md` that describe a difference at rest.
 //!
 //! * In: what differs, both answers, and the objects they were given about. Out: the number of the row.
 //! * Always: a row is returned only if the objects are such as it describes. Any other difference has none, and the

@@ -1,5 +1,5 @@
 //! Every permission that the manifests grant is probed with a request as the manager sends it, which is allowed with the
-//! shipped role and denied without that permission. `docs/src/reference/rbac.md` has the reasons, and a unit test compares
+//! shipped role and denied without that permission. `docs/internals/src/permissions.md` has the reasons, and a unit test compares
 //! it with the roles.
 
 use anyhow::{Context, Result, ensure};
