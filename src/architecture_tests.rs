@@ -31,6 +31,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("values", &["api", "text"]),
     ("version", &[]),
     ("listen", &[]),
+    ("reasons", &[]),
     ("memory", &[]),
     ("resources", &["memory"]),
     ("metrics", &["contain", "memory", "version"]),

@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     api::LinkerdConfig,
     args::Args,
+    reasons::{CONDITIONS, ConditionReasons, EVENTS, ReasonEntry, ReasonGroup, WORKLOADS},
     testing::{files, repository},
 };
 
@@ -66,7 +67,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_link_leads_to_a_page_and_a_heading_that_exist() {
-    let mut pages: Vec<_> = [BOOK, INTERNALS, ".github", "e2e", "proto"].iter().flat_map(|folder| files(folder, "md")).collect();
+    let mut pages: Vec<_> =
+        [BOOK, INTERNALS, ".github", "e2e", "proto"].iter().flat_map(|folder| files(folder, "md")).collect();
     pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| repository().join(name)));
     let mut broken = Vec::new();
     for page in &pages {
@@ -134,8 +136,10 @@ fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
                     continue;
                 };
                 let heading = format!("### {kind} {name}\n");
-                let section =
-                    page.split(&heading).nth(1).unwrap_or_else(|| panic!("permissions.md has no section {kind} {name}"));
+                let section = page
+                    .split(&heading)
+                    .nth(1)
+                    .unwrap_or_else(|| panic!("permissions.md has no section {kind} {name}"));
                 let section = section.split("\n#").next().unwrap();
                 assert_eq!(documented_permissions(section), granted_permissions(&role["rules"]), "{kind} {name}");
                 roles += 1;
@@ -292,6 +296,47 @@ fn fields(schema: &Value, path: &str, text: &mut String) {
         fields(field, &path, text);
         fields(&field["items"], &format!("{path}[]"), text);
     }
+}
+
+#[test]
+fn the_page_of_reasons_is_generated_from_the_catalogue() {
+    let mut text = "# Reasons\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
+        Each reason of a condition, a workload and an Event, with its meaning and with what to do. `linkerd-operator\n\
+        status` prints what to do next. Reasons are stable; messages may change.\n\n\
+        ## Conditions of a LinkerdConfig\n\n\
+        ControlPlaneMismatch, IneffectiveValues, Stalled, SuspectBase and VersionSkew exist only while they are True. A\n\
+        resource in reserve has only Accepted.\n"
+        .to_owned();
+    for ConditionReasons { condition, question, reasons } in CONDITIONS {
+        write!(text, "\n### {condition}\n\n{question}\n\n").unwrap();
+        text.push_str(&entries(reasons));
+    }
+    text.push_str("\n## Workloads\n");
+    groups(WORKLOADS, &mut text);
+    text.push_str(
+        "\n## Events\n\n\
+         At most one Event a minute is written for each object and reason, and at most 20 a second overall (burst 100). The\n\
+         proxy injector writes at most 10 a second (burst 50), of which a namespace gets one every two seconds (burst 20).\n\
+         `linkerd_operator_events_dropped_total` counts the others. A note has at most 1 KiB.\n",
+    );
+    groups(EVENTS, &mut text);
+    assert_generated("reference/reasons.md", &text);
+}
+
+fn groups(groups: &[ReasonGroup], text: &mut String) {
+    for ReasonGroup { title, place, reasons } in groups {
+        write!(text, "\n### {title}\n\n{}\n\n", wrapped(place, "")).unwrap();
+        text.push_str(&entries(reasons));
+    }
+}
+
+fn entries(reasons: &[ReasonEntry]) -> String {
+    let line = |ReasonEntry { reason, status, meaning, remedy }: &ReasonEntry| {
+        let status = if status.is_empty() { String::new() } else { format!(" ({status})") };
+        let remedy = if remedy.is_empty() { String::new() } else { format!(" **{remedy}**") };
+        wrapped(&format!("- `{reason}`{status}: {meaning}{remedy}"), "  ") + "\n"
+    };
+    reasons.iter().map(line).collect()
 }
 
 /// One paragraph that ends with a period, without characters that Markdown would read as a tag.

@@ -45,6 +45,7 @@ pub mod metrics;
 pub mod proto;
 pub mod proxy_injector;
 pub mod queue;
+pub mod reasons;
 pub mod resources;
 mod response_limit;
 pub mod retry;

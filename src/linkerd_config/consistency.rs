@@ -1,7 +1,7 @@
 //! Which conditions of one status may stand together. Pure.
 //!
 //! In: a status. Out: the first rule that it breaks. Always holds: a debug build, which all tests run, writes no status
-//! that breaks a rule. docs/src/reference/conditions.md lists the rules.
+//! that breaks a rule. docs/internals/src/conditions.md lists the rules.
 
 use super::{
     conditions::{CANARY, CONFIG_MAP_SYNCED, CONTESTED, READY, RESTORED, STALLED},

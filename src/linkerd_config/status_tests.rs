@@ -1,15 +1,18 @@
-//! The documentation explains every condition reason of a LinkerdConfig, and every reason to skip a workload.
+//! The catalogue explains every condition reason of a LinkerdConfig, and every reason to skip a workload.
+
+use std::collections::BTreeSet;
 
 use strum::{IntoEnumIterator, VariantNames};
 
 use super::SyncReason;
-use crate::linkerd_config::rollout::{
-    assess::{selection::NotSelected, workload_state::SkipReason},
-    progress::RolloutPhase,
+use crate::{
+    linkerd_config::rollout::{
+        assess::{selection::NotSelected, workload_state::SkipReason},
+        progress::RolloutPhase,
+    },
+    reasons::{CONDITIONS, WORKLOADS},
 };
 
-const CONDITIONS: &str = include_str!("../../docs/src/reference/conditions.md");
-const ROLLOUTS: &str = include_str!("../../docs/src/guides/rollouts.md");
 /// The files that contain reasons as literals.
 const SOURCES: [(&str, &str); 12] = [
     ("control_plane/skew.rs", include_str!("control_plane/skew.rs")),
@@ -28,8 +31,9 @@ const SOURCES: [(&str, &str); 12] = [
 /// Words that look like reasons: condition values and kinds.
 const OTHERS: [&str; 6] = ["True", "False", "Unknown", "CronJob", "Node", "Pod"];
 
-#[test]
-fn the_page_of_conditions_explains_every_reason() {
+/// Returns the reasons that the sources have as literals.
+fn written() -> BTreeSet<&'static str> {
+    let mut written = BTreeSet::new();
     for (file, text) in SOURCES {
         let text = text.split("#[cfg(test)]").next().unwrap();
         let words = text.split(|c: char| !c.is_ascii_alphanumeric());
@@ -39,26 +43,32 @@ fn the_page_of_conditions_explains_every_reason() {
         };
         let reasons: Vec<_> = words.filter(is_reason).collect();
         assert!(!reasons.is_empty(), "{file} has no reasons");
-        for reason in reasons {
-            assert!(
-                CONDITIONS.contains(&format!("`{reason}`")),
-                "reference/conditions.md does not explain {reason} of {file}"
-            );
-        }
+        written.extend(reasons);
     }
-    for reason in SyncReason::VARIANTS {
-        assert!(
-            CONDITIONS.contains(&format!("`{reason}`")),
-            "reference/conditions.md does not explain {reason} of InjectorSynced"
-        );
-    }
+    written.extend(SyncReason::VARIANTS);
+    written
 }
 
 #[test]
-fn the_guide_explains_every_rollout_phase_and_every_skip_reason() {
-    let phases = RolloutPhase::iter().map(RolloutPhase::as_str);
-    let skipped = SkipReason::iter().map(SkipReason::as_str);
-    for word in phases.chain(skipped).chain(NotSelected::iter().map(NotSelected::as_str)) {
-        assert!(ROLLOUTS.contains(&format!("`{word}`")), "guides/rollouts.md does not explain {word}");
-    }
+fn the_catalogue_explains_every_reason_of_a_condition_and_no_other() {
+    let conditions = CONDITIONS.iter().flat_map(|it| it.reasons.iter().map(|entry| entry.reason).chain([it.condition]));
+    let of_workloads = WORKLOADS.iter().flat_map(|it| it.reasons).map(|entry| entry.reason);
+    let explained: BTreeSet<&str> = conditions.clone().chain(of_workloads).collect();
+    let written = written();
+    let missing: Vec<_> = written.difference(&explained).collect();
+    assert!(missing.is_empty(), "src/reasons does not explain {missing:?}");
+    let conditions: BTreeSet<&str> = conditions.collect();
+    let invented: Vec<_> = conditions.difference(&written).collect();
+    assert!(invented.is_empty(), "no source writes {invented:?}");
+}
+
+#[test]
+fn the_catalogue_explains_every_rollout_phase_and_every_skip_reason_and_no_other() {
+    let of = |title: &str| -> BTreeSet<&str> {
+        let group = WORKLOADS.iter().find(|group| group.title == title).unwrap();
+        group.reasons.iter().map(|entry| entry.reason).collect()
+    };
+    assert_eq!(of("Phases of a rollout"), RolloutPhase::iter().map(RolloutPhase::as_str).collect());
+    assert_eq!(of("Why a workload is skipped"), SkipReason::iter().map(SkipReason::as_str).collect());
+    assert_eq!(of("Why a workload is not selected"), NotSelected::iter().map(NotSelected::as_str).collect());
 }

@@ -1,0 +1,231 @@
+//! The reasons of Events.
+
+use super::{ReasonEntry, ReasonGroup, entry, fine};
+
+const NORMAL: &str = "Normal";
+const WARNING: &str = "Warning";
+
+pub const EVENTS: &[ReasonGroup] = &[
+    ReasonGroup {
+        title: "ExternalWorkloads",
+        place: "The object is the ExternalWorkload, and for EndpointSliceWriteFailed the Service.",
+        reasons: EXTERNAL_WORKLOADS,
+    },
+    ReasonGroup {
+        title: "LinkerdConfigs",
+        place: "The object is the LinkerdConfig; DriftReverted is written for the ConfigMap too. Events of cluster-scoped \
+                objects are in the namespace default.",
+        reasons: LINKERD_CONFIGS,
+    },
+    ReasonGroup {
+        title: "Rollouts",
+        place: "The object is the LinkerdConfig for reasons that begin with Rollout, and otherwise the workload.",
+        reasons: ROLLOUTS,
+    },
+    ReasonGroup {
+        title: "Proxy injector",
+        place: "The object is the workload of the Pod: the owner of its ReplicaSet or Job, or else its only owner. The \
+                owner must exist with the uid of the owner reference. The reporting controller is \
+                linkerd-proxy-injector, as with Linkerd's injector.",
+        reasons: INJECTOR,
+    },
+    ReasonGroup {
+        title: "Certificate of the webhooks",
+        place: "The object is the Secret that --webhook-certificate-secret names.",
+        reasons: CERTIFICATES,
+    },
+];
+
+const EXTERNAL_WORKLOADS: &[ReasonEntry] = &[
+    entry(
+        "Published",
+        NORMAL,
+        "It became an endpoint of the Service.",
+        "If the note says not ready, set the condition Ready in its status: your health checker must, nothing else does.",
+    ),
+    fine("Unpublished", NORMAL, "It is no longer an endpoint of the Service."),
+    fine("BecameReady", NORMAL, "The Service sends it traffic."),
+    entry(
+        "BecameUnready",
+        NORMAL,
+        "It is not ready, so the Service no longer sends it traffic, except with publishNotReadyAddresses.",
+        "Check the workload.",
+    ),
+    entry(
+        "InvalidWorkloadIP",
+        WARNING,
+        "An address is not allowed in an EndpointSlice, such as a loopback address, and is skipped.",
+        "Correct spec.workloadIPs.",
+    ),
+    entry(
+        "InvalidHostname",
+        WARNING,
+        "The Service is headless, and the name of the workload is not a hostname. It is published without one.",
+        "To resolve it by name, give it a name of at most 63 lower-case letters, digits and hyphens.",
+    ),
+    entry(
+        "MissingZone",
+        WARNING,
+        "It lacks the zone that trafficDistribution of the Service needs, so clients receive the endpoints of all zones.",
+        "Set its label topology.kubernetes.io/zone.",
+    ),
+    entry(
+        "UnmatchedPort",
+        WARNING,
+        "It lacks a port that the Service targets. The other ports are published.",
+        "Add the port that the note names to spec.ports.",
+    ),
+    entry(
+        "EndpointSliceWriteFailed",
+        WARNING,
+        "The API server rejected the write of an EndpointSlice. It is retried at most a minute apart.",
+        "Remove the cause that the note quotes: a quota, a policy, a missing role.",
+    ),
+];
+
+const LINKERD_CONFIGS: &[ReasonEntry] = &[
+    fine("Activated", NORMAL, "It came into effect for its ConfigMap."),
+    entry(
+        "Conflicted",
+        WARNING,
+        "Another resource, which the note names, is in effect for its ConfigMap.",
+        "Delete one of the two, or change a priority.",
+    ),
+    entry(
+        "ValidationFailed",
+        WARNING,
+        "The resource or a document is invalid.",
+        "Correct each problem that the note names by its path.",
+    ),
+    fine("ConfigMapUpdated", NORMAL, "The declared configuration was written."),
+    fine("LinkerdConfigUpdated", NORMAL, "A generation of the resource is in effect."),
+    fine(
+        "BaseUpdated",
+        NORMAL,
+        "An installer wrote another document, or another writer changed values that drift.scope Declared leaves alone.",
+    ),
+    fine("BaseRestored", NORMAL, "The deletion of the resource restored the installer's document."),
+    entry(
+        "BaseNotRestored",
+        WARNING,
+        "The deletion did not restore the installer's document: another resource takes over, another writer changed the \
+         document, or the API server rejected the write.",
+        "Read the note. To restore by hand, write the document of the ControllerRevision linkerd-config-base-N.",
+    ),
+    fine("TrustAnchorsReused", NORMAL, "The mesh keeps the trust anchors of its own ConfigMap."),
+    entry(
+        "TrustRootsChanged",
+        NORMAL,
+        "The bundle in linkerd-identity-trust-roots changed.",
+        "Restart the control plane if Linkerd has not done so. The rollout to proxies waits for that.",
+    ),
+    entry(
+        "DriftDetected",
+        WARNING,
+        "Another writer changed the document. The note names the field manager and the paths.",
+        "Find the writer. If it is an installer, add it to spec.drift.trustedManagers.",
+    ),
+    fine(
+        "DriftReverted",
+        NORMAL,
+        "The operator reverted these changes. The note names the ControllerRevision that keeps the reverted document.",
+    ),
+    entry(
+        "InstallerReverts",
+        WARNING,
+        "An installer keeps restoring its own document.",
+        "Change the setting that the note names, so that the tool ignores data.values.",
+    ),
+    fine("InjectorSynced", NORMAL, "All ready replicas of the injector use the configuration."),
+    entry(
+        "InjectorSyncTimeout",
+        WARNING,
+        "Replicas of the injector did not use the configuration in time. injectorSync.onTimeout decides what follows.",
+        "Restart the injector.",
+    ),
+    entry(
+        "InjectorDenied",
+        WARNING,
+        "A replica of the injector denies Pods with the configuration.",
+        "Change the value that the note names.",
+    ),
+    entry(
+        "ConfigRolledBack",
+        WARNING,
+        "The document from before the declared one was restored: injectors denied it, or workloads failed with it.",
+        "Change the resource.",
+    ),
+    fine("CanaryStarted", NORMAL, "The canary namespaces get a configuration before all others."),
+    fine("CanaryPromoted", NORMAL, "All namespaces get the configuration of the canary."),
+    entry(
+        "CanaryFailed",
+        WARNING,
+        "The configuration of the canary was taken back. The note names the workload or the replica.",
+        "Change the resource, or fix the cause and run linkerd-operator rollout retry.",
+    ),
+];
+
+const ROLLOUTS: &[ReasonEntry] = &[
+    fine("RolloutStarted", NORMAL, "The first workload is restarted for a configuration."),
+    fine("RolloutCompleted", NORMAL, "All selected workloads run with the configuration."),
+    entry(
+        "RolloutPaused",
+        NORMAL,
+        "spec.rollout.paused is true, and workloads wait.",
+        "Run linkerd-operator rollout resume.",
+    ),
+    fine("RolloutResumed", NORMAL, "The rollout is no longer paused."),
+    entry(
+        "RolloutHalted",
+        WARNING,
+        "Workloads failed, and no further restart begins. The note names them.",
+        "Fix the cause, then run linkerd-operator rollout retry or change the resource.",
+    ),
+    fine("PodRestart", NORMAL, "The workload was restarted, restarted again, or rolled back."),
+    fine("ProxyUpToDate", NORMAL, "All Pods of the workload run with the configuration, after the soak."),
+    entry(
+        "ProxyRolloutFailed",
+        WARNING,
+        "The restart of the workload failed.",
+        "Fix the cause that the note quotes, then run linkerd-operator rollout retry.",
+    ),
+    fine(
+        "ProxyRolloutSkipped",
+        NORMAL,
+        "The workload is out of date and not restarted. The note has the reason and the \
+         remedy.",
+    ),
+];
+
+const INJECTOR: &[ReasonEntry] = &[
+    fine("Injected", NORMAL, "A Pod is created with a proxy."),
+    fine("InjectionSkipped", NORMAL, "A Pod is created without a proxy. The note names each reason."),
+    entry(
+        "InjectionWarning",
+        WARNING,
+        "An annotation or the Pod has a mistake, with or without a proxy.",
+        "Correct the annotations that the note names, in the Pod template or the namespace.",
+    ),
+    entry(
+        "InjectionFailed",
+        WARNING,
+        "A Pod is denied, or the API server rejects it with its proxy.",
+        "Correct what the note names.",
+    ),
+];
+
+const CERTIFICATES: &[ReasonEntry] = &[
+    fine("WebhookCertificateIssued", NORMAL, "The operator wrote a new authority or a new leaf."),
+    entry(
+        "WebhookCertificateFailed",
+        WARNING,
+        "The Secret or a caBundle could not be read or written.",
+        "Run linkerd-operator runbook LinkerdOperatorWebhookCertificateExpires.",
+    ),
+    entry(
+        "WebhookBundleContested",
+        WARNING,
+        "Another client resets a caBundle again and again. The note names its field manager.",
+        "Stop that client, for example an annotation of cert-manager on the webhook configuration.",
+    ),
+];

@@ -1,0 +1,57 @@
+//! The catalogue of reasons: what each reason of a condition, a workload and an Event means, and what to do.
+//!
+//! * In: a reason. Out: its meaning and its remedy, for `status`, the dashboard and the generated page
+//!   `docs/src/reference/reasons.md`.
+//! * Always: a reason that the operator writes has an entry, and each entry is a reason that the operator writes; texts
+//!   are plain sentences without links, because a terminal shows them too.
+
+mod conditions;
+mod events;
+#[cfg(test)]
+mod tests;
+mod workloads;
+
+pub use conditions::CONDITIONS;
+pub use events::EVENTS;
+pub use workloads::WORKLOADS;
+
+/// A condition of a LinkerdConfig, with all its reasons.
+pub struct ConditionReasons {
+    pub condition: &'static str,
+    /// The question that the condition answers.
+    pub question: &'static str,
+    pub reasons: &'static [ReasonEntry],
+}
+
+/// The reasons for one decision about workloads, or for the Events about one kind of object.
+pub struct ReasonGroup {
+    pub title: &'static str,
+    /// Where the reasons are found.
+    pub place: &'static str,
+    pub reasons: &'static [ReasonEntry],
+}
+
+/// What a reason means, and what to do.
+pub struct ReasonEntry {
+    pub reason: &'static str,
+    /// The status of the condition, or the type of the Event; empty for a workload.
+    pub status: &'static str,
+    pub meaning: &'static str,
+    /// Empty if there is nothing to do.
+    pub remedy: &'static str,
+}
+
+/// Returns an entry without a remedy.
+const fn fine(reason: &'static str, status: &'static str, meaning: &'static str) -> ReasonEntry {
+    entry(reason, status, meaning, "")
+}
+
+const fn entry(reason: &'static str, status: &'static str, meaning: &'static str, remedy: &'static str) -> ReasonEntry {
+    ReasonEntry { reason, status, meaning, remedy }
+}
+
+/// Returns what to do about a reason of a condition; `None` if there is nothing to do, or if the reason is unknown.
+pub fn remedy(condition: &str, reason: &str) -> Option<&'static str> {
+    let of_condition = CONDITIONS.iter().filter(|it| it.condition == condition).flat_map(|it| it.reasons);
+    of_condition.filter(|entry| entry.reason == reason).map(|entry| entry.remedy).find(|remedy| !remedy.is_empty())
+}
