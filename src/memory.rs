@@ -11,7 +11,7 @@ use tikv_jemallocator::Jemalloc;
 #[global_allocator]
 static ALLOCATOR: Cap<Jemalloc> = Cap::new(Jemalloc, usize::MAX);
 
-/// The memory of an idle process without objects and clients. The measurements are in docs/src/operate/sizing.md.
+/// The memory of an idle process without objects and clients. The measurements are in docs/internals/src/benchmarks.md.
 const BYTES_OF_THE_PROCESS: usize = 20 * 1024 * 1024;
 /// The memory of a stream.
 pub const BYTES_OF_A_STREAM: usize = 5 * 1024;

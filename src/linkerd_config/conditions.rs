@@ -339,7 +339,7 @@ fn drift_sentence(drift: Option<&Drift>) -> String {
 fn installer_sentence(target: &NamespacedName, manager: &str) -> String {
     format!(
         "{manager} keeps writing its own document to ConfigMap {target}, so the declared values do not stay in effect: {}; \
-         see docs/src/install/gitops.md",
+         see docs/src/guides/gitops.md",
         remedy(manager)
     )
 }

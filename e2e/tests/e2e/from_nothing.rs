@@ -16,7 +16,7 @@ use tokio::{process::Command, time::timeout};
 
 use crate::manifests::components::{lacks_nothing, start_manager};
 
-const PAGE: &str = include_str!("../../../docs/src/install/from-nothing.md");
+const PAGE: &str = include_str!("../../../docs/src/tutorials/from-nothing.md");
 const DEADLINE: Duration = Duration::from_secs(180);
 /// The most commands of a section.
 const MOST: usize = 10;

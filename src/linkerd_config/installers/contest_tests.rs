@@ -105,7 +105,7 @@ fn the_condition_of_a_contest_names_the_installer_and_the_setting() {
         message,
         "argocd-controller keeps writing its own document to ConfigMap linkerd/linkerd-config, so the declared values \
          do not stay in effect: add /data/values of this ConfigMap to spec.ignoreDifferences of the Argo CD Application; \
-         see docs/src/install/gitops.md"
+         see docs/src/guides/gitops.md"
     );
 }
 

@@ -217,7 +217,7 @@ async fn the_chart_has_the_monitoring_and_the_network_policy_of_kustomize() -> R
 async fn the_chart_has_the_objects_of_the_overlays_for_other_namespaces() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let helm = Helm::new("helm4", control_plane).await?;
-    // The lines that docs/src/install/manifests.md gives, and the variable.
+    // The lines that docs/src/install/kustomize.md gives, and the variable.
     let lines = r#"
 namespace: mesh-operator
 replacements:
@@ -235,7 +235,7 @@ patches:
     patch: |-
       - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: LINKERD_OPERATOR_CONTROLLER_NAMESPACE, value: mesh}}
 "#;
-    let page = tokio::fs::read_to_string(e2e::shipped::in_repository("docs/src/install/manifests.md")).await?;
+    let page = tokio::fs::read_to_string(e2e::shipped::in_repository("docs/src/install/kustomize.md")).await?;
     let (replacements, patches) = lines.split_once("patches:").context("no patches")?;
     let (of_policies, _) = patches.split_once("  - target: {kind: Deployment}").context("no patch of Deployments")?;
     ensure!(page.contains(replacements.trim()) && page.contains(of_policies.trim()), "the page has other lines");
