@@ -89,6 +89,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("destination_client", &["client", "proto"]),
     ("explain", &["api", "cluster", "linkerd_config", "text", "values"]),
+    ("summary", &["api", "cluster", "reasons", "text"]),
     (
         "dashboard",
         &[
@@ -117,6 +118,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "external_workload",
             "linkerd_config",
             "proto",
+            "summary",
             "text",
             "values",
             "version",

@@ -212,17 +212,42 @@ fn the_page_of_flags_is_generated_from_the_command_line() {
         .to_owned();
     let mut root = Args::command();
     root.build();
-    for command in root.get_subcommands().filter(|it| it.get_name() != "help" && !it.is_hide_set()) {
-        write!(text, "\n## linkerd-operator {}\n\n", command.get_name()).unwrap();
-        let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
-        writeln!(text, "{}\n", wrapped(&sentence(&about), "")).unwrap();
-        let is_own = |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");
-        for arg in command.get_arguments().filter(is_own) {
-            text.push_str(&flag(arg));
+    for command in commands(&root) {
+        flags_of(command, &format!("## linkerd-operator {}", command.get_name()), &mut text);
+        for subcommand in commands(command) {
+            let heading = format!("### linkerd-operator {} {}", command.get_name(), subcommand.get_name());
+            flags_of(subcommand, &heading, &mut text);
         }
+    }
+    text.push_str("\n## Cluster\n\n");
+    let explain = root.find_subcommand("explain").unwrap();
+    for arg in explain.get_arguments().filter(|arg| arg.get_help_heading() == Some(CLUSTER)) {
+        text.push_str(&flag(arg));
     }
     assert_generated("reference/flags.md", &text);
 }
+
+fn commands(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    command.get_subcommands().filter(|it| it.get_name() != "help" && !it.is_hide_set())
+}
+
+fn flags_of(command: &clap::Command, heading: &str, text: &mut String) {
+    write!(text, "\n{heading}\n\n").unwrap();
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    writeln!(text, "{}\n", wrapped(&sentence(&about), "")).unwrap();
+    let is_own = |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");
+    let (of_cluster, own): (Vec<_>, Vec<_>) =
+        command.get_arguments().filter(is_own).partition(|arg| arg.get_help_heading() == Some(CLUSTER));
+    for arg in own {
+        text.push_str(&flag(arg));
+    }
+    if !of_cluster.is_empty() {
+        text.push_str("- the flags that select a [cluster](#cluster)\n");
+    }
+}
+
+/// The heading of the flags that select a cluster, which most commands have.
+const CLUSTER: &str = "Cluster";
 
 fn flag(arg: &clap::Arg) -> String {
     let value = arg.get_value_names().and_then(|names| names.first()).filter(|_| arg.get_action().takes_values());

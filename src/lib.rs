@@ -50,6 +50,7 @@ pub mod resources;
 mod response_limit;
 pub mod retry;
 pub mod service_profile_validator;
+pub mod summary;
 pub mod tasks;
 #[cfg(test)]
 mod testing;

@@ -34,6 +34,8 @@ fn main() -> ExitCode {
         Task::Compare(args) => terminal(cli::compare(*args)),
         Task::Explain(args) => terminal(cli::explain(*args)),
         Task::Check(args) => terminal(cli::check(*args)),
+        Task::Status(args) => terminal(cli::status(*args)),
+        Task::Rollout(command) => terminal(cli::rollout(*command)),
         Task::Dashboard(args) => terminal(cli::dashboard(*args)),
         Task::Version(args) => terminal(cli::version(args)),
         Task::ExtensionMetadata => terminal(cli::extension_metadata()),

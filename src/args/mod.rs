@@ -32,7 +32,10 @@ use self::{
     linkerd_sp_validator::LinkerdSpValidatorArgs,
 };
 use crate::{
-    cli::{CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, VersionArgs},
+    cli::{
+        CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, StatusArgs,
+        VersionArgs,
+    },
     version,
 };
 
@@ -65,6 +68,8 @@ pub enum Task {
     Compare(Box<CompareArgs>),
     Explain(Box<ExplainArgs>),
     Check(Box<CheckArgs>),
+    Status(Box<StatusArgs>),
+    Rollout(Box<RolloutCommand>),
     Dashboard(Box<DashboardArgs>),
     Version(VersionArgs),
     ExtensionMetadata,
@@ -101,6 +106,12 @@ enum Command {
     /// Verifies the installation; exits with 1 if a check fails. `linkerd check` includes it
     #[command(args_override_self = true)]
     Check(Box<CheckArgs>),
+    /// Prints whether the configuration is in effect, how far the rollout is, and what to do next
+    #[command(args_override_self = true)]
+    Status(Box<StatusArgs>),
+    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
+    #[command(subcommand)]
+    Rollout(Box<RolloutCommand>),
     /// Opens the dashboard of the operator, a read-only page, through a port-forward
     #[command(args_override_self = true)]
     Dashboard(Box<DashboardArgs>),
@@ -159,6 +170,8 @@ impl Args {
             Some(Command::Compare(args)) => Ok(Task::Compare(args)),
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
             Some(Command::Check(args)) => Ok(Task::Check(args)),
+            Some(Command::Status(args)) => Ok(Task::Status(args)),
+            Some(Command::Rollout(command)) => Ok(Task::Rollout(command)),
             Some(Command::Dashboard(args)) => Ok(Task::Dashboard(args)),
             Some(Command::Version(args)) => Ok(Task::Version(args)),
             Some(Command::Completion { shell }) => Err(Exit::success(completion(shell))),

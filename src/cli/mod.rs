@@ -1,5 +1,6 @@
 //! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
-//! differences between two servers, the changes that a LinkerdConfig would make, and whether the installation works.
+//! differences between two servers, the changes that a LinkerdConfig would make, its status, and whether the
+//! installation works; `rollout` drives a rollout.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
@@ -8,6 +9,7 @@
 mod check;
 mod cluster_flags;
 mod compare;
+mod configs;
 mod connect;
 mod dashboard;
 mod explain;
@@ -15,6 +17,8 @@ mod format;
 mod linked_clusters;
 mod no_endpoints;
 mod output;
+mod rollout;
+mod status;
 mod streams;
 mod version;
 
@@ -47,6 +51,8 @@ pub use dashboard::DashboardArgs;
 pub use explain::ExplainArgs;
 pub use format::{DocumentFormat, OutputFormat};
 use output::{ChangeDocument, ChangeTable, TableStyle};
+pub use rollout::RolloutCommand;
+pub use status::StatusArgs;
 use streams::{FIRST_ANSWER, FirstAnswer};
 pub use version::VersionArgs;
 
@@ -126,6 +132,16 @@ pub async fn compare(args: CompareArgs) -> ExitCode {
 /// Runs `linkerd-operator check`.
 pub async fn check(args: CheckArgs) -> ExitCode {
     exit(check::check(args).await)
+}
+
+/// Runs `linkerd-operator status`.
+pub async fn status(args: StatusArgs) -> ExitCode {
+    exit(status::status(args).await)
+}
+
+/// Runs `linkerd-operator rollout`.
+pub async fn rollout(command: RolloutCommand) -> ExitCode {
+    exit(rollout::rollout(command).await)
 }
 
 /// Runs `linkerd-operator dashboard`.

@@ -18,8 +18,8 @@ use kube::{Api, Client, Error, Resource, api::ListParams, core::Status};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{self, INJECTORS_CONFIG_MAP, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
-    cli::{explain::unknown_fields, note},
+    api::{self, LINKERD_CONFIG_KIND, TRUST_ROOTS},
+    cli::{configs, explain::unknown_fields, note},
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{
@@ -28,36 +28,24 @@ use crate::{
         },
     },
     explain::{CachedObjects, ExplainInput},
-    linkerd_config::{active, base::Base},
+    linkerd_config::base::Base,
     values::manifest,
 };
 
 /// # Errors
 /// Fails if the resource does not exist, or if an object cannot be read.
 pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path>) -> Result<ExplainInput> {
-    let mut state = State::default();
-    for config in list(client).await? {
-        LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
-    }
-    let name: Arc<str> = match (file, name) {
-        (Some(file), _) => {
+    let mut state = configs::all(client).await?;
+    let config = match file {
+        Some(file) => {
             let (name, object) = parsed(file)?;
             let known = state.linkerd_configs.by_name(&name).cloned();
             let config = admitted(client, &name, object, known.as_deref()).await?;
             LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
-            name
+            configs::named(&state, Some(&name))?
         }
-        (None, Some(name)) => name.into(),
-        (None, None) => {
-            let target = NamespacedName::new(GlobalSpec::default().linkerd_namespace, INJECTORS_CONFIG_MAP);
-            let winner = active::of(&state.linkerd_configs, &target).with_context(|| {
-                format!("no LinkerdConfig is in effect for {target}: pass the name of one, or a manifest with --file")
-            })?;
-            Arc::clone(&winner.name)
-        }
+        None => configs::named(&state, name)?,
     };
-    let config = state.linkerd_configs.by_name(&name).cloned();
-    let config = config.with_context(|| format!("LinkerdConfig {name} does not exist"))?;
     let target = &config.target;
     for config_map in [&target.name, TRUST_ROOTS] {
         read_config_map(client, &target.namespace, config_map, &mut state).await?;
@@ -67,16 +55,6 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
     let cached = CachedObjects::of(&state, target);
     Ok(ExplainInput { applied: file.is_none(), ..ExplainInput::new(&config, cached, &bases.items) })
-}
-
-async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
-    match Api::all(client.clone()).list(&ListParams::default()).await {
-        Ok(list) => Ok(list.items),
-        Err(Error::Api(status)) if status.code == 404 => {
-            bail!("the API server has no resource LinkerdConfig: install its CRD, crd/linkerdconfigs.yaml")
-        }
-        Err(error) => Err(error).context("cannot list LinkerdConfigs"),
-    }
 }
 
 /// Reads a ConfigMap by a list, which is the verb that the operator itself has a permission for.
@@ -175,6 +153,7 @@ fn refusal(name: &str, status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::linkerd_config::GlobalSpec;
 
     const MANIFEST: &str = "# The smallest.\n---\napiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdConfig\nmetadata: {name: mesh}\nspec: {}\n";
 

@@ -1,0 +1,274 @@
+//! What a person wants to know about a LinkerdConfig: whether it is in effect, how far its rollout is, and what to do
+//! next. Pure.
+//!
+//! * In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
+//!   `linkerd-operator status` prints and the dashboard shows.
+//! * Always: the worst fact is the sentence; a remedy is that of the catalogue of reasons.
+
+mod duration;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
+use serde::Serialize;
+
+pub use self::duration::rounded;
+use crate::{
+    api::linkerd_config::{LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus},
+    cluster::kinds::linkerd_config::LinkerdConfig,
+    reasons,
+    text::counted,
+};
+
+/// How much attention a LinkerdConfig needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Attention {
+    /// What the resource requests is done.
+    Done,
+    /// The operator makes progress without help.
+    Progressing,
+    /// The operator waits for a person, a window or another program.
+    Waiting,
+    /// Something failed.
+    Problem,
+}
+
+/// One LinkerdConfig.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigSummary {
+    pub name: String,
+    pub target: String,
+    pub mode: Mode,
+    pub in_effect: bool,
+    pub attention: Attention,
+    /// The reason of the condition that the sentence is about; empty if no condition exists yet.
+    pub reason: String,
+    /// One sentence.
+    pub sentence: String,
+    /// What to do next; absent if there is nothing to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// A command that does it, to copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutSummary>,
+    /// The warnings that do not prevent Ready, as sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// The rollout of the LinkerdConfig in effect.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutSummary {
+    pub phase: String,
+    pub selected: i64,
+    pub updated: i64,
+    pub updating: i64,
+    pub pending: i64,
+    pub failed: i64,
+    /// The time that the remaining restarts take at least with the limits of spec.rollout, without the time until Pods
+    /// are ready; absent if no restart remains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_least_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_window: Option<Timestamp>,
+    pub pods: RolloutPods,
+    /// The workloads that are being restarted, as `namespace/Kind/name`.
+    pub restarting: Vec<String>,
+    pub failures: Vec<RolloutFailure>,
+    pub skipped: Vec<RolloutSkipped>,
+}
+
+/// The sentence of a summary, with what it is about.
+struct Judgement {
+    attention: Attention,
+    reason: String,
+    sentence: String,
+    next: Option<String>,
+    command: Option<String>,
+}
+
+/// The conditions that are warnings.
+const WARNINGS: [&str; 4] = ["ControlPlaneMismatch", "IneffectiveValues", "SuspectBase", "VersionSkew"];
+/// The reasons of RolloutComplete that end without help.
+const ON_ITS_WAY: [&str; 4] = ["Progressing", "Canary", "WaitingForConfigMap", "WaitingForInjector"];
+
+// === impl ConfigSummary ===
+
+impl ConfigSummary {
+    pub fn new(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Self {
+        let Judgement { attention, reason, sentence, next, command } = judged(config, in_effect, now);
+        let rollout = config.status.rollout.as_ref().filter(|_| in_effect);
+        let warnings =
+            config.status.conditions.iter().filter(|it| WARNINGS.contains(&&*it.type_) && it.status == "True");
+        Self {
+            name: config.name.to_string(),
+            target: config.target.to_string(),
+            mode: config.spec.mode,
+            in_effect,
+            attention,
+            reason,
+            sentence,
+            next,
+            command,
+            rollout: rollout.map(|rollout| RolloutSummary::new(&config.spec, rollout)),
+            warnings: warnings.map(|it| format!("{}: {}", it.reason, it.message)).collect(),
+        }
+    }
+}
+
+fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement {
+    let find = |type_: &str| config.status.conditions.iter().find(|it| it.type_ == type_);
+    let of = |attention, condition: &Condition, command: Option<String>| Judgement {
+        attention,
+        reason: condition.reason.clone(),
+        sentence: condition.message.clone(),
+        next: reasons::remedy(&condition.type_, &condition.reason).map(str::to_owned),
+        command,
+    };
+    let plain = |attention, reason: &str, sentence: String| Judgement {
+        attention,
+        reason: reason.to_owned(),
+        sentence,
+        next: None,
+        command: None,
+    };
+    if config.status.observed_generation.is_none_or(|seen| seen < config.generation) {
+        let mut judgement = plain(
+            Attention::Progressing,
+            "",
+            "the operator has not processed the last change of the resource yet".to_owned(),
+        );
+        judgement.next = Some("If this persists, run linkerd-operator check.".to_owned());
+        return judgement;
+    }
+    let accepted = find("Accepted");
+    if let Some(accepted) = accepted.filter(|it| it.reason == "Conflicted") {
+        let mut judgement = of(Attention::Done, accepted, None);
+        judgement.sentence = format!("in reserve: {}", judgement.sentence);
+        judgement.next = None;
+        return judgement;
+    }
+    if !in_effect {
+        return plain(Attention::Done, "", "it is not in effect".to_owned());
+    }
+    let name = &config.name;
+    let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {name}"));
+    if let Some(stalled) = find("Stalled") {
+        let command = match &*stalled.reason {
+            "RolloutHalted" => run("rollout retry"),
+            "RolledBack" | "Denied" | "CanaryFailed" => run("explain"),
+            _ => None,
+        };
+        return of(Attention::Problem, stalled, command);
+    }
+    if let Some(accepted) = accepted.filter(|it| it.status == "False") {
+        let suspended = accepted.reason == "Suspended";
+        let attention = if suspended { Attention::Waiting } else { Attention::Problem };
+        return of(attention, accepted, if suspended { run("rollout resume") } else { run("explain") });
+    }
+    if let Some(ready) = find("Ready").filter(|it| it.status != "True") {
+        let attention = match &*ready.reason {
+            "Propagating" | "Canary" => Attention::Progressing,
+            _ => Attention::Problem,
+        };
+        let cause = ["ConfigMapSynced", "InjectorSynced"].into_iter().filter_map(find);
+        let cause = cause.filter(|it| it.status != "True").find(|it| it.reason == ready.reason);
+        return of(attention, cause.unwrap_or(ready), None);
+    }
+    if config.spec.mode == Mode::Observe {
+        return match find("ConfigMapSynced") {
+            Some(differs) if differs.status == "False" => {
+                let mut judgement = of(Attention::Done, differs, run("explain"));
+                judgement.sentence = format!("it observes and writes nothing: {}", differs.message);
+                judgement
+            }
+            _ => plain(
+                Attention::Done,
+                "Observing",
+                "it observes and writes nothing, and the ConfigMap holds the declared values".to_owned(),
+            ),
+        };
+    }
+    let Some(complete) = find("RolloutComplete") else {
+        return plain(Attention::Done, "Reconciled", "the declared configuration is in effect".to_owned());
+    };
+    if complete.status == "True" {
+        return of(Attention::Done, complete, None);
+    }
+    let command = match &*complete.reason {
+        "Paused" => run("rollout resume"),
+        "WorkloadsFailed" => run("rollout retry"),
+        "WorkloadsSkipped" | "NoProgress" => run("explain --workloads"),
+        _ => None,
+    };
+    let attention = match &*complete.reason {
+        reason if ON_ITS_WAY.contains(&reason) => Attention::Progressing,
+        "NoProgress" | "Halted" | "RolledBack" | "WorkloadsFailed" | "WriteFailed" => Attention::Problem,
+        _ => Attention::Waiting,
+    };
+    let mut judgement = of(attention, complete, command);
+    let window = config.status.rollout.as_ref().and_then(|rollout| rollout.next_window.as_ref());
+    if let Some(opens) = window.filter(|_| complete.reason == "OutsideWindow") {
+        let wait = Duration::try_from(opens.0.duration_since(now)).unwrap_or_default();
+        judgement.next = Some(format!("Wait: restarts begin in {}, at {}.", rounded(wait), opens.0));
+    }
+    judgement
+}
+
+// === impl RolloutSummary ===
+
+impl RolloutSummary {
+    fn new(spec: &LinkerdConfigSpec, rollout: &RolloutStatus) -> Self {
+        let counts = rollout.workloads.unwrap_or_default();
+        let remaining = usize::try_from(counts.pending + counts.updating).unwrap_or_default();
+        let selected = usize::try_from(counts.selected).unwrap_or_default();
+        let restarts = !matches!(rollout.phase.as_deref(), Some("Idle" | "Complete" | "RolledBack"));
+        let at_least = at_least(spec, remaining, selected).filter(|_| restarts);
+        Self {
+            phase: rollout.phase.clone().unwrap_or_default(),
+            selected: counts.selected,
+            updated: counts.updated,
+            updating: counts.updating,
+            pending: counts.pending,
+            failed: counts.failed,
+            at_least_seconds: at_least.map(|time| time.as_secs()),
+            next_window: rollout.next_window.as_ref().map(|time| time.0),
+            pods: rollout.pods.unwrap_or_default(),
+            restarting: rollout.updating.iter().map(|it| format!("{}/{}/{}", it.namespace, it.kind, it.name)).collect(),
+            failures: rollout.failures.clone(),
+            skipped: rollout.skipped.clone(),
+        }
+    }
+
+    /// Returns the counts in a few words, such as `69 of 167 workloads updated, 1 restarting, 97 pending`.
+    pub fn progress(&self) -> String {
+        let selected = counted(usize::try_from(self.selected).unwrap_or_default(), "workload");
+        let mut text = format!("{} of {selected} updated", self.updated);
+        for (count, what) in [(self.updating, "restarting"), (self.pending, "pending"), (self.failed, "failed")] {
+            if count > 0 {
+                text.push_str(&format!(", {count} {what}"));
+            }
+        }
+        text
+    }
+}
+
+/// Returns the time that restarts of this number of workloads take at least: each begins `interval` after the one
+/// before, and keeps one of the `maxConcurrent` places for `soak`. `None` if none remains.
+pub fn at_least(spec: &LinkerdConfigSpec, remaining: usize, selected: usize) -> Option<Duration> {
+    if remaining == 0 {
+        return None;
+    }
+    let times = |time: Duration, count: usize| time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+    let turns = remaining.div_ceil(spec.rollout.max_concurrent(selected));
+    let by_places = times(spec.rollout.soak(), turns);
+    let by_interval = times(spec.rollout.interval(), remaining - 1) + spec.rollout.soak();
+    Some(by_places.max(by_interval))
+}
