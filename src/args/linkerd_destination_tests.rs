@@ -31,7 +31,7 @@ const CHART: [&str; 13] = [
 ];
 
 fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<ManagerArgs, Exit> {
-    parsed_over(manager(&["manager"]).unwrap(), environment, arguments)
+    parsed_over(manager(&[]).unwrap(), environment, arguments)
 }
 
 /// As [`parsed_in`], with the settings that the operator's own variables give.
@@ -77,7 +77,7 @@ fn the_arguments_of_linkerds_chart_equal_the_operators_defaults() {
 
 #[test]
 fn other_clusters_are_served_as_by_linkerds_container_unless_the_environment_says_otherwise() {
-    let ours = manager(&["manager"]).unwrap();
+    let ours = manager(&[]).unwrap();
     assert_eq!((ours.enable_multicluster, ours.allow_unsupported_services), (None, None));
     let theirs = parsed(&CHART);
     assert_eq!((theirs.enable_multicluster, theirs.allow_unsupported_services), (Some(true), Some(false)));

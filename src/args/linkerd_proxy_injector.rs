@@ -70,7 +70,7 @@ impl LinkerdProxyInjectorArgs {
 
 #[cfg(test)]
 mod tests {
-    use crate::args::testing::manager;
+    use crate::args::testing::command;
 
     #[test]
     fn the_flags_of_linkerds_chart_select_the_injector_alone() {
@@ -82,7 +82,7 @@ mod tests {
             "-linkerd-namespace=mesh",
             "-enable-pprof=false",
         ];
-        let settings = manager(&args).unwrap();
+        let settings = command(&args).unwrap();
         assert!(settings.enable_proxy_injector && settings.replaced_injector.is_some());
         assert!(!settings.enable_destination && !settings.enable_external_workload && !settings.enable_linkerd_config);
         assert_eq!((settings.webhook_addr.port(), settings.admin_addr.port()), (8443, 9995));
@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn an_unknown_flag_is_ignored_with_a_notice_and_strictly_refused() {
-        let settings = manager(&["proxy-injector", "-newer", "value", "-enable-pprof"]).unwrap();
+        let settings = command(&["proxy-injector", "-newer", "value", "-enable-pprof"]).unwrap();
         assert_eq!(settings.notices.len(), 2, "{:?}", settings.notices);
-        assert!(manager(&["proxy-injector", "-newer=value", "-strict-flags"]).is_err());
-        assert!(manager(&["proxy-injector", "-addr=nonsense"]).is_err());
-        assert!(manager(&["proxy-injector", "-log-level=loud"]).is_err());
+        assert!(command(&["proxy-injector", "-newer=value", "-strict-flags"]).is_err());
+        assert!(command(&["proxy-injector", "-addr=nonsense"]).is_err());
+        assert!(command(&["proxy-injector", "-log-level=loud"]).is_err());
     }
 }

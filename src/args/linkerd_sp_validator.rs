@@ -62,23 +62,23 @@ impl LinkerdSpValidatorArgs {
 
 #[cfg(test)]
 mod tests {
-    use crate::args::testing::{manager, run};
+    use crate::args::testing::{command, manager, run};
 
     #[test]
     fn the_flags_of_linkerds_chart_select_the_validator_alone() {
         let args = ["sp-validator", "-log-level=info", "-log-format=plain", "-enable-pprof=false"];
-        let settings = manager(&args).unwrap();
+        let settings = command(&args).unwrap();
         assert!(settings.replaces_sp_validator && !settings.enable_webhooks && !settings.enable_proxy_injector);
         assert!(!settings.enable_destination && !settings.enable_external_workload && !settings.enable_linkerd_config);
         assert_eq!((settings.webhook_addr.port(), settings.admin_addr.port()), (8443, 9997));
         assert_eq!(settings.webhook_folder.to_str(), Some("/var/run/linkerd"));
         assert!(settings.notices.is_empty(), "{:?}", settings.notices);
-        assert!(!manager(&["manager"]).unwrap().replaces_sp_validator);
+        assert!(!manager(&[]).unwrap().replaces_sp_validator);
     }
 
     #[test]
     fn values_are_checked_as_in_go() {
-        let settings = manager(&["sp-validator", "-addr", "127.0.0.1:1", "-metrics-addr=:2", "-newer", "x"]).unwrap();
+        let settings = command(&["sp-validator", "-addr", "127.0.0.1:1", "-metrics-addr=:2", "-newer", "x"]).unwrap();
         assert_eq!((settings.webhook_addr.to_string(), settings.admin_addr.port()), ("127.0.0.1:1".to_owned(), 2));
         assert_eq!(settings.notices.len(), 1, "{:?}", settings.notices);
         assert_eq!(run(&["sp-validator", "-addr=nonsense"]).unwrap_err().code, 1);

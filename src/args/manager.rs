@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_lease_are_those_of_linkerd() {
-        let settings = settings(&["manager"]).unwrap();
+        let settings = settings(&[]).unwrap();
         assert_eq!(settings.leader_election_lease_duration, Duration::from_secs(30));
         assert_eq!(settings.leader_election_renew_deadline, Duration::from_secs(10));
         assert_eq!(settings.leader_election_retry_period, Duration::from_secs(2));
@@ -258,7 +258,7 @@ mod tests {
     fn a_flag_disables_its_job() {
         assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
         assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);
-        assert!(!settings(&["manager", "--enable-h2-upgrade=false"]).unwrap().destination.enable_h2_upgrade);
+        assert!(!settings(&["--enable-h2-upgrade=false"]).unwrap().destination.enable_h2_upgrade);
         assert!(settings(&["--enable-ipv6"]).unwrap().destination.enable_ipv6);
         assert!(
             settings(&["--enable-ipv6", "false"]).is_err(),

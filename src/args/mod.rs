@@ -44,17 +44,15 @@ pub const USAGE: u8 = 64;
 
 /// A companion to the control plane of the Linkerd service mesh.
 #[derive(Debug, Parser)]
-#[command(
-    name = "linkerd-operator",
-    version = version::whole(),
-    about,
-    max_term_width = 100,
-    args_override_self = true,
-    args_conflicts_with_subcommands = true
-)]
+#[command(name = "linkerd-operator", version = version::whole(), about, max_term_width = 100)]
 pub struct Args {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
+}
+
+/// The settings of the manager that the environment has, without a flag.
+#[derive(Debug, Parser)]
+struct EnvironmentArgs {
     #[command(flatten)]
     manager: ManagerArgs,
 }
@@ -77,6 +75,33 @@ pub enum Task {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
+    /// Prints whether the configuration is in effect, the rollout, and what to do next
+    #[command(args_override_self = true)]
+    Status(Box<StatusArgs>),
+    /// Prints what a LinkerdConfig would change, and the source of each value
+    #[command(args_override_self = true)]
+    Explain(Box<ExplainArgs>),
+    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
+    #[command(subcommand)]
+    Rollout(Box<RolloutCommand>),
+    /// Verifies the installation; `linkerd check` includes it
+    #[command(args_override_self = true)]
+    Check(Box<CheckArgs>),
+    /// Opens the dashboard, a read-only page, through a port-forward
+    #[command(args_override_self = true)]
+    Dashboard(Box<DashboardArgs>),
+    /// Prints the endpoints that a proxy receives
+    #[command(visible_alias = "ep", args_override_self = true)]
+    Endpoints(Box<EndpointsArgs>),
+    /// Prints the profile that a proxy receives
+    #[command(args_override_self = true)]
+    Profile(Box<ProfileArgs>),
+    /// Compares the answers of two Destination servers
+    ///
+    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
+    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
+    #[command(args_override_self = true)]
+    Compare(Box<CompareArgs>),
     /// Watches the cluster and runs the enabled jobs
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
@@ -89,32 +114,6 @@ enum Command {
     /// Replaces Linkerd's container sp-validator and accepts its flags
     #[command(args_override_self = true)]
     SpValidator(Box<LinkerdSpValidatorArgs>),
-    /// Prints the endpoints that a proxy receives
-    #[command(visible_alias = "ep", args_override_self = true)]
-    Endpoints(Box<EndpointsArgs>),
-    /// Prints the profile that a proxy receives, as linkerd diagnostics profile does
-    #[command(args_override_self = true)]
-    Profile(Box<ProfileArgs>),
-    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
-    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
-    #[command(args_override_self = true)]
-    Compare(Box<CompareArgs>),
-    /// Prints the changes that a LinkerdConfig would make, and the source of each value of the mesh's configuration;
-    /// writes nothing
-    #[command(args_override_self = true)]
-    Explain(Box<ExplainArgs>),
-    /// Verifies the installation; exits with 1 if a check fails. `linkerd check` includes it
-    #[command(args_override_self = true)]
-    Check(Box<CheckArgs>),
-    /// Prints whether the configuration is in effect, how far the rollout is, and what to do next
-    #[command(args_override_self = true)]
-    Status(Box<StatusArgs>),
-    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
-    #[command(subcommand)]
-    Rollout(Box<RolloutCommand>),
-    /// Opens the dashboard of the operator, a read-only page, through a port-forward
-    #[command(args_override_self = true)]
-    Dashboard(Box<DashboardArgs>),
     /// Prints the version
     Version(VersionArgs),
     /// Prints a script that completes commands and flags in a shell
@@ -150,33 +149,26 @@ impl Args {
     /// # Errors
     /// Returns the text to print and the exit code, if there is no task or if flags contradict each other.
     pub fn task(self) -> Result<Task, Exit> {
+        let environment =
+            || -> Result<ManagerArgs, Exit> { Ok(EnvironmentArgs::try_parse_from(["linkerd-operator"])?.manager) };
+        let env = |name: &str| env::var(name).ok();
         match self.command {
-            None => Ok(Task::Manager(Box::new(self.manager.checked()?))),
-            Some(Command::Manager(args)) => Ok(Task::Manager(Box::new(args.checked()?))),
-            Some(Command::Destination(args)) => {
-                let args = args.manager(self.manager, |name| env::var(name).ok())?;
-                Ok(Task::Manager(Box::new(args.checked()?)))
-            }
-            Some(Command::ProxyInjector(args)) => {
-                let args = args.manager(self.manager, |name| env::var(name).ok())?;
-                Ok(Task::Manager(Box::new(args.checked()?)))
-            }
-            Some(Command::SpValidator(args)) => {
-                let args = args.manager(self.manager, |name| env::var(name).ok())?;
-                Ok(Task::Manager(Box::new(args.checked()?)))
-            }
-            Some(Command::Endpoints(args)) => Ok(Task::Endpoints(args)),
-            Some(Command::Profile(args)) => Ok(Task::Profile(args)),
-            Some(Command::Compare(args)) => Ok(Task::Compare(args)),
-            Some(Command::Explain(args)) => Ok(Task::Explain(args)),
-            Some(Command::Check(args)) => Ok(Task::Check(args)),
-            Some(Command::Status(args)) => Ok(Task::Status(args)),
-            Some(Command::Rollout(command)) => Ok(Task::Rollout(command)),
-            Some(Command::Dashboard(args)) => Ok(Task::Dashboard(args)),
-            Some(Command::Version(args)) => Ok(Task::Version(args)),
-            Some(Command::Completion { shell }) => Err(Exit::success(completion(shell))),
-            Some(Command::ManPages { folder }) => Err(man_pages(&folder)),
-            Some(Command::ExtensionMetadata) => Ok(Task::ExtensionMetadata),
+            Command::Manager(args) => Ok(Task::Manager(Box::new(args.checked()?))),
+            Command::Destination(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
+            Command::ProxyInjector(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
+            Command::SpValidator(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
+            Command::Endpoints(args) => Ok(Task::Endpoints(args)),
+            Command::Profile(args) => Ok(Task::Profile(args)),
+            Command::Compare(args) => Ok(Task::Compare(args)),
+            Command::Explain(args) => Ok(Task::Explain(args)),
+            Command::Check(args) => Ok(Task::Check(args)),
+            Command::Status(args) => Ok(Task::Status(args)),
+            Command::Rollout(command) => Ok(Task::Rollout(command)),
+            Command::Dashboard(args) => Ok(Task::Dashboard(args)),
+            Command::Version(args) => Ok(Task::Version(args)),
+            Command::Completion { shell } => Err(Exit::success(completion(shell))),
+            Command::ManPages { folder } => Err(man_pages(&folder)),
+            Command::ExtensionMetadata => Ok(Task::ExtensionMetadata),
         }
     }
 }
@@ -213,6 +205,16 @@ impl Exit {
 
     fn failure(code: u8, text: String) -> Self {
         Self { code, text, is_error: true }
+    }
+}
+
+impl From<clap::Error> for Exit {
+    fn from(error: clap::Error) -> Self {
+        Self {
+            code: u8::try_from(error.exit_code()).unwrap_or(USAGE),
+            text: error.to_string(),
+            is_error: error.use_stderr(),
+        }
     }
 }
 
@@ -297,19 +299,22 @@ mod tests {
     }
 
     #[test]
-    fn manager_is_the_subcommand_for_flags_alone() {
-        assert_eq!(manager(&["--admin-addr", "127.0.0.1:1"]).unwrap().admin_addr.port(), 1);
-        assert_eq!(manager(&["manager", "--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
+    fn flags_without_a_command_and_before_it_are_rejected_and_not_ignored() {
+        for bad in [&["--admin-addr", "127.0.0.1:1"][..], &["--admin-addr=127.0.0.1:1", "manager"]] {
+            assert!(task(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(manager(&["--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
     }
 
     #[test]
-    fn flags_before_the_subcommand_are_rejected_and_not_ignored() {
-        assert!(manager(&["--admin-addr=127.0.0.1:1", "manager"]).is_err());
+    fn the_help_of_all_commands_fits_on_a_screen() {
+        let Err(help) = run(&[]) else { panic!("a task was started") };
+        assert!(help.text.lines().count() <= 30, "{}", help.text);
     }
 
     #[test]
     fn the_last_value_of_a_repeated_flag_counts() {
-        let args = manager(&["manager", "--admin-addr=127.0.0.1:1", "--admin-addr=127.0.0.1:2"]).unwrap();
+        let args = manager(&["--admin-addr=127.0.0.1:1", "--admin-addr=127.0.0.1:2"]).unwrap();
         assert_eq!(args.admin_addr.port(), 2);
     }
 

@@ -11,11 +11,7 @@ pub(super) fn run(args: &[&str]) -> Result<Task, Exit> {
     let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
     match Args::try_parse_from(rewritten(args.map(OsString::from))) {
         Ok(args) => args.task(),
-        Err(error) => Err(Exit {
-            code: u8::try_from(error.exit_code()).unwrap(),
-            text: error.to_string(),
-            is_error: error.use_stderr(),
-        }),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -23,9 +19,15 @@ pub(super) fn task(args: &[&str]) -> Result<Task, String> {
     run(args).map_err(|exit| exit.text)
 }
 
-pub(super) fn manager(args: &[&str]) -> Result<ManagerArgs, String> {
-    match task(args)? {
+/// Returns the settings of a manager with these flags.
+pub(super) fn manager(flags: &[&str]) -> Result<ManagerArgs, String> {
+    command(&[&["manager"], flags].concat())
+}
+
+/// Returns the settings of the manager that a command with its flags runs.
+pub(super) fn command(flags: &[&str]) -> Result<ManagerArgs, String> {
+    match task(flags)? {
         Task::Manager(args) => Ok(*args),
-        other => panic!("{args:?} were parsed as {other:?}"),
+        other => panic!("{flags:?} were parsed as {other:?}"),
     }
 }
