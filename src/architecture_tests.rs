@@ -88,8 +88,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("destination_client", &["client", "proto"]),
-    ("explain", &["api", "cluster", "linkerd_config", "text", "values"]),
     ("summary", &["api", "cluster", "reasons", "text"]),
+    ("explain", &["api", "cluster", "linkerd_config", "summary", "text", "values"]),
     (
         "dashboard",
         &[

@@ -1,7 +1,7 @@
 //! The output as text: a head, a table of values and the number of unmanaged values, a table of workloads and their
 //! totals.
 
-use std::iter::once;
+use std::{iter::once, time::Duration};
 
 use super::{
     canary::CanaryOutput,
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
+    summary::rounded,
     text::{
         and_more, counted, printable,
         table::{line, widen},
@@ -88,7 +89,16 @@ fn totals(output: &WorkloadsOutput) -> String {
         (other_shape, "of another shape"),
         (completed, "ended"),
     ]);
-    format!("workloads: {updated} of {selected} selected are up to date{workloads}; Pods: {meshed} meshed{pods}\n")
+    let time = output.rollout.at_least_seconds.map(Duration::from_secs).map(|time| {
+        let time = rounded(time);
+        format!(
+            "remaining restarts: at least {time} by the limits of spec.rollout, and the time until Pods are ready\n"
+        )
+    });
+    let time = time.unwrap_or_default();
+    format!(
+        "workloads: {updated} of {selected} selected are up to date{workloads}; Pods: {meshed} meshed{pods}\n{time}"
+    )
 }
 
 /// Returns a blank line and a table, or nothing if there are no rows.

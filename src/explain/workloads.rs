@@ -38,6 +38,7 @@ use crate::{
         },
         sha256,
     },
+    summary::at_least,
     text::counted,
     values::Reading,
 };
@@ -62,6 +63,9 @@ pub struct RolloutOutput {
     pub message: String,
     pub workloads: RolloutWorkloads,
     pub pods: RolloutPods,
+    /// The time that the remaining restarts take at least with the limits of spec.rollout; absent if none remains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_least_seconds: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -177,7 +181,16 @@ impl RolloutExplainer {
 
     pub fn finish(self) -> WorkloadsOutput {
         let totals = &self.schedule.totals;
-        let rollout = RolloutOutput { workloads: totals.workloads, pods: totals.pods, ..self.rollout };
+        let RolloutWorkloads { selected, pending, updating, .. } = totals.workloads;
+        let [selected, remaining] =
+            [selected, pending + updating].map(|count| usize::try_from(count).unwrap_or_default());
+        let at_least = self.target.as_ref().and_then(|target| at_least(target.rollout(), remaining, selected));
+        let rollout = RolloutOutput {
+            workloads: totals.workloads,
+            pods: totals.pods,
+            at_least_seconds: at_least.map(|time| time.as_secs()),
+            ..self.rollout
+        };
         WorkloadsOutput { rollout, workloads: self.rows }
     }
 }

@@ -162,6 +162,7 @@ NAMESPACE   POD      PROBLEM      WHY
 app         bald-0   Uninjected   it requests a proxy and was created without one: the injector did not respond, or injection was enabled later; spec.rollout.triggers does not include Uninjected
 
 workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 skipped; Pods: 13 meshed, 4 current, 9 outdated, 1 without a proxy
+remaining restarts: at least 1 min by the limits of spec.rollout, and the time until Pods are ready
 ";
     assert_eq!(table(&output), expected);
 }
@@ -317,6 +318,7 @@ app         stuck-0   WaitingForNetwork   linkerd-network-validator fails: check
 app         store-0   ProxyShape          its proxy is a container, and a native sidecar is configured
 
 workloads: 2 of 4 selected are up to date, 2 pending; Pods: 4 meshed, 3 current, 1 outdated, 1 without a proxy, 1 waiting for the network, 1 of another shape
+remaining restarts: at least 1 min by the limits of spec.rollout, and the time until Pods are ready
 ";
     assert_eq!(table(&output), expected);
     let json = serde_json::to_value(&output).unwrap();

@@ -16,7 +16,9 @@ use serde::Serialize;
 
 pub use self::duration::rounded;
 use crate::{
-    api::linkerd_config::{LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus},
+    api::linkerd_config::{
+        LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutSpec, RolloutStatus,
+    },
     cluster::kinds::linkerd_config::LinkerdConfig,
     reasons,
     text::counted,
@@ -230,7 +232,7 @@ impl RolloutSummary {
         let remaining = usize::try_from(counts.pending + counts.updating).unwrap_or_default();
         let selected = usize::try_from(counts.selected).unwrap_or_default();
         let restarts = !matches!(rollout.phase.as_deref(), Some("Idle" | "Complete" | "RolledBack"));
-        let at_least = at_least(spec, remaining, selected).filter(|_| restarts);
+        let at_least = at_least(&spec.rollout, remaining, selected).filter(|_| restarts);
         Self {
             phase: rollout.phase.clone().unwrap_or_default(),
             selected: counts.selected,
@@ -262,13 +264,13 @@ impl RolloutSummary {
 
 /// Returns the time that restarts of this number of workloads take at least: each begins `interval` after the one
 /// before, and keeps one of the `maxConcurrent` places for `soak`. `None` if none remains.
-pub fn at_least(spec: &LinkerdConfigSpec, remaining: usize, selected: usize) -> Option<Duration> {
+pub fn at_least(spec: &RolloutSpec, remaining: usize, selected: usize) -> Option<Duration> {
     if remaining == 0 {
         return None;
     }
     let times = |time: Duration, count: usize| time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-    let turns = remaining.div_ceil(spec.rollout.max_concurrent(selected));
-    let by_places = times(spec.rollout.soak(), turns);
-    let by_interval = times(spec.rollout.interval(), remaining - 1) + spec.rollout.soak();
+    let turns = remaining.div_ceil(spec.max_concurrent(selected));
+    let by_places = times(spec.soak(), turns);
+    let by_interval = times(spec.interval(), remaining - 1) + spec.soak();
     Some(by_places.max(by_interval))
 }

@@ -106,7 +106,7 @@ fn a_warning_stands_beside_the_sentence() {
 fn the_remaining_time_is_that_of_the_places_or_of_the_interval() {
     let seconds = |rollout: Value, remaining: usize| {
         let config = config(json!({ "rollout": rollout }), json!([]), json!({}));
-        at_least(&config.spec, remaining, 200).map(|time| time.as_secs())
+        at_least(&config.spec.rollout, remaining, 200).map(|time| time.as_secs())
     };
     // One place, for 30 s each.
     assert_eq!(seconds(json!({}), 167), Some(167 * 30));

@@ -19,6 +19,9 @@ use crate::explain::{WorkloadsInput, output::ExplainOutput, print};
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.
 pub(super) const FAILED: u8 = 2;
 
+/// The decisions about workloads.
+const DECISIONS: [&str; 7] = ["Failed", "Updating", "Pending", "Skipped", "NotSelected", "Observed", "UpToDate"];
+
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ExplainArgs {
     /// Name of the LinkerdConfig; if absent, the one in effect for the ConfigMap linkerd-config in the namespace
@@ -38,6 +41,10 @@ pub struct ExplainArgs {
     /// Also list each workload with meshed Pods, the rollout's decision about it, and the reason
     #[arg(long)]
     pub workloads: bool,
+
+    /// With --workloads: list only workloads with these decisions, such as failed,updating. The totals count all
+    #[arg(long, value_name = "DECISION", value_delimiter = ',', ignore_case = true, requires = "workloads", value_parser = DECISIONS)]
+    pub only: Vec<String>,
 
     /// Exit with 0 if the ConfigMap holds the declared configuration, with 1 if it differs, and with 2 after an error
     /// or if the resource is not, or would not be, in effect
@@ -64,7 +71,11 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
         let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&input.config.target.namespace).into();
         input.workloads = Some(WorkloadsInput { state: lists::workloads(&client).await?, operator_namespace });
     }
-    let output = ExplainOutput::new(&input, args.all);
+    let mut output = ExplainOutput::new(&input, args.all);
+    if let Some(workloads) = output.workloads.as_mut().filter(|_| !args.only.is_empty()) {
+        let is_shown = |decision: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(decision));
+        workloads.workloads.retain(|row| is_shown(row.decision.decision));
+    }
     write(&args.output.print(&output, || print::text(&output))?)?;
     Ok(ExitCode::from(exit_code(&output, args.exit_code)))
 }
