@@ -284,15 +284,19 @@ fn the_page_of_the_custom_resource_is_generated_from_its_definition() {
     let mut text = format!(
         "# LinkerdConfig\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
          The fields of `{}/{}` `LinkerdConfig`, a cluster-scoped resource. `kubectl explain\n\
-         linkerdconfig.spec` prints the same text. [The guide](../guides/linkerdconfig.md) has examples.\n",
+         linkerdconfig.spec` prints the same text. [The guide](../guides/linkerdconfig.md) has examples, and\n\
+         [the internals](../../internals/src/status.md) have the fields of the status.\n",
         definition["spec"]["group"].as_str().unwrap(),
         version["name"].as_str().unwrap(),
     );
-    for part in ["spec", "status"] {
-        writeln!(text, "\n## {part}\n").unwrap();
-        fields(&properties[part], part, &mut text);
-    }
+    text.push('\n');
+    fields(&properties["spec"], "spec", &mut text);
     assert_generated("reference/crd.md", &text);
+    let mut text = "# Status of a LinkerdConfig\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
+        `kubectl explain linkerdconfig.status` prints the same text.\n\n"
+        .to_owned();
+    fields(&properties["status"], "status", &mut text);
+    assert_generated("../internals/src/status.md", &text);
 }
 
 fn fields(schema: &Value, path: &str, text: &mut String) {
