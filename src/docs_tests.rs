@@ -208,15 +208,22 @@ fn assert_generated(page: &str, text: &str) {
 fn the_page_of_flags_is_generated_from_the_command_line() {
     let mut text = "# Flags\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
         Each flag of `linkerd-operator manager` can also be set by the environment variable that is named with it; the flag\n\
-        takes precedence. Durations are written as `10s`, `1m30s` or `2h`.\n"
+        takes precedence. Durations are written as `10s`, `1m30s` or `2h`. The commands in place of Linkerd's containers have\n\
+        [a page of their own](../../internals/src/container-flags.md).\n"
         .to_owned();
     let mut root = Args::command();
     root.build();
+    let mut containers = "# Flags in place of Linkerd's containers\n\n\
+        <!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
+        [The guide](../../src/guides/replace-destination.md) has the steps.\n"
+        .to_owned();
     for command in commands(&root) {
-        flags_of(command, &format!("## linkerd-operator {}", command.get_name()), &mut text);
+        let is_container = ["destination", "proxy-injector", "sp-validator"].contains(&command.get_name());
+        let text = if is_container { &mut containers } else { &mut text };
+        flags_of(command, &format!("## linkerd-operator {}", command.get_name()), text);
         for subcommand in commands(command) {
             let heading = format!("### linkerd-operator {} {}", command.get_name(), subcommand.get_name());
-            flags_of(subcommand, &heading, &mut text);
+            flags_of(subcommand, &heading, text);
         }
     }
     text.push_str("\n## Cluster\n\n");
@@ -225,6 +232,7 @@ fn the_page_of_flags_is_generated_from_the_command_line() {
         text.push_str(&flag(arg));
     }
     assert_generated("reference/flags.md", &text);
+    assert_generated("../internals/src/container-flags.md", &containers);
 }
 
 fn commands(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
