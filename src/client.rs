@@ -10,6 +10,7 @@ mod kubeconfig;
 #[cfg(test)]
 mod kubeconfig_tests;
 mod proxy;
+mod resource;
 mod token_file;
 mod url;
 
@@ -23,7 +24,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use http::{Method, Request, Response, header::AUTHORIZATION};
+use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{
     Client, Config,
     client::{Body, ClientBuilder},
@@ -36,7 +37,7 @@ use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service, util::MapRequestLayer};
 
 pub use self::describe::describe;
-use self::{describe::ClientOrigin, proxy::ProxyEnvironment, token_file::TokenFile};
+use self::{describe::ClientOrigin, proxy::ProxyEnvironment, resource::resource, token_file::TokenFile};
 use crate::response_limit::ResponseLimitLayer;
 
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
@@ -185,6 +186,7 @@ struct DeadlineService<S> {
 #[derive(Clone)]
 struct RequestMetrics {
     requests: IntCounterVec,
+    forbidden: IntCounterVec,
     errors: IntCounterVec,
     latency: HistogramVec,
     in_flight: IntGauge,
@@ -220,6 +222,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let DeadlineLayer { metrics, origin } = self.layer.clone();
         let method = method(request.method());
+        let resource = resource(request.uri().path());
         let query = request.uri().query().unwrap_or_default();
         let is_list = query.split('&').any(|it| it.starts_with("limit=") || it == "watch=true");
         let deadline = if is_list { LIST_HEADER_TIMEOUT } else { HEADER_TIMEOUT };
@@ -236,6 +239,9 @@ where
                     let code = response.status();
                     let labels = [code.as_str(), method];
                     metrics.requests.with_label_values(&labels).inc();
+                    if code == StatusCode::FORBIDDEN {
+                        metrics.forbidden.with_label_values(&[resource]).inc();
+                    }
                     metrics.latency.with_label_values(&labels).observe(begun.elapsed().as_secs_f64());
                 }
                 Err(_) => metrics.errors.with_label_values(&[method]).inc(),
@@ -276,6 +282,12 @@ impl RequestMetrics {
                 &["code", "method"],
                 registry
             )?,
+            forbidden: register_int_counter_vec_with_registry!(
+                "linkerd_operator_forbidden_requests_total",
+                "Number of requests that the API server answered with 403, by resource",
+                &["resource"],
+                registry
+            )?,
             errors: register_int_counter_vec_with_registry!(
                 opts("http_client_errors_total", "Number of API server requests that failed without a response"),
                 &["method"],
@@ -307,7 +319,38 @@ impl Drop for InFlight {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use tower::{ServiceExt, service_fn};
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_forbidden_request_is_counted_with_its_resource() {
+        let registry = Registry::new();
+        let layer = DeadlineLayer {
+            metrics: RequestMetrics::register(&registry).unwrap(),
+            origin: Arc::new(ClientOrigin::of(&unused())),
+        };
+        let answer = |code| service_fn(move |_| async move { Ok::<_, Infallible>(response(code)) });
+        let path = "/apis/apps/v1/namespaces/shop/deployments/web";
+        for code in [StatusCode::FORBIDDEN, StatusCode::OK, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            layer.layer(answer(code)).oneshot(request).await.unwrap();
+        }
+        let families = registry.gather();
+        let forbidden = families.iter().find(|it| it.name() == "linkerd_operator_forbidden_requests_total").unwrap();
+        let [sample] = forbidden.get_metric() else { panic!("{forbidden:?}") };
+        let labels: Vec<_> = sample.get_label().iter().map(|it| (it.name(), it.value())).collect();
+        assert_eq!(labels, [("resource", "deployments.apps")]);
+        assert!((sample.get_counter().get_value() - 2.0).abs() < f64::EPSILON, "{sample:?}");
+    }
+
+    fn response(code: StatusCode) -> Response<()> {
+        let mut response = Response::new(());
+        *response.status_mut() = code;
+        response
+    }
 
     #[test]
     fn a_list_in_a_stream_is_requested_in_its_most_recent_version() {

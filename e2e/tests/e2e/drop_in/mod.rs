@@ -104,6 +104,11 @@ async fn it_does_both_jobs_of_linkerds_container_with_its_permissions() -> Resul
     })
     .await?;
     assert!(denied.iter().all(|sample| sample.has(&[("method", "post")])), "other requests are denied too: {denied:?}");
+    let counted =
+        manager.metrics().await?.into_iter().filter(|it| it.name == "linkerd_operator_forbidden_requests_total");
+    for sample in counted {
+        assert!(sample.has(&[("resource", "events.events.k8s.io")]), "{sample:?}");
+    }
     assert!(manager.log().matches("Events are denied").count() <= 1, "{}", manager.log());
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(installed.holder().await?, "", "the Lease must be released");
