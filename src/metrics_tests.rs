@@ -11,8 +11,6 @@ const RUNBOOKS: &str = "docs/src/operate/runbooks";
 const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
 const RECORDING_RULES: &str = include_str!("../config/prometheus/recording_rules.yaml");
 const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
-/// Where the pages of runbooks are published, with their paths in the repository.
-const REPOSITORY: &str = "https://github.com/linkerd/linkerd-operator/blob/main";
 
 /// The beginnings, ends and whole names by which metrics are found among the words of the sources.
 const BEGINNINGS: [&str; 6] =
@@ -127,7 +125,7 @@ fn every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() {
         tests.extend(text["tests"].as_array().unwrap().iter().cloned());
     }
     let alerts: Vec<_> = ALERTS.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
-    assert!(alerts.len() > 30);
+    assert!((10..=14).contains(&alerts.len()), "{alerts:?}");
     for alert in alerts {
         let found = tests_of(alert, &tests);
         assert!(found.contains(&true) && found.contains(&false), "{alert}: {found:?}");
@@ -138,22 +136,65 @@ fn every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() {
     }
 }
 
+/// One incident fires one alert, or none.
+#[test]
+fn no_incident_fires_two_alerts() {
+    let file = repository().join("config/prometheus/tests/incidents.yaml");
+    let incidents: Value = serde_yaml::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let incidents = incidents["tests"].as_array().unwrap();
+    assert!(incidents.len() >= 15);
+    for incident in incidents {
+        let checks = incident["promql_expr_test"].as_array().unwrap();
+        assert!(!checks.is_empty() && incident.get("alert_rule_test").is_none(), "{}", incident["name"]);
+        for check in checks {
+            assert_eq!(check["expr"], "ALERTS{alertstate=\"firing\"}", "{}", incident["name"]);
+            assert!(check["exp_samples"].as_array().unwrap().len() <= 1, "{}: {check}", incident["name"]);
+        }
+    }
+}
+
 #[test]
 fn every_alert_has_its_annotations_and_a_runbook() {
     let count = |key: &str| ALERTS.lines().filter(|line| line.trim_start().starts_with(key)).count();
     let values = |key| ALERTS.lines().filter_map(move |line| line.trim_start().strip_prefix(key));
     let alerts: Vec<_> = values("- alert: ").collect();
-    for key in ["summary: ", "description: ", "severity: ", "runbook_url: "] {
+    for key in ["summary: ", "description: ", "severity: ", "runbook: "] {
         assert_eq!(count(key), alerts.len(), "{key}");
     }
-    let runbooks: Vec<_> = alerts.iter().map(|alert| format!("{REPOSITORY}/{RUNBOOKS}/{alert}.md")).collect();
-    assert_eq!(values("runbook_url: ").collect::<Vec<_>>(), runbooks);
+    let runbooks: Vec<_> = alerts.iter().map(|alert| format!("linkerd-operator runbook {alert}")).collect();
+    assert_eq!(values("runbook: ").collect::<Vec<_>>(), runbooks);
     let pages = files(RUNBOOKS, "md").into_iter().map(|page| page.file_name().unwrap().to_string_lossy().into_owned());
     let pages: BTreeSet<_> = pages.filter(|page| page != "README.md").collect();
     assert_eq!(pages, alerts.iter().map(|alert| format!("{alert}.md")).collect());
     let index = fs::read_to_string(repository().join(RUNBOOKS).join("README.md")).unwrap();
     for alert in alerts {
         assert!(index.contains(&format!("({alert}.md)")), "the index of runbooks lacks {alert}");
+    }
+}
+
+/// They are read at night, and printed in a terminal.
+#[test]
+fn every_runbook_is_short_and_has_the_same_sections() {
+    for page in files(RUNBOOKS, "md") {
+        let text = fs::read_to_string(&page).unwrap();
+        let headings: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        let (most, sections) = match page.ends_with("README.md") {
+            true => (150, &[][..]),
+            false => (190, &["Meaning", "Impact", "Diagnosis", "Mitigation"][..]),
+        };
+        assert_eq!(headings, sections, "{}", page.display());
+        assert!(text.split_whitespace().count() <= most, "{}", page.display());
+    }
+}
+
+#[test]
+fn runbooks_query_existing_metrics() {
+    let defined = defined();
+    for page in files(RUNBOOKS, "md") {
+        let text = fs::read_to_string(&page).unwrap();
+        for series in words(&text).filter(|word| is_metric(word)) {
+            assert!(defined.contains(metric_of(series)), "{}: no source defines {series}", page.display());
+        }
     }
 }
 
