@@ -1,7 +1,10 @@
 //! Parses the arguments, sets up logging and the crypto provider, then runs [`linkerd_operator::manager`] or a command
 //! of [`linkerd_operator::cli`].
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use linkerd_operator::{
     args::{Args, LogFormat, ManagerArgs, Task, USAGE},
@@ -18,10 +21,11 @@ fn main() -> ExitCode {
     let task = match Args::from_process().task() {
         Ok(task) => task,
         Err(exit) => {
-            match exit.is_error {
-                true => eprint!("{}", exit.text),
-                false => print!("{}", exit.text),
-            }
+            // A reader that has exited, as `head` does, is no error. `print!` would panic.
+            let _ = match exit.is_error {
+                true => io::stderr().write_all(exit.text.as_bytes()),
+                false => io::stdout().write_all(exit.text.as_bytes()),
+            };
             return ExitCode::from(exit.code);
         }
     };
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         Task::Status(args) => terminal(cli::status(*args)),
         Task::Rollout(command) => terminal(cli::rollout(*command)),
         Task::Dashboard(args) => terminal(cli::dashboard(*args)),
+        Task::Runbook(args) => terminal(cli::runbook(args)),
         Task::Version(args) => terminal(cli::version(args)),
         Task::ExtensionMetadata => terminal(cli::extension_metadata()),
     }

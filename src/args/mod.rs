@@ -33,8 +33,8 @@ use self::{
 };
 use crate::{
     cli::{
-        CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, StatusArgs,
-        VersionArgs,
+        CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
+        StatusArgs, VersionArgs,
     },
     version,
 };
@@ -69,6 +69,7 @@ pub enum Task {
     Status(Box<StatusArgs>),
     Rollout(Box<RolloutCommand>),
     Dashboard(Box<DashboardArgs>),
+    Runbook(RunbookArgs),
     Version(VersionArgs),
     ExtensionMetadata,
 }
@@ -90,6 +91,8 @@ enum Command {
     /// Opens the dashboard, a read-only page, through a port-forward
     #[command(args_override_self = true)]
     Dashboard(Box<DashboardArgs>),
+    /// Prints what to do about an alert, or lists the alerts
+    Runbook(RunbookArgs),
     /// Prints the endpoints that a proxy receives
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
@@ -165,6 +168,7 @@ impl Args {
             Command::Status(args) => Ok(Task::Status(args)),
             Command::Rollout(command) => Ok(Task::Rollout(command)),
             Command::Dashboard(args) => Ok(Task::Dashboard(args)),
+            Command::Runbook(args) => Ok(Task::Runbook(args)),
             Command::Version(args) => Ok(Task::Version(args)),
             Command::Completion { shell } => Err(Exit::success(completion(shell))),
             Command::ManPages { folder } => Err(man_pages(&folder)),
@@ -372,6 +376,21 @@ mod tests {
         for bad in [&[][..], &["--all", "a"], &["a", "--addr", "localhost"]] {
             assert!(compare(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn runbook_accepts_the_name_of_an_alert_in_any_case_or_none() {
+        let runbook = |args: &[&str]| match task(&[&["runbook"], args].concat())? {
+            Task::Runbook(args) => Ok(args.name),
+            other => Err(format!("{other:?}")),
+        };
+        assert_eq!(runbook(&[]), Ok(None));
+        for name in ["LinkerdConfigDenied", "linkerdconfigdenied"] {
+            assert_eq!(runbook(&[name]).map(|it| it.map(|it| it.to_lowercase())), Ok(Some(name.to_lowercase())));
+        }
+        let error = runbook(&["LinkerdConfigDenyed"]).unwrap_err();
+        assert!(error.contains("'LinkerdConfigDenied'"), "{error}");
+        assert!(runbook(&["LinkerdConfigDenied", "LinkerdConfigStalled"]).is_err());
     }
 
     #[test]

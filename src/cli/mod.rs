@@ -1,6 +1,6 @@
 //! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
 //! differences between two servers, the changes that a LinkerdConfig would make, its status, and whether the
-//! installation works; `rollout` drives a rollout.
+//! installation works, and what to do about an alert; `rollout` drives a rollout.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
@@ -18,6 +18,7 @@ mod linked_clusters;
 mod no_endpoints;
 mod output;
 mod rollout;
+mod runbook;
 mod status;
 mod streams;
 mod version;
@@ -52,6 +53,7 @@ pub use explain::ExplainArgs;
 pub use format::{DocumentFormat, OutputFormat};
 use output::{ChangeDocument, ChangeTable, TableStyle};
 pub use rollout::RolloutCommand;
+pub use runbook::RunbookArgs;
 pub use status::StatusArgs;
 use streams::{FIRST_ANSWER, FirstAnswer};
 pub use version::VersionArgs;
@@ -147,6 +149,11 @@ pub async fn rollout(command: RolloutCommand) -> ExitCode {
 /// Runs `linkerd-operator dashboard`.
 pub async fn dashboard(args: DashboardArgs) -> ExitCode {
     exit(dashboard::dashboard(args).await)
+}
+
+/// Runs `linkerd-operator runbook`.
+pub async fn runbook(args: RunbookArgs) -> ExitCode {
+    exit(runbook::runbook(&args))
 }
 
 /// Runs `linkerd-operator version`.
