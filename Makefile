@@ -369,7 +369,9 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 ARCH = $(patsubst aarch64%,arm64,$(patsubst x86_64%,amd64,$(TRIPLE)))
 REGISTRY ?= registry.example.com/team
 RELEASE := dist/release
-RELEASE_URL ?= https://github.com/linkerd/linkerd-operator/releases/download/v$(VERSION)
+RELEASE_URL ?= https://downloads.example.com/linkerd-operator/v$(VERSION)
+# The address of a published copy of the documentation. The chart has the same setting, the value docsURL.
+DOCS_URL ?=
 RELEASE_NAME = linkerd-operator-$(VERSION)
 TOOLS := $(abspath $(TARGET)/tools)
 CARGO_AUDITABLE := 0.7.7
@@ -418,8 +420,9 @@ release-cli:
 # One plugin for the architectures whose archives are in RELEASE. Krew needs the license beside the binary. It refuses a
 # file of another name, and versions without `v`.
 .PHONY: krew-manifest
-krew-manifest: ## Write the manifest of the kubectl plugin for Krew: dist/release/linkerd-operator.yaml (RELEASE_URL=address of the files)
+krew-manifest: ## Write the manifest of the kubectl plugin for Krew: dist/release/linkerd-operator.yaml (RELEASE_URL=address of the files, DOCS_URL=address of the documentation)
 	@{ cat .krew.yaml; \
+		$(if $(DOCS_URL),printf '  homepage: %s\n' '$(DOCS_URL)';) \
 		printf '  version: v%s\n  platforms:\n' '$(VERSION)'; \
 		for archive in $(RELEASE)/$(RELEASE_NAME)-linux-*.tar.gz; do \
 			arch=$${archive##*-linux-}; sum=$$(sha256sum < "$$archive"); \

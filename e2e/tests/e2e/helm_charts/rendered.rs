@@ -117,6 +117,33 @@ async fn values_reach_the_pods() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_address_of_the_documentation_reaches_each_alert() -> Result<()> {
+    let helm = Helm::new("helm4", e2e::shared().await?).await?;
+    let alerts = async |address: &[&str]| -> Result<Vec<Value>> {
+        let values = [&IMAGE[..], &["prometheusRule.enabled=true"], address].concat();
+        let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
+        let rules = of_kind(&objects, "PrometheusRule");
+        let groups = rules.iter().filter_map(|rule| rule["spec"]["groups"].as_array()).flatten();
+        let rules = groups.filter_map(|group| group["rules"].as_array()).flatten();
+        Ok(rules.filter(|rule| rule["alert"].is_string()).cloned().collect())
+    };
+    let without = alerts(&[]).await?;
+    let with = alerts(&["docsURL=https://docs.example.com/operator"]).await?;
+    ensure!(without.len() > 9 && with.len() == without.len(), "{without:?}");
+    for (without, mut with) in without.iter().zip(with) {
+        let name = without["alert"].as_str().context("a name")?;
+        assert_eq!(without["annotations"]["runbook"], format!("linkerd-operator runbook {name}"));
+        let annotations = with["annotations"].as_object_mut().context("annotations")?;
+        let link = format!("https://docs.example.com/operator/operate/runbooks/{name}.html");
+        assert_eq!(annotations.remove("runbook_url"), Some(json!(link)));
+        assert_eq!(&with, without);
+    }
+    let wrong = [&IMAGE[..], &["docsURL=https://docs.example.com/"]].concat();
+    ensure!(helm.template(OPERATOR, OPERATOR_NAMESPACE, &wrong).await.is_err(), "an address that ends with a slash");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
     let helm = Helm::new("helm4", e2e::shared().await?).await?;
     let rendered = async |values: &[&str]| -> Result<BTreeSet<String>> {

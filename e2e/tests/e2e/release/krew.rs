@@ -33,9 +33,16 @@ async fn krew_installs_the_plugin_from_the_archive_of_the_release_and_kubectl_ru
     // The archive of another host with another content.
     let other = archive(if architecture() == "amd64" { "arm64" } else { "amd64" });
     fs::write(release.path(&other), "other")?;
-    release.make(&["krew-manifest", "RELEASE_URL=https://example.com/v1"]).await?;
+    let manifest = async |address: &[&str]| -> Result<Value> {
+        let url = "RELEASE_URL=https://example.com/v1";
+        release.make(&[&["krew-manifest", url], address].concat()).await?;
+        Ok(serde_yaml::from_slice(&release.read(&format!("{PLUGIN}.yaml"))?)?)
+    };
+    let linked = manifest(&["DOCS_URL=https://docs.example.com"]).await?;
+    assert_eq!(linked["spec"]["homepage"], "https://docs.example.com");
 
-    let manifest: Value = serde_yaml::from_slice(&release.read(&format!("{PLUGIN}.yaml"))?)?;
+    let manifest = manifest(&[]).await?;
+    assert_eq!(manifest["spec"].get("homepage"), None);
     assert_eq!(manifest["spec"]["version"], format!("v{VERSION}"));
     let platforms = manifest["spec"]["platforms"].as_array().context("no platforms")?;
     assert_eq!(platforms.len(), 2, "{manifest}");
