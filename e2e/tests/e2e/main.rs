@@ -46,6 +46,7 @@ mod manifests;
 mod monitoring;
 mod multicluster;
 mod other_version;
+mod page;
 mod process;
 mod profile;
 #[allow(
@@ -58,6 +59,11 @@ mod proxy_injector;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod release;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
+mod runbooks;
 #[allow(
     clippy::indexing_slicing,
     reason = "a panic reports its location; indexing JSON by an absent field returns null"

@@ -1,7 +1,5 @@
 //! The page about edits by hand in an outage: its commands are run as they stand, with the names of the test.
 
-use std::{path::Path, process::Stdio, time::Duration};
-
 use anyhow::{Context, Result, ensure};
 use e2e::{TestNamespace, holds};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -9,36 +7,27 @@ use kube::{Api, api::PostParams};
 use serde_json::json;
 
 use super::{Installation, QUIET, WELL};
+use crate::page::{Shell, shell_blocks};
 
 const PAGE: &str = include_str!("../../../../docs/src/operate/break-glass.md");
-const DEADLINE: Duration = Duration::from_secs(120);
+/// The editor sets `imagePullPolicy` to `Always`.
+const EDITOR: &str = "sed -i 's/imagePullPolicy: .*/imagePullPolicy: Always/'";
 
 /// The shell blocks of a section, in order.
 fn blocks(section: &str) -> Result<Vec<String>> {
     let (_, rest) = PAGE.split_once(&format!("\n## {section}\n")).with_context(|| format!("no section {section}"))?;
     let section = rest.split("\n## ").next().unwrap_or_default();
-    let blocks = section.split("```sh\n").skip(1).filter_map(|block| block.split("```").next());
-    Ok(blocks.map(str::to_owned).collect())
+    Ok(shell_blocks(section).into_iter().map(|block| block.text).collect())
 }
 
-/// Runs a block with `sh`, in the names of the test. The editor sets `imagePullPolicy` to `Always`.
-async fn run(installation: &Installation, application: &str, directory: &Path, block: &str) -> Result<()> {
-    let control_plane = &installation.control_plane;
+/// Runs a block in the names of the test.
+async fn run(installation: &Installation, application: &str, shell: &Shell, block: &str) -> Result<()> {
     let block = block
         .replace("linkerdconfig mesh", &format!("linkerdconfig {}", installation.full("mesh")))
         .replace("linkerdconfig/mesh", &format!("linkerdconfig/{}", installation.full("mesh")))
         .replace("-n linkerd ", &format!("-n {} ", installation.namespace))
         .replace("-n app ", &format!("-n {application} "));
-    let kubectl = control_plane.kubectl_path()?;
-    let tools = kubectl.parent().map(|path| path.display().to_string()).unwrap_or_default();
-    let mut command = tokio::process::Command::new("sh");
-    command.args(["-e", "-u", "-c", &block]).current_dir(directory).stdin(Stdio::null()).kill_on_drop(true);
-    command.env("KUBECONFIG", control_plane.kubeconfig()).env("HOME", directory);
-    command.env("PATH", format!("{tools}:{}", std::env::var("PATH").unwrap_or_default()));
-    command.env("KUBE_EDITOR", "sed -i 's/imagePullPolicy: .*/imagePullPolicy: Always/'");
-    let output = tokio::time::timeout(DEADLINE, command.output()).await.with_context(|| block.clone())??;
-    ensure!(output.status.success(), "{block}\n{}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
+    shell.run(&block, EDITOR).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,7 +46,8 @@ async fn the_commands_of_the_page_take_the_configuration_over_and_give_it_back()
     installation.reaches("mesh", &WELL).await?;
     let directory = installation.control_plane.directory().join(&application);
     tokio::fs::create_dir(&directory).await?;
-    let run = async |block: &str| run(&installation, &application, &directory, block).await;
+    let shell = Shell::with_kubectl(&installation.control_plane, &directory)?;
+    let run = async |block: &str| run(&installation, &application, &shell, block).await;
 
     let [suspend, save, edit, restore, restart_injector, restart] = &blocks("Take over")?[..] else {
         anyhow::bail!("the section has other blocks");

@@ -1,0 +1,131 @@
+//! Runs the commands of documentation pages as their readers run them: with `sh`, on a real API server.
+//!
+//! * In: the text of a page, a control plane. Out: whether each command succeeds.
+//! * Always: a command runs with the tools and the kubeconfig of the test, and nothing else of this host is changed.
+
+use std::{
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane,
+    binaries::Binaries,
+    executable::operator_binary,
+    shipped::{in_repository, remove_makes_variables},
+};
+use tokio::{process::Command, time::timeout};
+
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// A shell block of a page.
+#[derive(Debug)]
+pub(crate) struct ShellBlock {
+    /// The text before it, up to the previous block.
+    pub(crate) before: String,
+    pub(crate) text: String,
+}
+
+/// Returns the shell blocks of a text, in order.
+pub(crate) fn shell_blocks(text: &str) -> Vec<ShellBlock> {
+    let mut parts = text.split("```sh\n");
+    let mut before = parts.next().unwrap_or_default();
+    let mut blocks = Vec::new();
+    for part in parts {
+        let (text, after) = part.split_once("```").unwrap_or((part, ""));
+        blocks.push(ShellBlock { before: before.to_owned(), text: text.to_owned() });
+        before = after;
+    }
+    blocks
+}
+
+/// Returns the commands of a block: its lines, joined where one continues on the next.
+pub(crate) fn commands(block: &str) -> Vec<String> {
+    let mut commands: Vec<String> = Vec::new();
+    let mut is_continued = false;
+    for line in block.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match commands.last_mut().filter(|_| is_continued) {
+            Some(command) => *command = format!("{} {line}", command.trim_end_matches('\\').trim_end()),
+            None => commands.push(line.to_owned()),
+        }
+        is_continued = line.ends_with('\\') || line.ends_with('|');
+    }
+    commands
+}
+
+/// The output of a command.
+pub(crate) struct ShellOutput {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Where commands run.
+pub(crate) struct Shell {
+    /// The working directory.
+    directory: PathBuf,
+    kubeconfig: PathBuf,
+    tools: PathBuf,
+    home: PathBuf,
+}
+
+// === impl Shell ===
+
+impl Shell {
+    /// Makes a folder with the programs that pages use: kubectl, this Helm, and the operator's command line.
+    pub(crate) async fn new(control_plane: &ControlPlane, helm: &str) -> Result<Self> {
+        let home = control_plane.directory().join("home");
+        let tools = home.join("tools");
+        tokio::fs::create_dir_all(&tools).await?;
+        let helm = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??.tool(helm)?;
+        symlink(helm, tools.join("helm"))?;
+        symlink(control_plane.kubectl_path()?, tools.join("kubectl"))?;
+        symlink(operator_binary()?, tools.join("linkerd-operator"))?;
+        let kubeconfig = control_plane.kubeconfig().to_owned();
+        Ok(Self { directory: PathBuf::from(in_repository("")), kubeconfig, tools, home })
+    }
+
+    /// Only kubectl, in another working directory.
+    pub(crate) fn with_kubectl(control_plane: &ControlPlane, directory: &Path) -> Result<Self> {
+        let kubectl = control_plane.kubectl_path()?;
+        let tools = kubectl.parent().context("kubectl has no folder")?.to_owned();
+        let kubeconfig = control_plane.kubeconfig().to_owned();
+        Ok(Self { directory: directory.to_owned(), kubeconfig, tools, home: directory.to_owned() })
+    }
+
+    /// Runs a text. `editor` is what `kubectl edit` runs.
+    pub(crate) async fn output(&self, text: &str, editor: &str) -> Result<ShellOutput> {
+        let mut command = Command::new("sh");
+        command.args(["-e", "-u", "-c", text]).current_dir(&self.directory).stdin(Stdio::null()).kill_on_drop(true);
+        remove_makes_variables(&mut command);
+        command.env_remove("KUBECTL").env_remove("HELM");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.tools.display())).env("KUBE_EDITOR", editor);
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);
+        let output = timeout(DEADLINE, command.output()).await.with_context(|| text.to_owned())??;
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        Ok(ShellOutput { code: output.status.code(), stdout, stderr })
+    }
+
+    /// As [`Self::output`]. It fails if the text does.
+    pub(crate) async fn run(&self, text: &str, editor: &str) -> Result<()> {
+        let ShellOutput { code, stdout, stderr } = self.output(text, editor).await?;
+        ensure!(code == Some(0), "{text}\n{stdout}{stderr}");
+        Ok(())
+    }
+}
+
+#[test]
+fn the_blocks_of_a_page_are_found_and_their_lines_joined_to_commands() {
+    let page = "Do:\n\n```sh\na b \\\n  c\nd |\n  e\n```\n\n- Helm:\n\n  ```sh\n  f\n  ```\n";
+    let blocks = shell_blocks(page);
+    let [first, second] = &blocks[..] else { panic!("{blocks:?}") };
+    assert_eq!(
+        (first.before.as_str(), commands(&first.text)),
+        ("Do:\n\n", vec!["a b c".to_owned(), "d | e".to_owned()])
+    );
+    assert_eq!((second.before.trim(), commands(&second.text)), ("- Helm:", vec!["f".to_owned()]));
+}
