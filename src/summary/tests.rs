@@ -5,7 +5,7 @@ use crate::cluster::{Problems, Projected};
 
 const NOW: &str = "2026-11-27T12:00:00Z";
 
-fn config(spec: Value, conditions: Value, rollout: Value) -> LinkerdConfig {
+fn config(spec: &Value, conditions: &Value, rollout: &Value) -> LinkerdConfig {
     let status = json!({"observedGeneration": 1, "active": true, "conditions": conditions, "rollout": rollout});
     let object = json!({"metadata": {"name": "mesh", "generation": 1}, "spec": spec, "status": status});
     LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
@@ -29,7 +29,7 @@ fn a_halted_rollout_is_the_sentence_although_ready_is_true() {
         condition("Stalled", "True", "RolloutHalted", "1 workload failed: ads/Deployment/web"),
     ]);
     let rollout = json!({"phase": "Halted", "workloads": {"selected": 9, "updated": 3, "failed": 1, "pending": 5}});
-    let summary = summary(&config(json!({}), conditions, rollout));
+    let summary = summary(&config(&json!({}), &conditions, &rollout));
     assert_eq!(summary.attention, Attention::Problem);
     assert_eq!(summary.sentence, "1 workload failed: ads/Deployment/web");
     assert_eq!(summary.command.as_deref(), Some("linkerd-operator rollout retry mesh"));
@@ -43,7 +43,7 @@ fn a_paused_rollout_waits_for_its_resumption() {
         condition("Ready", "True", "Reconciled", "the declared configuration is in effect"),
         condition("RolloutComplete", "False", "Paused", "spec.rollout.paused is true; 5 workloads wait"),
     ]);
-    let summary = summary(&config(json!({}), conditions, json!({"phase": "Paused"})));
+    let summary = summary(&config(&json!({}), &conditions, &json!({"phase": "Paused"})));
     assert_eq!((summary.attention, &*summary.reason), (Attention::Waiting, "Paused"));
     assert_eq!(summary.command.as_deref(), Some("linkerd-operator rollout resume mesh"));
 }
@@ -55,7 +55,7 @@ fn a_closed_window_says_when_it_opens() {
         condition("RolloutComplete", "False", "OutsideWindow", "the maintenance window is closed"),
     ]);
     let rollout = json!({"phase": "Waiting", "nextWindow": "2026-11-28T02:00:00Z"});
-    let summary = summary(&config(json!({}), conditions, rollout));
+    let summary = summary(&config(&json!({}), &conditions, &rollout));
     assert_eq!(summary.next.as_deref(), Some("Wait: restarts begin in 14 h, at 2026-11-28T02:00:00Z."));
 }
 
@@ -66,7 +66,7 @@ fn a_resource_that_observes_says_that_it_writes_nothing() {
         condition("ConfigMapSynced", "False", "Observing", "would change proxy.logLevel"),
         condition("Ready", "True", "Observing", "would change proxy.logLevel"),
     ]);
-    let summary = summary(&config(json!({"mode": "Observe"}), conditions, json!({})));
+    let summary = summary(&config(&json!({"mode": "Observe"}), &conditions, &json!({})));
     assert_eq!(summary.attention, Attention::Done);
     assert_eq!(summary.sentence, "it observes and writes nothing: would change proxy.logLevel");
     assert_eq!(summary.command.as_deref(), Some("linkerd-operator explain mesh"));
@@ -75,7 +75,7 @@ fn a_resource_that_observes_says_that_it_writes_nothing() {
 #[test]
 fn a_resource_in_reserve_needs_no_attention() {
     let conditions = json!([condition("Accepted", "False", "Conflicted", "LinkerdConfig a is in effect")]);
-    let config = config(json!({}), conditions, json!({}));
+    let config = config(&json!({}), &conditions, &json!({}));
     let summary = ConfigSummary::new(&config, false, NOW.parse().unwrap());
     assert_eq!(summary.attention, Attention::Done);
     assert_eq!(summary.sentence, "in reserve: LinkerdConfig a is in effect");
@@ -84,7 +84,7 @@ fn a_resource_in_reserve_needs_no_attention() {
 
 #[test]
 fn a_change_that_was_not_processed_is_not_judged_by_the_conditions_of_the_one_before() {
-    let mut config = config(json!({}), json!([condition("Ready", "True", "Reconciled", "in effect")]), json!({}));
+    let mut config = config(&json!({}), &json!([condition("Ready", "True", "Reconciled", "in effect")]), &json!({}));
     config.generation = 2;
     let summary = summary(&config);
     assert_eq!(summary.attention, Attention::Progressing);
@@ -97,7 +97,7 @@ fn a_warning_stands_beside_the_sentence() {
         condition("Ready", "True", "Reconciled", "the declared configuration is in effect"),
         condition("IneffectiveValues", "True", "NoEffect", "spec.values.proxy.x has no effect"),
     ]);
-    let summary = summary(&config(json!({}), conditions, json!({})));
+    let summary = summary(&config(&json!({}), &conditions, &json!({})));
     assert_eq!(summary.attention, Attention::Done);
     assert_eq!(summary.warnings, ["NoEffect: spec.values.proxy.x has no effect"]);
 }
@@ -105,7 +105,7 @@ fn a_warning_stands_beside_the_sentence() {
 #[test]
 fn the_remaining_time_is_that_of_the_places_or_of_the_interval() {
     let seconds = |rollout: Value, remaining: usize| {
-        let config = config(json!({ "rollout": rollout }), json!([]), json!({}));
+        let config = config(&json!({ "rollout": rollout }), &json!([]), &json!({}));
         at_least(&config.spec.rollout, remaining, 200).map(|time| time.as_secs())
     };
     // One place, for 30 s each.

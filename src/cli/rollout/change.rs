@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use k8s_openapi::jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     api::linkerd_config::{CanaryPhase, Mode},
@@ -35,33 +35,33 @@ pub(super) fn pause(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
         return Ok(Steps::None("spec.rollout.paused is true already"));
     }
     Ok(Steps::One(ConfigChange::spec(
-        json!({"rollout": {"paused": true}}),
+        &json!({"rollout": {"paused": true}}),
         "spec.rollout.paused: false -> true".to_owned(),
     )))
 }
 
 pub(super) fn resume(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
-    let mut spec = json!({});
+    let mut spec = Map::new();
     let mut what = Vec::new();
     if config.spec.rollout.paused {
-        spec["rollout"] = json!({"paused": false});
+        spec.insert("rollout".to_owned(), json!({"paused": false}));
         what.push("spec.rollout.paused: true -> false");
     }
     if config.spec.mode == Mode::Suspend {
-        spec["mode"] = json!(Mode::Enforce);
+        spec.insert("mode".to_owned(), json!(Mode::Enforce));
         what.push("spec.mode: Suspend -> Enforce");
     }
     if what.is_empty() {
         return Ok(Steps::None("it is neither paused nor suspended"));
     }
-    Ok(Steps::One(ConfigChange::spec(spec, what.join(", "))))
+    Ok(Steps::One(ConfigChange::spec(&Value::Object(spec), what.join(", "))))
 }
 
 pub(super) fn abort(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
     match config.spec.mode {
         Mode::Suspend => Ok(Steps::None("spec.mode is Suspend already")),
         mode => Ok(Steps::One(ConfigChange::spec(
-            json!({"mode": Mode::Suspend}),
+            &json!({"mode": Mode::Suspend}),
             format!("spec.mode: {mode:?} -> Suspend"),
         ))),
     }
@@ -99,7 +99,7 @@ pub(super) fn promote(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
 // === impl ConfigChange ===
 
 impl ConfigChange {
-    fn spec(spec: Value, what: String) -> Self {
+    fn spec(spec: &Value, what: String) -> Self {
         Self { patch: json!({ "spec": spec }), what, is_desired_state: true }
     }
 
@@ -109,9 +109,7 @@ impl ConfigChange {
             Some(value) => format!("annotation {key}: {value}"),
             None => format!("annotation {key} removed"),
         };
-        let mut annotations = json!({});
-        annotations[key] = value.clone();
-        Self { patch: json!({"metadata": {"annotations": annotations}}), what, is_desired_state: false }
+        Self { patch: json!({"metadata": {"annotations": {key: value}}}), what, is_desired_state: false }
     }
 }
 
@@ -120,7 +118,7 @@ mod tests {
     use super::*;
     use crate::cluster::{Problems, Projected};
 
-    fn config(spec: Value, canary: Value, annotations: Value) -> LinkerdConfig {
+    fn config(spec: &Value, canary: &Value, annotations: &Value) -> LinkerdConfig {
         let metadata = json!({"name": "mesh", "annotations": annotations});
         let object = json!({"metadata": metadata, "spec": spec, "status": {"canary": canary}});
         LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
@@ -139,8 +137,8 @@ mod tests {
 
     #[test]
     fn pause_and_resume_change_only_the_switch() {
-        let running = config(json!({}), json!(null), json!({}));
-        let paused = config(json!({"rollout": {"paused": true}}), json!(null), json!({}));
+        let running = config(&json!({}), &json!(null), &json!({}));
+        let paused = config(&json!({"rollout": {"paused": true}}), &json!(null), &json!({}));
         let (patch, what) = one(pause(&running, now()).unwrap());
         assert_eq!(patch, json!({"spec": {"rollout": {"paused": true}}}));
         assert_eq!(what, "spec.rollout.paused: false -> true");
@@ -151,15 +149,15 @@ mod tests {
 
     #[test]
     fn resume_ends_what_abort_began() {
-        let running = config(json!({}), json!(null), json!({}));
+        let running = config(&json!({}), &json!(null), &json!({}));
         assert_eq!(one(abort(&running, now()).unwrap()).0, json!({"spec": {"mode": "Suspend"}}));
-        let aborted = config(json!({"mode": "Suspend"}), json!(null), json!({}));
+        let aborted = config(&json!({"mode": "Suspend"}), &json!(null), &json!({}));
         assert_eq!(one(resume(&aborted, now()).unwrap()).0, json!({"spec": {"mode": "Enforce"}}));
     }
 
     #[test]
     fn retry_sets_the_annotation_to_the_time() {
-        let (patch, _) = one(retry(&config(json!({}), json!(null), json!({})), now()).unwrap());
+        let (patch, _) = one(retry(&config(&json!({}), &json!(null), &json!({})), now()).unwrap());
         assert_eq!(patch, json!({"metadata": {"annotations": {"config.linkerd.io/retry": "2026-11-27T12:00:00Z"}}}));
     }
 
@@ -167,18 +165,18 @@ mod tests {
     fn promote_sets_the_annotation_to_the_hash_of_the_canary() {
         let canary = json!({"phase": "Soaking", "hash": "abc"});
         let annotation = |value: Value| json!({"metadata": {"annotations": {"config.linkerd.io/promote": value}}});
-        let begun = config(json!({}), canary.clone(), json!({}));
+        let begun = config(&json!({}), &canary, &json!({}));
         assert_eq!(one(promote(&begun, now()).unwrap()).0, annotation(json!("abc")));
-        let earlier = config(json!({}), canary.clone(), json!({"config.linkerd.io/promote": "xyz"}));
+        let earlier = config(&json!({}), &canary, &json!({"config.linkerd.io/promote": "xyz"}));
         assert_eq!(one(promote(&earlier, now()).unwrap()).0, annotation(json!("abc")));
-        let promoted = config(json!({}), canary, json!({"config.linkerd.io/promote": "abc"}));
+        let promoted = config(&json!({}), &canary, &json!({"config.linkerd.io/promote": "abc"}));
         assert!(matches!(promote(&promoted, now()).unwrap(), Steps::None(_)));
     }
 
     #[test]
     fn an_annotation_from_before_the_canary_is_removed_before_it_is_set_again() {
         let canary = json!({"phase": "Soaking", "hash": "abc", "promoteIgnored": true});
-        let ignored = config(json!({}), canary, json!({"config.linkerd.io/promote": "abc"}));
+        let ignored = config(&json!({}), &canary, &json!({"config.linkerd.io/promote": "abc"}));
         let Steps::RemoveFirst(removal, promotion) = promote(&ignored, now()).unwrap() else { panic!("no removal") };
         assert_eq!(removal.patch, json!({"metadata": {"annotations": {"config.linkerd.io/promote": null}}}));
         assert_eq!(promotion.patch, json!({"metadata": {"annotations": {"config.linkerd.io/promote": "abc"}}}));
@@ -187,7 +185,7 @@ mod tests {
     #[test]
     fn a_canary_that_failed_or_does_not_exist_is_not_promoted() {
         for canary in [json!(null), json!({"phase": "Failed", "hash": "abc", "message": "2 workloads failed"})] {
-            assert!(promote(&config(json!({}), canary, json!({})), now()).is_err());
+            assert!(promote(&config(&json!({}), &canary, &json!({})), now()).is_err());
         }
     }
 }

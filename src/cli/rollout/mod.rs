@@ -22,6 +22,9 @@ use self::change::{ConfigChange, Steps};
 use super::{cluster_flags::ClusterFlags, configs, note, write};
 use crate::{api, cluster::kinds::linkerd_config::LinkerdConfig};
 
+/// Returns what a command changes.
+type ChangeOf = fn(&LinkerdConfig, Timestamp) -> Result<Steps>;
+
 /// The field manager of these commands.
 const FIELD_MANAGER: &str = "linkerd-operator-cli";
 /// The time in which a running operator sees that an annotation was removed.
@@ -76,7 +79,7 @@ pub(super) struct WriteFlags {
 }
 
 pub(super) async fn rollout(command: RolloutCommand) -> Result<ExitCode> {
-    let (args, change): (RolloutArgs, fn(&LinkerdConfig, Timestamp) -> Result<Steps>) = match command {
+    let (args, change): (_, ChangeOf) = match command {
         RolloutCommand::Pause(args) => (args, change::pause),
         RolloutCommand::Resume(args) => (args, change::resume),
         RolloutCommand::Retry(args) => (args, change::retry),
