@@ -26,7 +26,8 @@ use crate::{
 const FOLDER: &str = "docs/src/operate/runbooks";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The placeholders of the pages, with what they stand for in the test.
-const PLACEHOLDERS: [(&str, &str); 4] = [("NAMESPACE", "shop"), ("NAME", "web"), ("CLUSTER", "east"), ("TAG", VERSION)];
+const PLACEHOLDERS: [(&str, &str); 5] =
+    [("NAMESPACE", "shop"), ("NAME", "web"), ("POD", "waiting"), ("CLUSTER", "east"), ("TAG", VERSION)];
 /// The subcommands of kubectl that need a kubelet, so that only their flags are checked.
 const NEEDS_A_KUBELET: [&str; 4] = ["exec", "logs", "port-forward", "top"];
 /// The commands that may exit with 1, and the reason.
@@ -98,12 +99,12 @@ fn all_commands() -> Result<Vec<PageCommand>> {
 }
 
 /// Replaces the placeholders, which are whole words, in a command.
-fn with_names(command: &str, pod: &str) -> String {
+fn with_names(command: &str) -> String {
     let mut text = String::new();
     let mut word = String::new();
     let end = |word: &mut String, text: &mut String| {
         let name = PLACEHOLDERS.iter().find(|(placeholder, _)| word == placeholder).map(|(_, name)| *name);
-        text.push_str(if word == "POD" { pod } else { name.unwrap_or(word) });
+        text.push_str(name.unwrap_or(word));
         word.clear();
     };
     for c in command.chars() {
@@ -152,17 +153,19 @@ impl Cluster {
         Ok(Self { control_plane, shell, way, _manager: manager })
     }
 
-    /// Creates what a page is about, and what an earlier page has deleted. Returns the name of a Pod.
-    async fn prepare(&self) -> Result<String> {
+    /// Creates what the pages are about, and what an earlier page has deleted.
+    async fn prepare(&self) -> Result<()> {
         let certificate = k8s_openapi::ByteString(self.control_plane.ca_pem()?.as_bytes().to_vec());
         let objects = [
             json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": "mesh"},
                 "spec": {"proxy": {"accessLog": "apache"}}}),
             deployment("shop", "web", "web"),
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "waiting", "namespace": "shop"},
+                "spec": {"containers": [{"name": "web", "image": "i"}]}}),
             deployment("linkerd", "linkerd-proxy-injector", "proxy-injector"),
             deployment("linkerd", "linkerd-destination", "destination"),
             link("east", "cluster.local", "no kubeconfig"),
-            json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+            json!({"apiVersion": "v1", "kind": "Secret",
                 "metadata": {"name": "linkerd-operator-webhook", "namespace": OPERATOR_NAMESPACE},
                 "data": {"tls.crt": certificate, "tls.key": ""}}),
             json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -181,18 +184,26 @@ impl Cluster {
             let wait = ["wait", "--for=condition=Accepted", "linkerdconfig/mesh", "--timeout=5s"];
             self.control_plane.kubectl(&wait).await.map(drop)
         })
-        .await?;
-        eventually(SOON, "a Pod of the workload", async || {
-            let get = ["-n", "shop", "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}"];
-            let pod = self.control_plane.kubectl(&get).await?;
-            ensure!(!pod.is_empty());
-            Ok(pod)
-        })
         .await
     }
 
-    async fn run(&self, command: &PageCommand, pod: &str) -> Result<()> {
-        let text = with_names(&command.text, pod);
+    /// Makes the ConfigMap immutable. A page says how to undo that.
+    async fn make_immutable(&self) -> Result<()> {
+        let patch = ["-n", "linkerd", "patch", "configmap", "linkerd-config", "-p", r#"{"immutable":true}"#];
+        self.control_plane.kubectl(&patch).await.map(drop)
+    }
+
+    async fn is_mutable_and_has_its_document(&self) -> Result<()> {
+        let get = ["-n", "linkerd", "get", "configmap", "linkerd-config", "-o", "json"];
+        let config_map: Value = serde_json::from_str(&self.control_plane.kubectl(&get).await?)?;
+        ensure!(config_map.get("immutable").is_none(), "{config_map}");
+        let values = config_map["data"]["values"].as_str().context("no document")?;
+        ensure!(values.contains("linkerdVersion"), "{values}");
+        Ok(())
+    }
+
+    async fn run(&self, command: &PageCommand) -> Result<()> {
+        let text = with_names(&command.text);
         if command.needs_a_kubelet() {
             // With this flag, kubectl parses all flags and prints its help.
             let first = text.split('|').next().unwrap_or_default();
@@ -249,13 +260,17 @@ fn deployment(namespace: &str, name: &str, container: &str) -> Value {
 
 async fn runs_each_command(way: Way) -> Result<()> {
     let cluster = Cluster::start(way).await?;
-    let (mut page, mut pod) = (String::new(), String::new());
+    let mut page = String::new();
     for command in all_commands()?.iter().filter(|command| command.way.is_none_or(|it| it == cluster.way)) {
         if command.page != page {
-            pod = cluster.prepare().await?;
+            cluster.is_mutable_and_has_its_document().await.with_context(|| format!("after the page {page}"))?;
+            cluster.prepare().await?;
             page.clone_from(&command.page);
+            if page == "LinkerdConfigNotReady" {
+                cluster.make_immutable().await?;
+            }
         }
-        cluster.run(command, &pod).await?;
+        cluster.run(command).await?;
     }
     Ok(())
 }
@@ -322,8 +337,8 @@ async fn a_reader_that_has_exited_is_no_error() -> Result<()> {
 #[test]
 fn placeholders_are_whole_words() {
     let command = "kubectl -n NAMESPACE get deployment/NAME pod POD -o jsonpath={.metadata.NAMES} TAG";
-    let expected = format!("kubectl -n shop get deployment/web pod web-1 -o jsonpath={{.metadata.NAMES}} {VERSION}");
-    assert_eq!(with_names(command, "web-1"), expected);
+    let expected = format!("kubectl -n shop get deployment/web pod waiting -o jsonpath={{.metadata.NAMES}} {VERSION}");
+    assert_eq!(with_names(command), expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
