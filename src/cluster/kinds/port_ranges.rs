@@ -8,6 +8,12 @@ use crate::cluster::Problems;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRanges(Box<[(u16, u16)]>);
 
+/// A port with a name, and whether the list has had the name already.
+struct NamedPort {
+    port: u16,
+    is_listed: bool,
+}
+
 // === impl PortRanges ===
 
 impl PortRanges {
@@ -38,14 +44,16 @@ impl PortRanges {
 
 /// Reads a comma-separated list, in its order. An item, trimmed, is a name out of `named`, a number, or a range `low-high`.
 /// Names take precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used. An
-/// item that cannot be used is given to `invalid` and left out. One trailing comma is allowed.
+/// item that cannot be used is given to `invalid` and left out. One trailing comma is allowed. A name counts once:
+/// otherwise a short name again and again would become a list several times as long as the text.
 pub fn listed<'a>(
     text: &str,
     named: impl IntoIterator<Item = (&'a str, u16)>,
     mut invalid: impl FnMut(&str),
 ) -> Vec<(u16, u16)> {
     // A map, because both lists can be as long as an object allows.
-    let named: HashMap<&str, u16> = named.into_iter().collect();
+    let mut named: HashMap<&str, NamedPort> =
+        named.into_iter().map(|(name, port)| (name, NamedPort { port, is_listed: false })).collect();
     let text = text.trim();
     let text = text.strip_suffix(',').unwrap_or(text);
     let mut ranges = Vec::new();
@@ -54,10 +62,16 @@ pub fn listed<'a>(
     }
     for item in text.split(',').map(str::trim) {
         // A blank item is not a name: it would match every unnamed port.
-        let by_name = named.get(item).copied().filter(|_| !item.is_empty());
-        match by_name.map(|port| (port, port)).or_else(|| range(item)) {
-            Some(range) => ranges.push(range),
-            None => invalid(item),
+        match named.get_mut(item).filter(|_| !item.is_empty()) {
+            Some(NamedPort { is_listed: true, .. }) => {}
+            Some(NamedPort { port, is_listed }) => {
+                ranges.push((*port, *port));
+                *is_listed = true;
+            }
+            None => match range(item) {
+                Some(range) => ranges.push(range),
+                None => invalid(item),
+            },
         }
     }
     ranges
@@ -106,6 +120,18 @@ mod tests {
             let (ranges, found) = parse(text);
             assert_eq!((&*ranges.0, found), (ports, problems), "{text:?}");
         }
+    }
+
+    /// Linkerd repeats both. What a text repeats itself makes the list no longer than the text.
+    #[test]
+    fn a_name_counts_once_and_a_number_as_often_as_it_is_listed() {
+        let named = [("a", 65535), ("b", 65535), ("1-2", 7), ("", 9)];
+        let listed = |text: &str| listed(text, named, |item| panic!("{item:?} is invalid"));
+        assert_eq!(
+            listed("a,80,a, a ,b,80,65535,1-2,1-2"),
+            [(65535, 65535), (80, 80), (65535, 65535), (80, 80), (65535, 65535), (7, 7)]
+        );
+        assert_eq!(listed(&"a,".repeat(100_000)), [(65535, 65535)]);
     }
 
     proptest! {
