@@ -86,7 +86,8 @@ fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
     // log line for each change report them once. It logs each connection at warn whose kubeconfig has
     // insecure-skip-tls-verify.
     let kube = "kube_runtime=error,kube_client::client::builder=off,kube_client::client::tls=error";
-    let filter = EnvFilter::try_new(format!("{kube},{level}"))?;
+    // h2 logs single frames of clients at warn.
+    let filter = EnvFilter::try_new(format!("{kube},h2=error,{level}"))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),

@@ -8,8 +8,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::{
     hostile_client::{ENDLESS, HostileClient},
     http2::{
-        CANCEL, CONTINUATION, DATA, END_HEADERS, Frame, HEADERS, INITIAL_WINDOW_SIZE, PING, SETTINGS, grpc_message,
-        grpc_request, header_block,
+        ACK, CANCEL, CONTINUATION, DATA, END_HEADERS, Frame, HEADERS, INITIAL_WINDOW_SIZE, PING, SETTINGS,
+        grpc_message, grpc_request, header_block,
     },
 };
 
@@ -106,6 +106,11 @@ pub fn a_bomb_of_headers(client: &mut HostileClient) {
 
 pub fn ping(client: &mut HostileClient) {
     client.put(&Frame::new(PING, 0, 0, vec![7; 8]));
+}
+
+/// Answers to PINGs that the server has not sent.
+pub fn pongs(client: &mut HostileClient) {
+    client.put(&Frame::new(PING, ACK, 0, vec![7; 8]));
 }
 
 pub fn settings(client: &mut HostileClient) {

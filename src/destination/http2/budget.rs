@@ -1,7 +1,8 @@
-//! The budgets of one connection: how much it reads and sends in one turn of its task, and how many small frames it
-//! sends before the client has acknowledged them.
+//! The budgets of one connection: how much it reads and sends in one turn of its task, how many small frames it sends
+//! before the client has acknowledged them, and how many answers it accepts to PINGs that it has not sent.
 //!
-//! In: the bytes that are read from the socket, written to it, and passed to h2. Out: whether more bytes may follow.
+//! In: the bytes that are read from the socket, written to it, and passed to h2; PINGs and their answers. Out: whether more
+//! bytes may follow.
 //! Always holds: within one turn a connection reads and sends a bounded number of bytes, so that a flood does not delay
 //! other connections; while the socket is full, no data is passed to h2, which would buffer it; the number of
 //! unacknowledged small frames stays below the limit at which clients close the connection.
@@ -29,6 +30,9 @@ const SMALL_FRAME: usize = 256;
 /// Those clients accept at least this sum for 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an
 /// answered PING covers may still be unread, so the maximum is less than half of that.
 const MAX_MISSING: usize = 48 * SMALL_FRAME;
+/// The maximum number of answers to PINGs that were not sent. A client has no reason to send any, except one for the PING
+/// with which h2 ends a connection, and h2 logs each of them.
+const MAX_UNASKED_PONGS: usize = 100;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
 #[derive(Default)]
@@ -40,6 +44,9 @@ pub(super) struct Budget {
     read_while_full: AtomicUsize,
     /// By how much the frames that no answered PING covers are smaller than [`SMALL_FRAME`], in bytes.
     missing: AtomicUsize,
+    /// PINGs that the client has not answered.
+    unanswered_pings: AtomicUsize,
+    unasked_pongs: AtomicUsize,
 }
 
 // === impl Budget ===
@@ -66,11 +73,11 @@ impl Budget {
         self.paused.store(paused, Relaxed);
     }
 
-    /// Returns whether reading has to wait: for the end of a pause, or until the client reads. In the second case, the
-    /// connection wakes up when the socket becomes writable.
+    /// Returns whether reading has to wait: for the end of a pause, until the client reads, or forever because the connection
+    /// is flooded. In the second case, the connection wakes up when the socket becomes writable.
     pub(super) fn must_not_read(&self) -> bool {
         let must_write_first = self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL;
-        must_write_first || self.paused.load(Relaxed)
+        must_write_first || self.paused.load(Relaxed) || self.is_flooded()
     }
 
     pub(super) fn record_read(&self, bytes: usize) {
@@ -135,6 +142,24 @@ impl Budget {
         self.missing.load(Relaxed) >= MAX_MISSING / 2
     }
 
+    /// Records that a PING is sent.
+    pub(super) fn record_ping(&self) {
+        self.unanswered_pings.fetch_add(1, Relaxed);
+    }
+
+    /// Records answers to PINGs that have arrived.
+    pub(super) fn record_pongs(&self, pongs: usize) {
+        // As in `acknowledge`, no other update happens meanwhile.
+        let unanswered = self.unanswered_pings.load(Relaxed);
+        self.unanswered_pings.store(unanswered.saturating_sub(pongs), Relaxed);
+        self.unasked_pongs.fetch_add(pongs.saturating_sub(unanswered), Relaxed);
+    }
+
+    /// Returns whether the client has sent more answers to PINGs than any client has a reason to.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.unasked_pongs.load(Relaxed) > MAX_UNASKED_PONGS
+    }
+
     /// Records the answer to a PING, before which `covered` bytes were unacknowledged.
     pub(super) fn acknowledge(&self, covered: usize) {
         // All callers run in one task, so no other update happens between the load and the store.
@@ -181,6 +206,20 @@ mod tests {
         assert_eq!(budget.remaining_read(), READ_IN_SHORTAGE);
         budget.begin_turn(false, true);
         assert_eq!((budget.may_send(), budget.remaining_read()), (true, 0));
+    }
+
+    #[test]
+    fn answers_to_pings_that_were_not_sent_are_a_flood_and_those_to_others_are_none() {
+        let budget = Budget::default();
+        for _ in 0..10_000 {
+            budget.record_ping();
+            budget.record_pongs(1);
+        }
+        budget.record_ping();
+        budget.record_pongs(101);
+        assert!(!budget.is_flooded() && !budget.must_not_read());
+        budget.record_pongs(1);
+        assert!(budget.is_flooded() && budget.must_not_read());
     }
 
     #[test]

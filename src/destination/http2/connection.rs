@@ -159,6 +159,9 @@ where
     let mut backlog = false;
     let mut pause = pin!(sleep(PAUSE));
     let mut turn = |cx: &mut Context<'_>| -> Poll<ConnectionEnd> {
+        if budget.is_flooded() {
+            return Poll::Ready(ConnectionEnd::Flood);
+        }
         // If h2 holds requests that can be answered, they are accepted before more data is read from the socket.
         let may_read = !backlog || !budget.is_open();
         let has_memory = limits.memory.has_room_for(MEMORY_OF_A_READ);

@@ -1,13 +1,16 @@
 //! Tests of connections with a real HTTP/2 client.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
 use futures::future::try_join_all;
 use h2::client::SendRequest;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 
 use super::*;
 use crate::contain;
@@ -70,6 +73,18 @@ async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Futur
 async fn answered_with<B: ResponseBody + 'static>(
     body: impl Fn() -> B + Send + Sync + 'static,
 ) -> (SendRequest<Bytes>, impl Future<Output = ConnectionEnd>) {
+    let (address, served) = serve_one(body).await;
+    let socket = TcpStream::connect(address).await.unwrap();
+    let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    (requests, served)
+}
+
+/// Returns the address of a server of one connection, whose requests are answered with these bodies, and a future that
+/// resolves to the connection's end.
+async fn serve_one<B: ResponseBody + 'static>(
+    body: impl Fn() -> B + Send + Sync + 'static,
+) -> (SocketAddr, impl Future<Output = ConnectionEnd>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let served = tokio::spawn(async move {
@@ -80,10 +95,7 @@ async fn answered_with<B: ResponseBody + 'static>(
         let (stop, shortage) = (CancellationToken::new(), watch::Sender::default().subscribe());
         Arc::clone(&wake_time).track(serve(transport, &wake_time, &limits, &stop, shortage, answer)).await
     });
-    let socket = TcpStream::connect(address).await.unwrap();
-    let (requests, connection) = h2::client::handshake(socket).await.unwrap();
-    tokio::spawn(connection);
-    (requests, async move { served.await.unwrap() })
+    (address, async move { served.await.unwrap() })
 }
 
 async fn open_stream(requests: &SendRequest<Bytes>) -> Result<RecvStream, h2::Error> {
@@ -175,6 +187,28 @@ async fn a_client_that_resets_all_its_streams_loses_its_connection() {
     // Each stream is dropped as soon as it is open.
     while open_stream(&requests).await.is_ok() {}
     assert_eq!(served.await, ConnectionEnd::Flood);
+}
+
+#[tokio::test]
+async fn a_client_that_answers_pings_that_were_not_sent_loses_its_connection() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    // A PING and its answer.
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7];
+    const PONG: [u8; 17] = [0, 0, 8, 6, 1, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7];
+    // The last stream is none, and the code is ENHANCE_YOUR_CALM.
+    const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11];
+    let (address, served) = serve_one(|| Words { left: 1, ends: true }).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(&[PREFACE, &SETTINGS, &PONG.repeat(100), &PING].concat()).await.unwrap();
+    let mut read = Vec::new();
+    while !read.ends_with(&PONG) {
+        assert!(client.read_buf(&mut read).await.unwrap() > 0, "{read:?}");
+    }
+    client.write_all(&PONG).await.unwrap();
+    assert_eq!(served.await, ConnectionEnd::Flood);
+    client.read_to_end(&mut read).await.unwrap();
+    assert!(read.ends_with(&GOAWAY), "{read:?}");
 }
 
 #[tokio::test]

@@ -58,6 +58,7 @@ impl Keepalive {
                 if pings.send_ping(Ping::opaque()).is_err() {
                     return Poll::Ready(());
                 }
+                budget.record_ping();
                 self.in_flight = Some(if budget.is_socket_full() { 0 } else { budget.unacknowledged() });
                 self.timer.as_mut().reset(Instant::now() + TIMEOUT);
                 // The answer and the new deadline have to wake this task.

@@ -1,7 +1,8 @@
 //! The TCP connection under HTTP/2.
 //!
 //! In: an accepted socket. Out: a socket whose client has sent the HTTP/2 preface. A client that sends no preface is
-//! disconnected; h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`].
+//! disconnected; h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`], and so
+//! are the answers to PINGs.
 
 use std::{
     io,
@@ -17,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::budget::Budget;
+use super::{budget::Budget, frames::FrameReader};
 
 /// The first bytes that every HTTP/2 client sends (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -28,6 +29,7 @@ pub(in crate::destination) struct Transport {
     stream: TcpStream,
     /// The part of the preface that reads have not returned yet.
     preface: &'static [u8],
+    frames: FrameReader,
     budget: Arc<Budget>,
 }
 
@@ -44,7 +46,7 @@ impl Transport {
         if preface != *PREFACE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
-        Ok(Self { stream, preface: PREFACE, budget: Arc::default() })
+        Ok(Self { stream, preface: PREFACE, frames: FrameReader::default(), budget: Arc::default() })
     }
 
     pub(super) fn budget(&self) -> Arc<Budget> {
@@ -66,8 +68,14 @@ impl Transport {
         let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
         let read = part.filled().len();
-        buffer.advance(read);
         self.budget.record_read(read);
+        self.budget.record_pongs(self.frames.pongs(part.filled()));
+        if self.budget.is_flooded() {
+            // The connection ends in its next turn. h2 would handle these frames before that.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        buffer.advance(read);
         Poll::Ready(Ok(()))
     }
 }

@@ -298,6 +298,7 @@ async fn tiny_frames_of_every_kind_do_not_affect_others() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood, ends) in [
         ("PING", flood::ping as Flood, false),
+        ("answers to PINGs", flood::pongs, true),
         ("SETTINGS", flood::settings, false),
         ("empty SETTINGS", flood::empty_settings, false),
         ("SETTINGS that matter", flood::settings_that_matter, false),
@@ -313,6 +314,10 @@ async fn tiny_frames_of_every_kind_do_not_affect_others() -> Result<()> {
             all_calmed_down(&tally).context(name)?;
         }
     }
+    // The library logs single frames, unless it is silenced.
+    let log = crowd.manager.log();
+    let of_frames = log.lines().filter(|line| line.contains(" h2::")).count();
+    ensure!(of_frames == 0, "{of_frames} lines of the log are about frames");
     Ok(())
 }
 
