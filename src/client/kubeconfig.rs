@@ -25,6 +25,12 @@ use super::{
 };
 use crate::text::truncate;
 
+/// The maximum number of values of an untrusted kubeconfig, and of their bytes. What an alias repeats counts each time.
+/// One with a cluster, a context and a user has some dozen values. Its text is parsed in one go, and a Secret has at most
+/// 1 MiB.
+const UNTRUSTED_VALUES: usize = 10_000;
+const UNTRUSTED_BYTES: usize = 1024 * 1024;
+
 /// The maximum number of bytes of a name in a message.
 pub(super) const NAME_BYTES: usize = 80;
 
@@ -189,14 +195,32 @@ fn user_of(mut user: AuthInfo, owner: &str, mut cluster: Cluster) -> anyhow::Res
 /// Parses an untrusted kubeconfig.
 ///
 /// # Errors
-/// Fails if it is not a kubeconfig, or if it would run a program or read a file.
+/// Fails if it is not a kubeconfig, if it is too large, or if it would run a program or read a file.
 fn untrusted(text: &str) -> anyhow::Result<Kubeconfig> {
-    let mut file = Kubeconfig::from_yaml(text).map_err(|_| anyhow!("it is not a kubeconfig"))?;
+    let budget = serde_saphyr::budget! { max_nodes: UNTRUSTED_VALUES, max_total_scalar_bytes: UNTRUSTED_BYTES };
+    let documents = serde_saphyr::from_multiple_with_options(text, serde_saphyr::options! { budget: budget });
+    let documents: Vec<Kubeconfig> = documents.map_err(|error| match exceeds_budget(&error) {
+        true => anyhow!(
+            "it is too large: it may have {UNTRUSTED_VALUES} values of {UNTRUSTED_BYTES} bytes together, and what an \
+             alias repeats counts each time"
+        ),
+        false => anyhow!("it is not a kubeconfig"),
+    })?;
+    let merged = documents.into_iter().try_fold(Kubeconfig::default(), Kubeconfig::merge);
+    let mut file = merged.map_err(|_| anyhow!("it is not a kubeconfig"))?;
     normalize(&mut file);
     if let Some(field) = outside_of(&file) {
         bail!("the field {field} is refused: credentials and certificates have to be in the kubeconfig itself");
     }
     Ok(file)
+}
+
+fn exceeds_budget(mut error: &serde_saphyr::Error) -> bool {
+    use serde_saphyr::Error::{AliasError, Budget, WithSnippet};
+    while let AliasError { error: cause, .. } | WithSnippet { error: cause, .. } = error {
+        error = cause;
+    }
+    matches!(error, Budget { .. })
 }
 
 /// Returns the first field that would run a program or read a file.

@@ -102,6 +102,34 @@ async fn an_untrusted_kubeconfig_that_runs_programs_or_reads_files_is_refused() 
     embedded(&of_user("token: secret-token")).unwrap();
 }
 
+/// The parser's own limits are higher: each of these took a second.
+#[tokio::test]
+async fn an_untrusted_kubeconfig_that_is_too_large_or_becomes_so_by_aliases_is_refused() {
+    let nested = |depth: usize| {
+        let levels =
+            (1..=depth).map(|level| format!("x{level}: &x{level} [{}]\n", format!("*x{},", level - 1).repeat(9)));
+        "x0: &x0 [1]\n".to_owned() + &levels.collect::<String>()
+    };
+    let text = of_user("token: abc");
+    for too_large in [
+        text.clone() + &nested(8),
+        format!("x: &x {}\ny: [{}]\n{text}", "x".repeat(200_000), "*x,".repeat(6)),
+        text.replace(
+            "contexts: [",
+            &format!("contexts: [{}", "{name: x, context: {cluster: a, user: b}},".repeat(2_000)),
+        ),
+        format!("---\n{text}").repeat(500),
+    ] {
+        let begun = std::time::Instant::now();
+        let error = embedded(&too_large).err().unwrap().to_string();
+        assert!(error.starts_with("it is too large: it may have 10000 values"), "{error}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+    embedded(&(text.clone() + &nested(3))).unwrap();
+    embedded(&format!("x: {}\n{text}", "x".repeat(1_000_000))).unwrap();
+    embedded(&format!("---\n{text}").repeat(20)).unwrap();
+}
+
 #[tokio::test]
 async fn the_error_of_a_kubeconfig_that_cannot_be_used_does_not_quote_it() {
     let without_context = "apiVersion: v1\nkind: Config\nusers: [{name: a, user: {token: secret-token}}]\n";
