@@ -78,14 +78,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         false => None,
     };
     let client = client::client(config, &registry)?;
-    let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr")?;
+    let admin_listener = listen(args.admin_addr, None, "probes and metrics", "--admin-addr")?;
     let destination_listener = match args.enable_destination {
-        true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
+        true => Some(listen(args.destination.destination_addr, None, "proxies", "--destination-addr")?),
         false => None,
     };
     let own_destination = destination_listener.as_ref().map(TcpListener::local_addr).transpose()?;
     let webhook_listener = match args.enable_proxy_injector || args.enable_webhooks || args.replaces_sp_validator {
-        true => Some(listen(args.webhook_addr, "admission reviews", "--webhook-addr")?),
+        true => Some(listen(args.webhook_addr, Some(webhook::SEND_BUFFER), "admission reviews", "--webhook-addr")?),
         false => None,
     };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);

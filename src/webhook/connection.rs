@@ -1,7 +1,8 @@
 //! One connection of the webhook server: TLS, then HTTP/1.
 //!
 //! In: a TCP connection. Out: requests, and their answers. Always holds: only TLS 1.3 is accepted; each silence of the
-//! client has a deadline; a connection that ends is first shut down gracefully, so that a request under way is answered.
+//! client has a deadline, also while it does not take an answer; a request waits until the client has taken the answer
+//! before it; a connection that ends is first shut down gracefully, so that a request under way is answered.
 //!
 //! API servers call webhooks by HTTP/1.1 only, so that their requests spread over all replicas. HTTP/2 would let one
 //! connection hold the headers of many requests.
@@ -9,6 +10,7 @@
 use std::{
     convert::Infallible,
     future::pending,
+    io::IoSlice,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
@@ -28,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
+    answer::AnswerBody,
     certificate::ServingCertificate,
     connections::OpenConnection,
     requests::{Requests, WebhookAnswer, closing},
@@ -36,6 +39,8 @@ use super::{
 
 /// The maximum length of the head of a request, and the read buffer of a connection. An API server sends less than 1 KiB.
 const BUFFER: usize = 8 << 10;
+/// What the TLS library may keep of an answer: one record.
+const TLS_BUFFER: usize = 16 << 10;
 
 /// Serves each connection.
 pub(super) struct ConnectionServer {
@@ -48,7 +53,7 @@ pub(super) struct ConnectionServer {
     pub(super) stop: CancellationToken,
 }
 
-/// A stream that records when its client sends something.
+/// A stream that records when its client sends something, and when all that was written is sent.
 struct Recorded {
     stream: TlsStream<TcpStream>,
     connection: Arc<OpenConnection>,
@@ -95,7 +100,9 @@ impl ConnectionServer {
 
     async fn handshake(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
-        timeout(self.limits.handshake_time, self.tls.accept(stream)).await?
+        let mut stream = timeout(self.limits.handshake_time, self.tls.accept(stream)).await??;
+        stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER));
+        Ok(stream)
     }
 
     /// Serves requests until the client or the server ends the connection. Shuts it down if a deadline passes, or if the
@@ -111,14 +118,14 @@ impl ConnectionServer {
         let service = service_fn(|request| {
             let (server, connection, unread_bodies) = (Arc::clone(self), Arc::clone(connection), unread_bodies.clone());
             async move {
-                let WebhookAnswer { response, unread } = server.requests.answer(request, &connection).await;
-                connection.answered();
+                connection.taken().await;
+                let WebhookAnswer { response, memory, unread } = server.requests.answer(request, &connection).await;
                 if let Some(body) = unread {
                     // If this fails, the body is dropped, which ends the connection.
                     _ = unread_bodies.try_send(body);
                 }
-                let is_last = server.leaving.is_cancelled();
-                Ok::<_, Infallible>(if is_last { closing(response) } else { response })
+                let response = if server.leaving.is_cancelled() { closing(response) } else { response };
+                Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, memory, connection)))
             }
         });
         let stream = TokioIo::new(Recorded { stream, connection: Arc::clone(connection) });
@@ -129,7 +136,12 @@ impl ConnectionServer {
         tokio::select! {
             ended = &mut served => return ended,
             () = self.discard(unread_body) => {}
-            () = connection.overdue(&self.limits) => {}
+            () = connection.overdue(&self.limits) => {
+                if connection.has_untaken_answer() {
+                    debug!("closing a webhook connection whose client does not take its answer");
+                    return Ok(());
+                }
+            }
             () = self.stop.cancelled() => {}
         }
         served.as_mut().graceful_shutdown();
@@ -167,8 +179,26 @@ impl AsyncWrite for Recorded {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    /// Otherwise hyper copies each answer into a buffer that it keeps for the next one.
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes when it has written everything.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if flushed.is_ready() {
+            self.connection.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -335,5 +365,75 @@ mod tests {
         assert_eq!(answer(next.send_request(request("/b", "x"))).await.1, "/b 1");
         assert_eq!(answer(open.send_request(request("/c", "x"))).await.1, "/c 1");
         running.issued.connect(running.address, "http/1.1").await.unwrap_err();
+    }
+
+    const ATTACKER: [u8; 4] = [127, 0, 0, 2];
+    /// Its answer has more bytes than the buffers of a connection on this machine.
+    const LONG: &[u8] = b"POST /long8 HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx";
+
+    async fn called(running: &Running, calls: usize) {
+        let called = async {
+            while running.script.calls() < calls {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, called).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_take_its_answer_is_disconnected() {
+        const SHORT: Duration = Duration::from_millis(300);
+        let running = Running::start(Limits { answer_time: SHORT, header_time: SHORT, ..Limits::DEFAULT }).await;
+        let mut stream = running.issued.connect_slowly(running.address, ATTACKER).await.unwrap();
+        stream.write_all(LONG).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut read = Vec::new();
+        timeout(SOON, stream.read_to_end(&mut read)).await.unwrap().ok();
+        assert!(read.starts_with(b"HTTP/1.1 200") && read.len() < 8 << 20, "{} bytes", read.len());
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_until_the_answer_before_it_is_taken() {
+        let running = Running::start(Limits::DEFAULT).await;
+        let mut stream = running.issued.connect_slowly(running.address, ATTACKER).await.unwrap();
+        stream.write_all(&LONG.repeat(3)).await.unwrap();
+        called(&running, 1).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(running.script.calls(), 1);
+        stream.read_exact(&mut vec![0; 3 * (8 << 20)]).await.unwrap();
+        assert_eq!(running.script.calls(), 3);
+    }
+
+    #[tokio::test]
+    async fn answers_that_one_client_does_not_take_have_its_share_of_the_memory_and_others_are_answered() {
+        let hour = Duration::from_secs(3600);
+        // Three answers fit into the share of a client.
+        let running = Running::start(Limits { bodies: 40 << 20, answer_time: hour, ..Limits::DEFAULT }).await;
+        let mut attackers = Vec::new();
+        for number in 1..=6 {
+            let mut stream = running.issued.connect_slowly(running.address, ATTACKER).await.unwrap();
+            stream.write_all(LONG).await.unwrap();
+            attackers.push(stream);
+            called(&running, number.min(3)).await;
+        }
+        let begun = std::time::Instant::now();
+        let mut client = http1(running.connect("http/1.1").await).await;
+        assert_eq!(answer(client.send_request(request("/a", "x"))).await.1, "/a 1");
+        // After 5 s, connections of the attacker would be closed for this one.
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert_eq!(running.script.calls(), 4);
+    }
+
+    /// hyper does not need the body of its answer.
+    #[tokio::test]
+    async fn a_head_request_is_answered_and_its_connection_goes_on() {
+        let running = Running::start(Limits { idle_time: Duration::from_millis(500), ..Limits::DEFAULT }).await;
+        let mut stream = running.connect("http/1.1").await;
+        let head = "HEAD /a HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx";
+        stream.write_all(head.repeat(2).as_bytes()).await.unwrap();
+        let mut answers = String::new();
+        // It is idle after that.
+        timeout(SOON, stream.read_to_string(&mut answers)).await.unwrap().ok();
+        assert_eq!(answers.matches("HTTP/1.1 200").count(), 2, "{answers}");
     }
 }

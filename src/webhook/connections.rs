@@ -2,8 +2,9 @@
 //!
 //! In: connections, and how much of its next request each client has sent. Out: a place for a further connection, and
 //! the connections that must end for it. Always holds: there are at most as many connections as the limit; a connection
-//! is closed for another one only while it has no whole request, and only after its client had time to send one, or if
-//! that client has most of all connections.
+//! is closed for another one only while it waits for its own client: for a whole request, for memory that the client has
+//! for others, or until it takes an answer; and only after the client had time for that, or if it has most of all
+//! connections.
 //!
 //! API servers open a connection for each review under way and keep a few. At the limit, a new client therefore waits in
 //! the backlog of the listener. A connection that is closed while its client begins to use it is a Pod without a proxy.
@@ -18,10 +19,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::server::Limits;
+use super::{review_memory::HeldMemory, server::Limits};
 use crate::memory::MemoryBudget;
 
-/// The time that every client has for a whole request, whatever others wait for.
+/// The time that every client has for a whole request, and to take an answer, whatever others wait for.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The time after which a client with most of the connections gets no further ones. Longer than its connections need to
 /// become stale, so that an honest burst on a slow machine is not refused.
@@ -69,6 +70,9 @@ pub(super) struct OpenConnection {
     number: u64,
     activity: Arc<Activity>,
     connections: Arc<Connections>,
+    /// The memory of an answer that the client has not taken.
+    untaken: Mutex<Option<HeldMemory>>,
+    taken: Notify,
 }
 
 /// What the client of a connection has sent.
@@ -81,7 +85,7 @@ struct Activity {
 #[derive(Clone, Copy)]
 struct RequestProgress {
     phase: Phase,
-    /// When the connection was accepted, its last request was answered, or its next request began.
+    /// When the connection was accepted, its next request began or was complete, or its last one was answered.
     since: Instant,
 }
 
@@ -93,8 +97,11 @@ enum Phase {
     Head,
     /// With the memory of the body so far.
     Body(usize),
-    /// The request is complete.
+    /// The request is complete, and waits for memory that its own client has for others.
+    Queued,
     UnderWay,
+    /// The answer is written, and its client has not taken it. With its memory.
+    Answer(usize),
 }
 
 // === impl Connections ===
@@ -127,7 +134,8 @@ impl Connections {
         table.next += 1;
         let number = table.next;
         table.open.insert(number, Arc::clone(&activity));
-        OpenConnection { number, activity, connections: Arc::clone(self) }
+        let (connections, untaken, taken) = (Arc::clone(self), Mutex::default(), Notify::new());
+        OpenConnection { number, activity, connections, untaken, taken }
     }
 }
 
@@ -178,7 +186,7 @@ impl Table {
 
     fn close(&mut self, number: u64) {
         if let Some(activity) = self.open.remove(&number) {
-            debug!(client = %activity.client, "closing a webhook connection without a whole request for another one");
+            debug!(client = %activity.client, "closing a webhook connection that waits for its client, for another one");
             activity.closed.cancel();
         }
     }
@@ -202,13 +210,49 @@ impl OpenConnection {
         self.activity.progress.lock().phase = Phase::Body(bytes);
     }
 
-    /// The request is complete.
+    /// The request is complete, and waits for memory of its client's share.
+    pub(super) fn queue(&self) {
+        self.activity.set(|_| Some(Phase::Queued));
+    }
+
+    /// The request is complete, and its client is not the reason for what it waits for.
     pub(super) fn begin(&self) {
         self.activity.set(|_| Some(Phase::UnderWay));
     }
 
+    /// hyper writes an answer with this memory.
+    pub(super) fn writes(&self, memory: HeldMemory) {
+        self.activity.set(|_| Some(Phase::Answer(memory.bytes())));
+        *self.untaken.lock() = Some(memory);
+    }
+
+    /// All that was written is sent.
+    pub(super) fn flushed(&self) {
+        if self.has_untaken_answer() {
+            self.answered();
+        }
+    }
+
+    /// The client has its answer.
     pub(super) fn answered(&self) {
         self.activity.set(|_| Some(Phase::Idle));
+        *self.untaken.lock() = None;
+        self.taken.notify_one();
+    }
+
+    pub(super) fn has_untaken_answer(&self) -> bool {
+        matches!(self.activity.progress.lock().phase, Phase::Answer(_))
+    }
+
+    /// Waits until the client has taken the last answer.
+    pub(super) async fn taken(&self) {
+        while self.has_untaken_answer() {
+            self.taken.notified().await;
+        }
+    }
+
+    pub(super) fn client(&self) -> IpAddr {
+        self.activity.client
     }
 
     /// Waits until the connection must end for another client.
@@ -216,15 +260,17 @@ impl OpenConnection {
         self.activity.closed.cancelled().await;
     }
 
-    /// Waits until the head of a request is late, or the connection has been idle for too long.
+    /// Waits until the head of a request is late, the client is late to take an answer, or the connection has been idle for
+    /// too long.
     pub(super) async fn overdue(&self, limits: &Limits) {
         loop {
             let (now, progress) = (Instant::now(), *self.activity.progress.lock());
             let end = match progress.phase {
                 Phase::Head => Some(progress.since + limits.header_time),
                 Phase::Idle => Some(progress.since + limits.idle_time),
+                Phase::Answer(_) => Some(progress.since + limits.answer_time),
                 // These have their own deadlines.
-                Phase::Handshake | Phase::Body(_) | Phase::UnderWay => None,
+                Phase::Handshake | Phase::Body(_) | Phase::Queued | Phase::UnderWay => None,
             };
             if end.is_some_and(|end| end <= now) {
                 return;
@@ -235,11 +281,12 @@ impl OpenConnection {
         }
     }
 
-    /// Closes a connection whose body is late: of the client whose incomplete bodies take the most memory, the oldest.
-    pub(super) fn close_a_slow_body(&self) {
+    /// Closes a connection whose client is late to send a body or to take an answer: of the client for which most of such
+    /// memory is held, the oldest.
+    pub(super) fn close_a_slow_one(&self) {
         let (now, mut table) = (Instant::now(), self.connections.table.lock());
         let slow = |progress: RequestProgress| match progress.phase {
-            Phase::Body(bytes) if progress.is_stale(now) => bytes,
+            Phase::Body(bytes) | Phase::Answer(bytes) if progress.is_stale(now) => bytes,
             _ => 0,
         };
         if let Some((_, _, oldest)) = table.greediest(slow) {
@@ -279,140 +326,5 @@ impl RequestProgress {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use tokio::time::advance;
-
-    use super::*;
-
-    const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-    const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-
-    async fn open(connections: &Arc<Connections>, client: IpAddr, count: usize) -> Vec<OpenConnection> {
-        let mut open = Vec::new();
-        for _ in 0..count {
-            open.push(connections.admit(client).await.unwrap());
-        }
-        open
-    }
-
-    fn closed(open: &[OpenConnection]) -> Vec<usize> {
-        (0..open.len()).filter(|index| open[*index].activity.closed.is_cancelled()).collect()
-    }
-
-    fn is_about(waited: Duration, expected: Duration) -> bool {
-        (expected..expected + 2 * RECHECK).contains(&waited)
-    }
-
-    /// Returns how long a client waits for a place.
-    async fn wait(connections: &Arc<Connections>, client: IpAddr) -> (Duration, Option<OpenConnection>) {
-        let begun = Instant::now();
-        let admitted = timeout(Duration::from_secs(60), connections.admit(client)).await;
-        (begun.elapsed(), admitted.ok().flatten())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn at_the_limit_a_connection_waits_until_another_one_ends() {
-        let connections = Connections::new(4, MemoryBudget::UNLIMITED);
-        let mut held = open(&connections, API_SERVER, 4).await;
-        held.iter().for_each(OpenConnection::begin);
-        let ends = async {
-            tokio::time::sleep(Duration::from_secs(8)).await;
-            drop(held.pop());
-        };
-        let ((waited, admitted), ()) = tokio::join!(wait(&connections, API_SERVER), ends);
-        assert!(admitted.is_some() && is_about(waited, Duration::from_secs(8)), "{waited:?}");
-        assert_eq!(closed(&held), [0; 0]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn fresh_connections_and_those_in_use_are_left_alone_and_one_idle_for_long_ends() {
-        let connections = Connections::new(4, MemoryBudget::UNLIMITED);
-        let held = open(&connections, API_SERVER, 4).await;
-        held.iter().for_each(OpenConnection::established);
-        held[0].begin();
-        advance(Duration::from_secs(2)).await;
-        // This one sends a request, and that one has just had an answer.
-        held[1].received();
-        held[2].answered();
-        let (waited, admitted) = wait(&connections, API_SERVER).await;
-        assert!(admitted.is_some() && is_about(waited, Duration::from_secs(3)), "{waited:?}");
-        assert_eq!(closed(&held), [3]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_client_with_most_connections_without_a_request_keeps_no_other_client_out() {
-        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
-        let (own, held) = (open(&connections, API_SERVER, 1).await, open(&connections, POD, 7).await);
-        held.iter().for_each(OpenConnection::established);
-        own[0].answered();
-        let (waited, admitted) = wait(&connections, API_SERVER).await;
-        assert_eq!((waited, admitted.is_some(), closed(&held), closed(&own)), (Duration::ZERO, true, vec![0], vec![]));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_client_with_most_connections_for_a_while_does_not_fill_the_backlog_either() {
-        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
-        let held = open(&connections, POD, 8).await;
-        let drips = async {
-            loop {
-                // It completes a request just in time.
-                tokio::time::sleep(Duration::from_secs(2)).await;
-                held.iter().for_each(OpenConnection::answered);
-            }
-        };
-        let (waited, admitted) = tokio::select! {
-            result = wait(&connections, POD) => result,
-            () = drips => unreachable!(),
-        };
-        assert!(admitted.is_none() && is_about(waited, GREEDY), "{waited:?}");
-        assert_eq!(wait(&connections, POD).await.0, Duration::ZERO);
-        // One burst does not count against the next one.
-        advance(Duration::from_secs(60)).await;
-        held.iter().for_each(OpenConnection::answered);
-        let (waited, admitted) = wait(&connections, POD).await;
-        assert!(admitted.is_some() && is_about(waited, PATIENCE), "{waited:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn without_memory_there_are_few_connections() {
-        let connections = Connections::new(1000, MemoryBudget::EXHAUSTED);
-        let held = open(&connections, API_SERVER, FEW).await;
-        held.iter().for_each(OpenConnection::begin);
-        assert!(wait(&connections, API_SERVER).await.1.is_none());
-        drop(held);
-        assert!(wait(&connections, API_SERVER).await.1.is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn of_slow_bodies_the_oldest_of_the_client_with_the_most_memory_ends() {
-        let connections = Connections::new(8, MemoryBudget::UNLIMITED);
-        let (own, held) = (open(&connections, API_SERVER, 1).await, open(&connections, POD, 3).await);
-        own[0].reads_body(3 << 20);
-        held[0].reads_body(1 << 20);
-        held[1].reads_body(8 << 20);
-        own[0].close_a_slow_body();
-        assert_eq!((closed(&own), closed(&held)), (vec![], vec![]), "none is slow yet");
-        advance(PATIENCE).await;
-        own[0].close_a_slow_body();
-        assert_eq!((closed(&own), closed(&held)), (vec![], vec![0]));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_head_has_a_deadline_and_an_idle_connection_a_longer_one() {
-        let connections = Connections::new(1, MemoryBudget::UNLIMITED);
-        let limits = Limits::DEFAULT;
-        let open = open(&connections, API_SERVER, 1).await.remove(0);
-        open.established();
-        let begun = Instant::now();
-        open.overdue(&limits).await;
-        assert_eq!(begun.elapsed(), limits.idle_time);
-        open.received();
-        let begun = Instant::now();
-        open.overdue(&limits).await;
-        assert_eq!(begun.elapsed(), limits.header_time);
-        open.begin();
-        assert!(timeout(limits.idle_time * 2, open.overdue(&limits)).await.is_err());
-    }
-}
+#[path = "connections_tests.rs"]
+mod tests;

@@ -11,15 +11,17 @@
 //! several webhooks, [`ValidationHandler`] that of the validators of several kinds. Only [`review`] reads and writes
 //! admission reviews.
 //!
-//! Always holds: the number of connections, their memory, that of all bodies and the time of each step are bounded; a
-//! client that sends no whole requests cannot keep another client out; a handler that panics does not end the server; a new pair of
-//! files that is not valid does not replace the pair in use.
+//! Always holds: the number of connections, their memory, that of all bodies and answers and the time of each step are
+//! bounded; a client that sends no whole requests or takes no answers cannot keep another client out; a handler that panics
+//! does not end the server; a new pair of files that is not valid does not replace the pair in use.
 
+mod answer;
 mod certificate;
 mod connection;
 mod connections;
 mod requests;
 pub mod review;
+mod review_memory;
 mod routes;
 mod server;
 #[cfg(test)]
@@ -35,3 +37,7 @@ pub use validation::{
 
 /// The certificate and its key, below the folder of Linkerd's containers.
 pub const TLS_FOLDER: &str = "tls";
+
+/// The size of the kernel's buffer for what a connection sends: a usual answer. The rest of a longer one stays in the
+/// process, which bounds its memory.
+pub const SEND_BUFFER: u32 = 16 * 1024;

@@ -1,44 +1,50 @@
 //! Reads the body of a request, and calls the handler.
 //!
-//! In: a request. Out: an answer, always. Always holds: all bodies together, with what the handler decodes from them, take
-//! at most the memory of [`Limits::bodies`]; a client that sends slowly does not keep that memory from others; reading a
-//! body and the handler have deadlines; the handler is called with a complete body that is not empty; a body that is too
-//! long is answered before it is read; a panic of the handler is an answer.
+//! In: a request. Out: an answer with its memory, always. Always holds: all bodies together, with what the handler decodes
+//! from them, and all answers take at most the memory of [`Limits::bodies`]; a client that sends slowly or takes no answers
+//! does not keep that memory from others; reading a body and the handler have deadlines; the handler is called with a
+//! complete body that is not empty; a body that is too long is answered before it is read; a panic of the handler is an
+//! answer.
 
-use std::{error::Error, pin::pin, sync::Arc};
+use std::{
+    error::Error,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, error};
 
 use super::{
     connections::{OpenConnection, RECHECK},
+    review_memory::{HeldMemory, ReviewMemory},
     server::{Handler, Limits},
 };
 use crate::contain::{Work, contain_future};
 
-/// The unit of the memory of bodies.
-const KIB: usize = 1024;
 /// The memory of a decoded JSON value: a container in the form `{},` takes twice as much, and counts as two.
 const VALUE_BYTES: usize = 128;
 
 /// Answers the requests of all connections.
 pub(super) struct Requests {
     handler: Arc<dyn Handler>,
-    /// One permit for each KiB.
-    bodies: Arc<Semaphore>,
+    memory: ReviewMemory,
+    /// The length of the longest answer so far. How long the next one is shows only when it takes its memory already.
+    longest_answer: AtomicUsize,
     limits: Limits,
 }
 
-/// The answer to a request.
+/// An answer, and its memory, which is to be held until the client has taken the answer.
 pub(super) struct WebhookAnswer<B> {
     pub(super) response: Response<Full<Bytes>>,
+    pub(super) memory: HeldMemory,
     /// A body that is too long, of which the rest has not been read. The answer is the last one of its connection.
     pub(super) unread: Option<B>,
 }
@@ -58,7 +64,7 @@ enum BodyError {
 
 impl Requests {
     pub(super) fn new(handler: Arc<dyn Handler>, limits: Limits) -> Self {
-        Self { handler, bodies: Arc::new(Semaphore::new(limits.bodies.div_ceil(KIB))), limits }
+        Self { handler, memory: ReviewMemory::new(limits.bodies), longest_answer: AtomicUsize::new(0), limits }
     }
 
     /// Answers one request.
@@ -69,16 +75,16 @@ impl Requests {
     {
         let path = request.uri().path().to_owned();
         // The headers are dropped here, because the body can take a long time.
+        let mut memory = self.memory.of_request(connection.client());
         let mut body = request.into_body();
-        let read = self.read(&mut body, connection).await;
+        let read = self.read(&mut body, &mut memory, connection).await;
         let unread = matches!(read, Err(BodyError::TooLong)).then_some(body);
         let response = match read {
-            Ok((body, _)) if body.is_empty() => {
+            Ok(body) if body.is_empty() => {
                 debug!(path, "a webhook request has no body");
                 Response::default()
             }
-            // The body keeps its memory until the handler has answered.
-            Ok((body, _memory)) => self.handle(path, body).await,
+            Ok(body) => self.handle(path, body).await,
             Err(BodyError::TooLong) => {
                 let limit = format!("limit reached while reading: {}", self.limits.body);
                 closing(text(StatusCode::PAYLOAD_TOO_LARGE, limit))
@@ -100,7 +106,10 @@ impl Requests {
                 text(StatusCode::BAD_REQUEST, "the body is incomplete")
             }
         };
-        WebhookAnswer { response, unread }
+        let length = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
+        self.longest_answer.fetch_max(length, Relaxed);
+        memory.settle(length);
+        WebhookAnswer { response, memory, unread }
     }
 
     async fn handle(&self, path: String, body: Bytes) -> Response<Full<Bytes>> {
@@ -120,25 +129,26 @@ impl Requests {
         }
     }
 
-    /// Returns the whole body and its share of the memory of bodies.
+    /// Returns the whole body. Its memory is that of the body decoded and of the answer.
     async fn read<B>(
         &self,
         body: &mut B,
+        memory: &mut HeldMemory,
         connection: &OpenConnection,
-    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
+    ) -> Result<Bytes, BodyError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let declared = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
         if body.is_end_stream() || declared == Some(0) {
-            return Ok((Bytes::new(), None));
+            return Ok(Bytes::new());
         }
         let expected = declared.unwrap_or(self.limits.body);
         if expected > self.limits.body {
             return Err(BodyError::TooLong);
         }
-        self.collect(body, expected, connection).await
+        self.collect(body, expected, memory, connection).await
     }
 
     /// Copies the body into one buffer. Frames are not kept, because a frame of one byte takes much more memory than that.
@@ -148,14 +158,15 @@ impl Requests {
         &self,
         body: &mut B,
         expected: usize,
+        memory: &mut HeldMemory,
         connection: &OpenConnection,
-    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), BodyError>
+    ) -> Result<Bytes, BodyError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let deadline = Instant::now() + self.limits.body_time;
-        let (mut bytes, mut memory) = (Vec::new(), None);
+        let mut bytes = Vec::new();
         connection.reads_body(0);
         while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(|_| BodyError::Late)? {
             let frame = frame.map_err(|error| BodyError::Broken(error.into()))?;
@@ -166,49 +177,42 @@ impl Requests {
             }
             if length > bytes.capacity() {
                 let capacity = (2 * bytes.capacity()).min(expected).max(length);
-                let grown = timeout_at(deadline, self.grow(&mut memory, capacity, connection));
+                let grown = timeout_at(deadline, self.grow(memory, capacity, connection, || {}));
                 grown.await.map_err(|_| BodyError::NoMemory)??;
                 connection.reads_body(capacity);
                 bytes.reserve_exact(capacity - bytes.len());
             }
             bytes.extend_from_slice(&data);
         }
-        connection.begin();
+        connection.queue();
         bytes.shrink_to_fit();
         let needed = bytes.len() + values(&bytes) * VALUE_BYTES;
         if needed > self.limits.bodies {
             return Err(BodyError::TooManyValues);
         }
-        let grown = timeout_at(deadline, self.grow(&mut memory, needed, connection));
+        let needed = (needed + self.longest_answer.load(Relaxed)).min(self.limits.bodies);
+        let grown = timeout_at(deadline, self.grow(memory, needed, connection, || connection.begin()));
         grown.await.map_err(|_| BodyError::NoMemory)??;
-        if let Some(memory) = &mut memory {
-            let unused = memory.num_permits().saturating_sub(needed.div_ceil(KIB));
-            drop(memory.split(unused));
-        }
-        Ok((bytes.into(), memory))
+        memory.settle(needed);
+        Ok(bytes.into())
     }
 
-    /// Waits for memory for so many bytes in total. Meanwhile, connections that send their bodies slowly are closed.
+    /// Waits for memory for so many bytes in total; `has_share` is called when only other clients are waited for. Meanwhile,
+    /// connections are closed whose clients are late.
     async fn grow(
         &self,
-        memory: &mut Option<OwnedSemaphorePermit>,
+        memory: &mut HeldMemory,
         bytes: usize,
         connection: &OpenConnection,
+        has_share: impl FnOnce(),
     ) -> Result<(), BodyError> {
-        let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = u32::try_from(bytes.div_ceil(KIB).saturating_sub(held)).unwrap_or(u32::MAX);
-        let mut acquired = pin!(Arc::clone(&self.bodies).acquire_many_owned(more));
-        let more = loop {
-            match timeout(RECHECK, &mut acquired).await {
-                Ok(more) => break more.map_err(|_| BodyError::NoMemory)?,
-                Err(_) => connection.close_a_slow_body(),
+        let mut grown = pin!(memory.grow(bytes, has_share));
+        loop {
+            match timeout(RECHECK, &mut grown).await {
+                Ok(grown) => return grown.map_err(|_| BodyError::NoMemory),
+                Err(_) => connection.close_a_slow_one(),
             }
-        };
-        match memory {
-            Some(memory) => memory.merge(more),
-            None => *memory = Some(more),
         }
-        Ok(())
     }
 
     /// Reads more of a body that has been answered. Many HTTP/1 clients read the answer only after they have sent the
@@ -269,6 +273,7 @@ mod tests {
     use http_body::Frame;
     use http_body_util::StreamBody;
 
+    const KIB: usize = 1024;
     const LIMITS: Limits = Limits { body: 4 * KIB, bodies: 8 * KIB, ..Limits::DEFAULT };
 
     fn requests() -> (Arc<Requests>, Arc<Script>) {
@@ -290,7 +295,7 @@ mod tests {
         B: Body<Data = Bytes, Error = Infallible> + Unpin,
     {
         let request = Request::builder().uri(path).body(body).unwrap();
-        let response = requests.answer(request, &connection(&connections(), 1).await).await.response;
+        let WebhookAnswer { response, .. } = requests.answer(request, &connection(&connections(), 1).await).await;
         let (head, body) = response.into_parts();
         (head.status, String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap())
     }
@@ -314,7 +319,7 @@ mod tests {
         assert_eq!(answer(&requests, "/a", full(4097)).await, too_long);
         assert_eq!(answer(&requests, "/a", chunked(4097, 1)).await, too_long);
         assert_eq!(script.calls(), 2);
-        assert_eq!(requests.bodies.available_permits(), 8);
+        assert_eq!(requests.memory.free_kib(), 8);
     }
 
     #[tokio::test(start_paused = true)]
@@ -322,11 +327,12 @@ mod tests {
         let ((requests, script), begun) = (requests(), Instant::now());
         let first = stream::once(async { Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; 4097]))) });
         let body = StreamBody::new(Box::pin(first.chain(stream::pending())));
-        let WebhookAnswer { response, unread } =
+        let WebhookAnswer { response, unread, memory } =
             requests.answer(Request::new(body), &connection(&connections(), 1).await).await;
         assert_eq!((response.status(), begun.elapsed()), (StatusCode::PAYLOAD_TOO_LARGE, Duration::ZERO));
         assert_eq!(response.headers()["connection"], "close");
-        assert_eq!((script.calls(), requests.bodies.available_permits()), (0, 8));
+        drop(memory);
+        assert_eq!((script.calls(), requests.memory.free_kib()), (0, 8));
         requests.discard(unread.unwrap()).await;
         assert_eq!(begun.elapsed(), Duration::from_secs(10));
     }
@@ -341,13 +347,13 @@ mod tests {
             async move { answer(&requests, "/wait", body("[[".repeat(15) + &"]]".repeat(15) + ",,")).await }
         });
         script.begun().await;
-        assert_eq!(requests.bodies.available_permits(), 3);
+        assert_eq!(requests.memory.free_kib(), 3);
         script.release();
         assert_eq!(waiting.await.unwrap().0, StatusCode::OK);
         let refused = answer(&requests, "/a", body("{},".repeat(40))).await;
         assert_eq!(refused, (StatusCode::PAYLOAD_TOO_LARGE, "the object has too many values".to_owned()));
         assert_eq!(answer(&requests, "/a", body(format!("\"{}\"", "{},".repeat(40)))).await.0, StatusCode::OK);
-        assert_eq!(requests.bodies.available_permits(), 8);
+        assert_eq!(requests.memory.free_kib(), 8);
     }
 
     #[test]
@@ -368,7 +374,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_waits_for_memory_until_a_deadline() {
         let (requests, _) = requests();
-        let (begun, others) = (Instant::now(), requests.bodies.acquire_many(8).await.unwrap());
+        let (begun, mut others) = (Instant::now(), requests.memory.of_request([10, 0, 0, 9].into()));
+        others.grow(8 * KIB, || {}).await.unwrap();
         assert_eq!(answer(&requests, "/a", full(1)).await.0, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(begun.elapsed(), Duration::from_secs(10));
         let released = async { drop(others) };
@@ -391,13 +398,12 @@ mod tests {
         assert!(begun.elapsed().is_zero());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn slow_bodies_of_one_client_do_not_keep_the_memory_from_another_one() {
+    /// Sends bodies of 4 KiB that never end, and returns how long another client waits for its answer.
+    async fn wait_behind_slow_bodies(clients: [u8; 2], free_kib: usize) -> Duration {
         let ((requests, _), connections) = (requests(), connections());
-        for _ in 0..2 {
-            let (requests, connection) = (Arc::clone(&requests), connection(&connections, 1).await);
+        for client in clients {
+            let (requests, connection) = (Arc::clone(&requests), connection(&connections, client).await);
             tokio::spawn(async move {
-                // It never ends.
                 let first = stream::once(async { Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; 4 * KIB]))) });
                 let slow = StreamBody::new(Box::pin(first.chain(stream::pending())));
                 tokio::select! {
@@ -407,21 +413,64 @@ mod tests {
             });
         }
         tokio::task::yield_now().await;
-        assert_eq!(requests.bodies.available_permits(), 0);
-        let (begun, own) = (Instant::now(), connection(&connections, 2).await);
+        assert_eq!(requests.memory.free_kib(), free_kib);
+        let (begun, own) = (Instant::now(), connection(&connections, 3).await);
         let request = Request::builder().uri("/a").body(full(1)).unwrap();
         assert_eq!(requests.answer(request, &own).await.response.status(), StatusCode::OK);
-        assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_bodies_of_one_client_do_not_keep_the_memory_from_another_one() {
+        assert_eq!(wait_behind_slow_bodies([1, 1], 4).await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_bodies_of_several_clients_are_closed_for_another_one() {
+        let waited = wait_behind_slow_bodies([1, 2], 0).await;
+        assert!(waited <= Duration::from_millis(5200), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_has_memory_until_it_is_taken_and_the_next_request_waits_for_as_much() {
+        let ((requests, script), connections) = (requests(), connections());
+        let ask = async |path: &str, client| {
+            let request = Request::builder().uri(path).body(full(1)).unwrap();
+            requests.answer(request, &connection(&connections, client).await).await
+        };
+        let untaken = ask("/long", 1).await;
+        assert_eq!(requests.memory.free_kib(), 4);
+        // The client's share has two more.
+        assert_eq!(ask("/long", 1).await.response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!((script.calls(), requests.memory.free_kib()), (1, 4));
+        let other = ask("/a", 2).await;
+        assert_eq!((other.response.status(), requests.memory.free_kib()), (StatusCode::OK, 3));
+        drop(untaken);
+        assert_eq!(ask("/long", 1).await.response.status(), StatusCode::OK);
+        drop(other);
+        assert_eq!(requests.memory.free_kib(), 8);
+    }
+
+    /// The last one needs more than the share of a client, and with an answer more than there is.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_needs_all_memory_is_answered() {
+        let (requests, _) = requests();
+        for length in [4 * KIB, 4 * KIB] {
+            assert_eq!(answer(&requests, "/long", full(length)).await.0, StatusCode::OK);
+        }
+        let body = format!("[{}]", ",".repeat(60));
+        assert_eq!(answer(&requests, "/a", Full::new(body.into())).await.0, StatusCode::OK);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_without_end_returns_its_memory_and_ends_the_connection() {
         let (requests, _) = requests();
         let endless: StreamBody<_> = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let response = requests.answer(Request::new(endless), &connection(&connections(), 1).await).await.response;
+        let WebhookAnswer { response, .. } =
+            requests.answer(Request::new(endless), &connection(&connections(), 1).await).await;
         assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
         assert_eq!(response.headers()["connection"], "close");
-        assert_eq!(requests.bodies.available_permits(), 8);
+        assert_eq!(requests.memory.free_kib(), 8);
     }
 
     #[tokio::test(start_paused = true)]
@@ -432,7 +481,7 @@ mod tests {
             async move { answer(&requests, "/wait", chunked(1, 1025)).await }
         });
         script.begun().await;
-        assert_eq!(requests.bodies.available_permits(), 6);
+        assert_eq!(requests.memory.free_kib(), 6);
         script.release();
         assert_eq!(waiting.await.unwrap().1, "/wait 1025");
     }

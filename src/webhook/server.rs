@@ -54,7 +54,7 @@ pub(super) struct Limits {
     pub(super) memory: MemoryBudget,
     /// The maximum length of a body. Linkerd's webhooks have the same.
     pub(super) body: usize,
-    /// The maximum length of all bodies together.
+    /// The maximum memory of all bodies and answers together.
     pub(super) bodies: usize,
     pub(super) handshake_time: Duration,
     /// The timeout for the head of a request, from its first byte.
@@ -63,6 +63,8 @@ pub(super) struct Limits {
     pub(super) body_time: Duration,
     /// The timeout for the handler.
     pub(super) handler: Duration,
+    /// The timeout for a client to take its answer.
+    pub(super) answer_time: Duration,
     /// How long a connection may have no request. An API server closes its own ones after 90 s. It would lose a request
     /// that it sends at the moment in which the server closes the connection.
     pub(super) idle_time: Duration,
@@ -84,6 +86,7 @@ impl Limits {
         header_time: Duration::from_secs(10),
         body_time: Duration::from_secs(10),
         handler: Duration::from_secs(10),
+        answer_time: Duration::from_secs(10),
         idle_time: Duration::from_secs(180),
         shutdown_delay: Duration::ZERO,
         drain_time: WebhookServer::DRAIN_TIME,

@@ -24,7 +24,7 @@ use rustls::{
 };
 use tempfile::TempDir;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
     task::JoinHandle,
     time::timeout,
@@ -109,6 +109,28 @@ impl Issued {
 
     /// Connects to a server that must present this certificate.
     pub(super) async fn connect(&self, address: SocketAddr, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        let connect = async {
+            let stream = TcpStream::connect(address).await?;
+            // Like an API server. Otherwise each flow control window is delayed by 40 ms.
+            stream.set_nodelay(true)?;
+            Ok::<_, std::io::Error>(stream)
+        };
+        self.handshake(timeout(SOON, connect).await.unwrap()?, alpn).await
+    }
+
+    /// Connects from this address, and reads little at a time.
+    pub(super) async fn connect_slowly(
+        &self,
+        address: SocketAddr,
+        from: [u8; 4],
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(4096)?;
+        socket.bind((from, 0).into())?;
+        self.handshake(socket.connect(address).await?, "http/1.1").await
+    }
+
+    async fn handshake(&self, stream: TcpStream, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(self.der()).unwrap();
         let mut tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -117,13 +139,8 @@ impl Issued {
             .with_root_certificates(roots)
             .with_no_client_auth();
         tls.alpn_protocols = vec![alpn.into()];
-        let connect = async {
-            let stream = TcpStream::connect(address).await?;
-            // Like an API server. Otherwise each flow control window is delayed by 40 ms.
-            stream.set_nodelay(true)?;
-            TlsConnector::from(Arc::new(tls)).connect(NAME.try_into().unwrap(), stream).await
-        };
-        timeout(SOON, connect).await.unwrap()
+        let handshake = TlsConnector::from(Arc::new(tls)).connect(NAME.try_into().unwrap(), stream);
+        timeout(SOON, handshake).await.unwrap()
     }
 }
 
@@ -163,7 +180,14 @@ impl Handler for Script {
                 }
                 _ => {}
             }
-            Response::new(Full::new(format!("{path} {}", body.len()).into()))
+            let length = match path.strip_prefix("/long") {
+                // 4 KiB with the rest.
+                Some("") => 3_200,
+                // So many MiB.
+                Some(number) => number.parse::<usize>().unwrap() << 20,
+                None => 0,
+            };
+            Response::new(Full::new(format!("{path} {}{}", body.len(), " ".repeat(length)).into()))
         }
         .boxed()
     }

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{mesh::SOON, tls};
 use rustls::pki_types::ServerName;
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpSocket,
@@ -18,7 +19,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::cluster::{Cluster, NAME};
+use super::cluster::{APP, Cluster, NAME};
 
 /// The memory limit of the shipped Deployment.
 const LIMIT: u64 = 250 * 1024 * 1024;
@@ -31,6 +32,11 @@ const CONNECTIONS: usize = 1_100;
 const LASTS: Duration = Duration::from_secs(15);
 /// A client that was closed out connects again after this time.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// The begin of a request.
+const HEAD: &str = "POST /proxy-injector HTTP/1.1\r\nHost: a\r\n";
+/// The minimum length of a long answer.
+const LONG: usize = 256 * 1024;
 
 /// What each connection of an attacker sends.
 #[derive(Clone, Copy, Debug)]
@@ -47,13 +53,23 @@ enum Attack {
     SlowHead,
     /// A body of 10 MiB, about 1 MiB/s on each connection.
     SlowBody,
-    /// Complete requests, whose answers are not read.
+    /// Complete requests with short answers, which are not read.
     Unread,
+    /// The same with answers that are as long as possible.
+    UnreadLong,
 }
 
 impl Attack {
-    const ALL: [Self; 7] =
-        [Self::Silent, Self::Handshake, Self::Idle, Self::Head, Self::SlowHead, Self::SlowBody, Self::Unread];
+    const ALL: [Self; 8] = [
+        Self::Silent,
+        Self::Handshake,
+        Self::Idle,
+        Self::Head,
+        Self::SlowHead,
+        Self::SlowBody,
+        Self::Unread,
+        Self::UnreadLong,
+    ];
 
     fn connections(self) -> usize {
         match self {
@@ -66,6 +82,10 @@ impl Attack {
     /// Attacks on one connection until the server closes it.
     async fn attack(self, server: SocketAddr, connector: &TlsConnector) -> Result<()> {
         let socket = TcpSocket::new_v4()?;
+        if matches!(self, Self::Unread | Self::UnreadLong) {
+            // Otherwise the kernel takes the answers.
+            socket.set_recv_buffer_size(4096)?;
+        }
         socket.bind((ATTACKER, 0).into())?;
         let mut stream = socket.connect(server).await?;
         match self {
@@ -78,7 +98,7 @@ impl Attack {
             _ => {}
         }
         let mut stream = connector.connect(ServerName::try_from(NAME)?, stream).await?;
-        let head = "POST /proxy-injector HTTP/1.1\r\nHost: a\r\n";
+        let head = HEAD;
         match self {
             Self::Head => {
                 stream.write_all(format!("{head}X: {}", "x".repeat(8_000)).as_bytes()).await?;
@@ -96,14 +116,46 @@ impl Attack {
                     sleep(Duration::from_millis(62)).await;
                 }
             }
-            Self::Unread => loop {
-                stream.write_all(format!("{head}Content-Length: 2\r\n\r\n{{}}").as_bytes()).await?;
-                sleep(Duration::from_secs(1)).await;
-            },
+            Self::Unread | Self::UnreadLong => {
+                let request = if matches!(self, Self::Unread) { request("{}") } else { request(&long_review()) };
+                loop {
+                    stream.write_all(request.as_bytes()).await?;
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
             Self::Silent | Self::Handshake | Self::Idle => {}
         }
         until_closed(&mut stream).await
     }
+}
+
+/// A complete request.
+fn request(body: &str) -> String {
+    format!("{HEAD}Content-Length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A review with as many distinct ports as the annotations of an object have room for. The answer repeats them.
+fn long_review() -> String {
+    let ports: Vec<String> = (10_000..53_000).map(|port| port.to_string()).collect();
+    let annotations = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/opaque-ports": ports.join(",")});
+    let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "a"}]}});
+    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
+    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+    let request = json!({
+        "uid": "u", "kind": kind, "resource": resource, "namespace": APP, "operation": "CREATE", "object": pod,
+    });
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).to_string()
+}
+
+/// Fails if the answer to a long review is shorter than that.
+async fn has_long_answer(server: SocketAddr, connector: &TlsConnector) -> Result<()> {
+    let stream = TcpSocket::new_v4()?.connect(server).await?;
+    let mut stream = connector.connect(ServerName::try_from(NAME)?, stream).await?;
+    stream.write_all(request(&long_review()).as_bytes()).await?;
+    let mut answer = vec![0; LONG];
+    timeout(SOON, stream.read_exact(&mut answer)).await?.context("the answer is short")?;
+    ensure!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(answer.get(..100).unwrap_or_default()));
+    Ok(())
 }
 
 async fn until_closed(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
@@ -119,6 +171,7 @@ async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected()
     cluster.register_with("Fail", None).await?;
     cluster.injects().await?;
     let connector = Arc::new(tls::connector(&cluster.bundle().await?)?);
+    has_long_answer(replica.address, &connector).await?;
     for attack in Attack::ALL {
         let mut attackers = JoinSet::new();
         for _ in 0..attack.connections() {

@@ -32,7 +32,7 @@ pub(super) const LEASE: &str = "linkerd-operator-webhook-certificate";
 pub(super) const CONFIGURATION: &str = "linkerd-operator-proxy-injector";
 pub(super) const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
 /// The namespace of the created Pods.
-const APP: &str = "app";
+pub(super) const APP: &str = "app";
 /// The components, in both folders.
 const COMPONENTS: &str = "components: [../../config/components/webhook-server, ../../config/components/proxy-injector]";
 const LINKERDS_COMPONENTS: &str = "components: [../../config/components/proxy-injector/control-plane]";
