@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    admin::{self, Admin, Readiness},
+    admin::{self, Admin, Readiness, Scrapes},
     args::ManagerArgs,
     client,
     cluster::{Cluster, Observer},
@@ -78,7 +78,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         false => None,
     };
     let client = client::client(config, &registry)?;
-    let admin_listener = listen(args.admin_addr, None, "probes and metrics", "--admin-addr")?;
+    let admin_listener = listen(args.admin_addr, Some(admin::SEND_BUFFER), "probes and metrics", "--admin-addr")?;
     let destination_listener = match args.enable_destination {
         true => Some(listen(args.destination.destination_addr, None, "proxies", "--destination-addr")?),
         false => None,
@@ -298,7 +298,8 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             waiting_for: texts.chain(leadership).chain(remotes).collect(),
         }
     });
-    readers.spawn("admin", admin::serve(admin_listener, Arc::new(Admin { registry, readiness, dashboard })));
+    let admin = Admin { scrapes: Scrapes::new(registry), readiness, dashboard };
+    readers.spawn("admin", admin::serve(admin_listener, Arc::new(admin)));
 
     let died = tokio::select! {
         _ = terminate.recv() => None,

@@ -7,6 +7,11 @@
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
 //! | `/dashboard/` | the page of [`crate::dashboard`] |
+//!
+//! Always holds: an answer that its client does not take within 10 s ends the connection; see [`Scrapes`] for metrics.
+
+mod scrapes;
+mod write_deadline;
 
 use std::{
     collections::VecDeque,
@@ -24,7 +29,6 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use prometheus::Registry;
 use tokio::{
     net::TcpListener,
     task::{AbortHandle, JoinSet},
@@ -32,12 +36,17 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
+pub use self::scrapes::Scrapes;
+use self::write_deadline::WriteDeadline;
 use crate::dashboard::{self, AdminBody, Dashboard};
 
 /// The maximum number of connections: enough for probes, a few scrapers and a person. A further connection closes the
 /// oldest one. Otherwise a client that holds connections could block the probes of the kubelet, which would kill the
 /// process.
 const CONNECTIONS: usize = 64;
+/// The size of the kernel's buffer for what a connection sends. A text of metrics of some MiB is sent to a Prometheus in
+/// another region in a few seconds.
+pub const SEND_BUFFER: u32 = 64 * 1024;
 /// The timeout for the headers of a request, also between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum lifetime of a connection.
@@ -50,7 +59,7 @@ pub struct Readiness {
 }
 
 pub struct Admin {
-    pub registry: Registry,
+    pub scrapes: Scrapes,
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
     pub dashboard: Dashboard,
 }
@@ -85,7 +94,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
+                .serve_connection(TokioIo::new(WriteDeadline::new(stream)), service);
             if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
                 debug!(%error, "a connection for probes or metrics failed");
             }
@@ -108,7 +117,7 @@ async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Re
             let lines: String = waiting_for.iter().map(|condition| format!("waiting: {condition}\n")).collect();
             text(status, format!("{head}{lines}"))
         }
-        "/metrics" => match crate::metrics::encode(&admin.registry) {
+        "/metrics" => match admin.scrapes.scrape().await {
             Ok(metrics) => text(StatusCode::OK, metrics),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
         },
@@ -133,33 +142,107 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<AdminBody> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::{
+        net::{Ipv4Addr, SocketAddr},
+        sync::mpsc,
+    };
+
+    use prometheus::{
+        Registry,
+        core::{Collector, Desc},
+        proto::MetricFamily,
+    };
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpStream,
+        net::{TcpSocket, TcpStream},
     };
 
     use super::*;
     use crate::dashboard::DashboardAccess;
 
-    #[tokio::test]
-    async fn probes_are_answered_however_many_connections_a_client_holds() {
+    /// More than the default timeout of a probe.
+    const SOON: Duration = Duration::from_secs(5);
+
+    /// Its collections wait until the sender is dropped.
+    struct Blocked(Desc, parking_lot::Mutex<mpsc::Receiver<()>>);
+
+    impl Collector for Blocked {
+        fn desc(&self) -> Vec<&Desc> {
+            vec![&self.0]
+        }
+
+        fn collect(&self) -> Vec<MetricFamily> {
+            self.1.lock().recv().unwrap_err();
+            Vec::new()
+        }
+    }
+
+    async fn started(registry: Registry) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
         let dashboard = dashboard::testing::dashboard(None, DashboardAccess::Off);
-        let admin = Admin { registry: Registry::new(), readiness, dashboard };
-        let server = tokio::spawn(serve(listener, Arc::new(admin)));
+        tokio::spawn(serve(listener, Arc::new(Admin { scrapes: Scrapes::new(registry), readiness, dashboard })));
+        address
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n");
+        probe.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        timeout(SOON, probe.read_to_string(&mut answer)).await.unwrap().unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_however_many_connections_a_client_holds() {
+        let address = started(Registry::new()).await;
         let mut held = Vec::new();
         for _ in 0..2 * CONNECTIONS {
             held.push(TcpStream::connect(address).await.unwrap());
         }
-        let mut probe = TcpStream::connect(address).await.unwrap();
-        probe.write_all(b"GET /live HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        // More than the default timeout of a probe.
-        timeout(Duration::from_secs(5), probe.read_to_string(&mut answer)).await.unwrap().unwrap();
+        let answer = get(address, "/live").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        server.abort();
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_while_metrics_are_collected() {
+        let (registry, (release, permissions)) = (Registry::new(), mpsc::channel());
+        let desc = Desc::new("blocked".to_owned(), "Blocked".to_owned(), Vec::new(), Default::default()).unwrap();
+        registry.register(Box::new(Blocked(desc, parking_lot::Mutex::new(permissions)))).unwrap();
+        let address = started(registry).await;
+        let scrapes: Vec<_> = (0..60).map(|_| tokio::spawn(get(address, "/metrics"))).collect();
+        for path in ["/live", "/ready", "/ping"] {
+            let answer = get(address, path).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        }
+        assert!(scrapes.iter().all(|scrape| !scrape.is_finished()));
+        drop(release);
+        for scrape in scrapes {
+            let answer = scrape.await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_take_its_answers_is_disconnected() {
+        let registry = Registry::new();
+        let long = "x".repeat(1 << 20);
+        registry.register(Box::new(prometheus::IntCounter::new("a", long).unwrap())).unwrap();
+        let address = started(registry).await;
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut client = socket.connect(address).await.unwrap();
+        client.write_all(&b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100)).await.unwrap();
+        // The server fills the buffers of the connection.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::pause();
+        tokio::time::advance(write_deadline::WRITE_TIMEOUT).await;
+        tokio::time::resume();
+        // Most of the hundred answers were never written.
+        let mut read = Vec::new();
+        timeout(SOON, client.read_to_end(&mut read)).await.unwrap().ok();
+        assert!(read.len() < 20 << 20, "{} bytes", read.len());
     }
 }
