@@ -26,6 +26,11 @@ impl Quantity {
         self.0 < 0
     }
 
+    /// Returns whether the value is above the limit, or both are capped: Kubernetes compares most of those exactly.
+    pub fn may_exceed(self, limit: Self) -> bool {
+        self > limit || (self == limit && self.0.unsigned_abs() == MAX)
+    }
+
     /// Returns the value in thousandths, rounded up.
     pub fn milli_value(self) -> i128 {
         const NANOS: i128 = 1_000_000;
@@ -221,6 +226,16 @@ mod tests {
         }
         for (one, other) in [("1", "1000m"), ("1Ki", "1024"), ("0.5Gi", "512Mi"), ("1e3", "1k"), ("0", "-0")] {
             assert_eq!(parse(one), parse(other));
+        }
+        for (request, limit, may_exceed) in [
+            ("2", "1", true),
+            ("1", "1", false),
+            ("1", "2", false),
+            ("12E", "11E", true),
+            ("9223372036854775808", "9223372036854775807", true),
+            ("9223372036854775806", "9223372036854775807", false),
+        ] {
+            assert_eq!(parse(request).may_exceed(parse(limit)), may_exceed, "{request} {limit}");
         }
         assert!(parse("-1n").is_negative() && !parse("-0").is_negative());
         for (text, milli) in [("1", 1000), ("1n", 1), ("1500u", 2), ("-1500u", -1), ("-1", -1000)] {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::{CREATED_BY_ANNOTATION, INJECT_ANNOTATION, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
+use crate::api::{CREATED_BY_ANNOTATION, INJECT_ANNOTATION, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION, go_bool};
 
 /// The prefix of the annotations below.
 pub(super) const PREFIX: &str = "config.linkerd.io/";
@@ -106,6 +106,11 @@ impl<'a> Annotations<'a> {
     pub(super) fn whole(self, key: &str) -> Option<&'a str> {
         let own = self.pod.get(key).or_else(|| self.namespace.get(key).filter(|_| is_inherited(key)));
         own.map(String::as_str)
+    }
+
+    /// Returns whether the Pod gets a debug container.
+    pub(super) fn is_debugged(self) -> bool {
+        self.get("enable-debug-sidecar").and_then(go_bool::parse).unwrap_or_default()
     }
 
     /// Returns the annotations that the Pod inherits.

@@ -1,9 +1,10 @@
 //! The configuration of the injector: one revision of the values and of the trust anchors.
 //!
 //! In: the text of the values document, the PEM of the trust anchors. Out: a [`Configuration`], or the reason why Pods
-//! could not be injected with it. Always holds: a configuration in use has injected a probe Pod without an error, breaks no
-//! rule of the programs that read its values, and has trust anchors that a proxy starts with. So only annotations of a
-//! Pod can make its injection fail.
+//! could not be injected with it. Always holds: a configuration in use has injected a probe Pod without an error or a
+//! warning, breaks no rule for every Pod of the programs that read its values, and has trust anchors that a proxy starts
+//! with. So the injection of a Pod fails only for annotations of the Pod or of its namespace, or for what the Pod has that
+//! the probe does not have, or lacks: a mount of its token, volumes, capabilities and names of containers.
 
 use std::fmt;
 
@@ -20,7 +21,7 @@ use super::{
 use crate::{
     api::TRUST_ROOTS,
     text::{and_more, hex},
-    values::{Document, Problem, ProxyValues, UnusableTrustBundle},
+    values::{Document, Problem, ProxyValues, unusable_trust_anchors},
 };
 
 /// One revision of the configuration.
@@ -37,6 +38,14 @@ pub(super) struct Configuration {
 
 /// The key of the ConfigMap, and the name of the file that the kubelet writes.
 pub(super) const BUNDLE_KEY: &str = "ca-bundle.crt";
+/// A Pod, with the token that the API server mounts into most Pods.
+const PROBE: &str = r#"{"spec": {
+    "containers": [{
+        "name": "probe",
+        "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]
+    }],
+    "volumes": [{"name": "token"}]
+}}"#;
 /// The maximum number of problems in a reason.
 const MAX_SHOWN: usize = 5;
 
@@ -52,7 +61,7 @@ pub(super) enum RefusedConfiguration {
     #[error("a Pod cannot be injected with these values: {0}")]
     NotRenderable(String),
     #[error("no proxy can use the bundle of trust anchors, key {BUNDLE_KEY} of the ConfigMap {TRUST_ROOTS}: {0}")]
-    TrustAnchors(UnusableTrustBundle),
+    TrustAnchors(String),
 }
 
 // === impl Configuration ===
@@ -69,7 +78,9 @@ impl Configuration {
         if !problems.is_empty() {
             return Err(RefusedConfiguration::Unusable(problems));
         }
-        UnusableTrustBundle::check(trust_anchors).map_err(RefusedConfiguration::TrustAnchors)?;
+        if let Some(reason) = unusable_trust_anchors(trust_anchors) {
+            return Err(RefusedConfiguration::TrustAnchors(reason));
+        }
         let values = ProxyValues::read(document.as_map());
         let configuration = Self {
             values: values.map_err(|error| RefusedConfiguration::Incomplete(error.to_string()))?,
@@ -88,9 +99,13 @@ impl Configuration {
         let injector = Injector { controller_namespace: "linkerd", version: "" };
         let none = AnnotationMap::new();
         let target = ReviewTarget { namespace: &none, namespace_name: "default", inject_label: None, workload: None };
-        let probe = ReviewedObject::default();
+        let probe: ReviewedObject =
+            serde_json::from_str(PROBE).map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))?;
         let patch = injector.pod_patch(self, target, &probe);
-        let (patch, _) = patch.map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))?;
+        let (patch, warnings) = patch.map_err(|error| RefusedConfiguration::NotRenderable(error.to_string()))?;
+        if !warnings.is_empty() {
+            return Err(RefusedConfiguration::NotRenderable(warnings.into_texts().join("; ")));
+        }
         // The rules should have found what Kubernetes cannot read.
         let containers = patch.into_iter().filter_map(added_container);
         let read = containers.map(serde_json::from_value::<Container>).find_map(Result::err);
@@ -170,6 +185,47 @@ mod tests {
             ("proxy.runtime.workers.maximumCPURatio", json!("0.5"), "maximumCPURatio (\"0.5\"): must be a number"),
             ("proxyInit.closeWaitTimeoutSecs", json!("0"), "proxyInit.closeWaitTimeoutSecs (\"0\"): must be a whole"),
             ("proxyInit.closeWaitTimeoutSecs", json!(""), "proxyInit.closeWaitTimeoutSecs (\"\"): must be a whole"),
+            // Invalid value: "LINKERD2_PROXY_INBOUND_A=B_X_Y": a valid environment variable name must consist only of
+            // printable ASCII characters other than '='.
+            ("proxy.inbound", json!({"a=b": {"x": {"y": 1}}}), "proxy.inbound[\"a=b\"].x.y (1): must have keys"),
+            // cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN
+            ("proxy.capabilities", json!({"add": ["CAP_SYS_ADMIN"]}), "proxy.capabilities.add (a list): must not have"),
+            // must not have leading or trailing whitespace
+            ("linkerdVersion", json!("edge "), "linkerdVersion (\"edge \"): must be the tag of an image"),
+            // iptables v1.8.9: invalid port/service `' specified
+            (
+                "proxyInit.ignoreOutboundPorts",
+                json!("mysql"),
+                "proxyInit.ignoreOutboundPorts (\"mysql\"): must be a list",
+            ),
+            // iptables v1.8.9: host/network `fd00::' not found
+            ("proxyInit.skipSubnets", json!("fd00::/8"), "proxyInit.skipSubnets (\"fd00::/8\"): must be a comma"),
+            // must be a relative path
+            (
+                "proxy.securityContext.seccompProfile",
+                json!({"type": "Localhost", "localhostProfile": "/a"}),
+                "proxy.securityContext.seccompProfile (a map): must have a localhostProfile that is a relative path",
+            ),
+            // windows options cannot be set for a linux pod
+            (
+                "proxy.securityContext.windowsOptions",
+                json!({}),
+                "proxy.securityContext.windowsOptions (a map): must be",
+            ),
+            // valueFrom.fileKeyRef.volumeName: Not found: "a"
+            (
+                "proxy.additionalEnv",
+                json!([{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "a", "path": "b", "key": "c"}}}]),
+                "entry 0 has no valid source: fileKeyRef.volumeName must be an emptyDir",
+            ),
+            // must be less than or equal to memory limit of 11E
+            (
+                "proxy.resources",
+                json!({"memory": {"request": "12E", "limit": "11E"}}),
+                "proxy.resources.memory.request (\"12E\"): must not exceed the limit",
+            ),
+            ("proxy.accessLog", json!("a\0"), "proxy.accessLog (\"a\\u0000\"): must not contain a NUL byte"),
+            ("clusterNetworks", json!("10.0.0.0/8,".repeat(12_000)), "clusterNetworks ("),
         ] {
             let refused = refused(&[(at, value)]);
             assert!(refused.starts_with("no Pod can run with these values: ") && refused.contains(path), "{refused}");
@@ -190,7 +246,17 @@ mod tests {
             // linkerd-init ignores a port with a space, and starts.
             &[("proxyInit.ignoreOutboundPorts", json!("443, 8443"))],
             &[("proxy.logLevel", json!("warn,linkerd=inf")), ("proxy.accessLog", json!("combined"))],
-            &[("debugContainer.image.pullPolicy", json!("always"))],
+            &[("debugContainer.image.pullPolicy", json!("always")), ("debugContainer.image.name", json!(" x"))],
+            &[("proxyInit.skipSubnets", json!("10.0.0.0/8")), ("proxyInit.ignoreOutboundPorts", json!("mysql,443"))],
+            &[
+                ("cniEnabled", json!(true)),
+                ("disableIPv6", json!(false)),
+                ("proxyInit.skipSubnets", json!("fd00::/8")),
+                ("proxyInit.ignoreOutboundPorts", json!("mysql")),
+            ],
+            &[("linkerdVersion", json!("edge ")), ("proxy.image.version", json!("edge-26.8.3"))],
+            // A Pod with a token has another mount.
+            &[("proxy.saMountPath", json!({"mountPath": "/x", "name": "nope"}))],
             &[("heartbeatResources", json!("x")), ("identity.issuer.issuanceLifetime", json!("1d"))],
             &[("proxy.unknown", json!({"a": [1]}))],
         ] {
@@ -201,6 +267,26 @@ mod tests {
             let read = Configuration::read(&document.to_yaml(), TRUST_ANCHORS);
             assert!(read.is_ok(), "{changes:?}: {:?}", read.err());
         }
+    }
+
+    #[test]
+    fn a_document_or_a_bundle_whose_texts_no_process_gets_is_refused() {
+        let dual_stack = refused(&[("disableIPv6", json!(false)), ("proxyInit.skipSubnets", json!("10.0.0.0/8"))]);
+        assert!(dual_stack.contains("proxyInit.skipSubnets (\"10.0.0.0/8\"): must be empty, unless"), "{dual_stack}");
+        // All labels are in one variable.
+        let labels: serde_json::Map<_, _> = (0..3).map(|at| (at.to_string(), json!("x".repeat(50_000)))).collect();
+        let identity = json!({"namespace": "a", "serviceAccountName": "b"});
+        let collector = json!({"endpoint": "a:4317", "meshIdentity": identity});
+        let tracing = json!({"enabled": true, "collector": collector, "labels": labels});
+        let reason = "the variable \"LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES\" of the container linkerd-proxy must be \
+                      shorter than 128 KiB";
+        assert!(refused(&[("proxy.tracing", tracing)]).contains(reason));
+        let long = format!("{}\n{TRUST_ANCHORS}", "#".repeat(128 << 10));
+        let refused = Configuration::read(INSTALLED, &long).unwrap_err().to_string();
+        assert!(
+            refused.ends_with("no container starts with it") && refused.contains("trust anchors, key"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     annotations::{AnnotationMap, Annotations},
     configuration::Configuration,
-    containers::{self, NotRenderable, ProxyContext},
+    containers::{self, AddedContainers, NotRenderable, ProxyContext},
     decision::InjectionDecision,
     opaque_ports,
     overrides::overridden,
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     api::{
         CONTROL_PLANE_NAMESPACE_LABEL, CREATED_BY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, PROXY_VERSION_ANNOTATION,
-        TRUST_ROOT_ANNOTATION, go_bool,
+        TRUST_ROOT_ANNOTATION,
     },
     values::ProxyValues,
 };
@@ -184,8 +184,10 @@ impl Injector<'_> {
         add_entries(&mut patch, "annotations", pod.metadata.annotations.is_empty(), added);
         add_entries(&mut patch, "labels", pod.metadata.labels.is_empty(), self.labels(target));
         let volumes = containers::volumes(&values);
+        let containers = self.containers(configuration, &values, annotations, pod)?;
+        warnings::of_added(&containers, &volumes, &pod.spec, &mut warnings);
         add_list(&mut patch, "volumes", pod.spec.volumes.is_empty(), volumes);
-        self.add_containers(&mut patch, configuration, &values, annotations, pod)?;
+        add_containers(&mut patch, containers, &values, pod);
         Ok((patch, warnings))
     }
 
@@ -216,16 +218,13 @@ impl Injector<'_> {
         added
     }
 
-    /// A native sidecar starts before all other containers, so its init container is first. Otherwise the init container
-    /// is last, so that init containers of the Pod reach the network without the proxy.
-    fn add_containers(
+    fn containers(
         self,
-        patch: &mut Vec<PatchOperation>,
         configuration: &Configuration,
         values: &ProxyValues,
         annotations: Annotations<'_>,
         pod: &ReviewedObject,
-    ) -> Result<(), NotRenderable> {
+    ) -> Result<AddedContainers, NotRenderable> {
         let inbound_ports = pod.spec.inbound_ports();
         let context = ProxyContext {
             controller_namespace: self.controller_namespace,
@@ -233,23 +232,37 @@ impl Injector<'_> {
             injection_hash: &configuration.injection_hash,
             inbound_ports: &inbound_ports,
         };
-        let init = if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?;
-        let proxy = containers::proxy(values, context)?;
-        let is_native = values.proxy.native_sidecar;
-        if pod.spec.init_containers.is_empty() {
-            add(patch, "/spec/initContainers", json!([]));
-        }
-        add(patch, if is_native { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
-        if annotations.get("enable-debug-sidecar").and_then(go_bool::parse).unwrap_or_default() {
-            add(patch, "/spec/containers/-", containers::debug(values)?);
-        }
-        match (is_native, values.proxy.r#await) {
-            (true, _) => add(patch, "/spec/initContainers/1", proxy),
-            // The kubelet starts the next container only after the hook has ended.
-            (false, true) => add(patch, "/spec/containers/0", proxy),
-            (false, false) => add(patch, "/spec/containers/-", proxy),
-        }
-        Ok(())
+        let has_debug = annotations.is_debugged();
+        Ok(AddedContainers {
+            init: if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?,
+            proxy: containers::proxy(values, context)?,
+            debug: has_debug.then(|| containers::debug(values)).transpose()?,
+        })
+    }
+}
+
+/// A native sidecar starts before all other containers, so its init container is first. Otherwise the init container is
+/// last, so that init containers of the Pod reach the network without the proxy.
+fn add_containers(
+    patch: &mut Vec<PatchOperation>,
+    containers: AddedContainers,
+    values: &ProxyValues,
+    pod: &ReviewedObject,
+) {
+    let AddedContainers { init, proxy, debug } = containers;
+    let is_native = values.proxy.native_sidecar;
+    if pod.spec.init_containers.is_empty() {
+        add(patch, "/spec/initContainers", json!([]));
+    }
+    add(patch, if is_native { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
+    if let Some(debug) = debug {
+        add(patch, "/spec/containers/-", debug);
+    }
+    match (is_native, values.proxy.r#await) {
+        (true, _) => add(patch, "/spec/initContainers/1", proxy),
+        // The kubelet starts the next container only after the hook has ended.
+        (false, true) => add(patch, "/spec/containers/0", proxy),
+        (false, false) => add(patch, "/spec/containers/-", proxy),
     }
 }
 

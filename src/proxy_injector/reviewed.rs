@@ -62,7 +62,7 @@ pub(super) struct ReviewedSpec {
     #[serde(deserialize_with = "or_default")]
     pub(super) init_containers: Vec<ReviewedContainer>,
     #[serde(deserialize_with = "or_default")]
-    pub(super) volumes: Vec<serde::de::IgnoredAny>,
+    pub(super) volumes: Vec<Value>,
     #[serde(deserialize_with = "or_default")]
     pub(super) host_network: bool,
     #[serde(deserialize_with = "or_default")]
@@ -195,6 +195,11 @@ impl ReviewedSpec {
             ["linkerd-init", "istio-init"].contains(&it.name.as_str()) || has_prefix(&it.image, INIT_IMAGES)
         };
         self.all_containers().any(is_proxy) || self.init_containers.iter().any(is_init)
+    }
+
+    /// The names of the volumes. An item that is no volume has none.
+    pub(super) fn volume_names(&self) -> impl Iterator<Item = &str> {
+        self.volumes.iter().filter_map(|volume| volume.get("name")?.as_str())
     }
 
     /// The mount of the ServiceAccount's token in the first container.

@@ -39,8 +39,11 @@ pub(crate) use model::{
     ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
 };
 pub(crate) use rules::{
-    forms::{LONGEST_LOG_FILTER, is_network},
-    variables::unusable_source,
+    forms::{Form, LONGEST_LOG_FILTER, has_init_port, is_image, is_ipv4_network},
+    mounts::{END_ENTITY_VOLUME, PODINFO_VOLUME, PROXY_MOUNTS, TOKEN_VOLUME, XTABLES_VOLUME},
+    security_context::unusable_fields,
+    strings::unusable_string,
+    variables::{is_variable_name, unusable_source},
 };
 pub use {
     control_plane::{control_plane_keys, control_plane_mismatch},
@@ -52,6 +55,7 @@ pub use {
     path::Path,
     problems::{Problem, patch_problems},
     redact::{shown, visible},
+    rules::strings::unusable_trust_anchors,
     trust_bundle::UnusableTrustBundle,
     unknown_keys::{MODEL_VERSION, meant_key, unknown_keys},
 };

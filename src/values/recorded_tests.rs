@@ -114,11 +114,13 @@ fn is_of_other_releases(field: &str) -> bool {
 
 /// The fields with values that this injector takes, and with which the API server rejects the Pods, or a container does
 /// not start, or a key becomes public.
-const STRICTER: [&str; 119] = [
+const STRICTER: [&str; 121] = [
     "clusterDomain",
     "debugContainer",
     "debugContainer.image",
+    "debugContainer.image.name",
     "debugContainer.image.pullPolicy",
+    "debugContainer.image.version",
     "identity.issuer.clockSkewAllowance",
     "identity.issuer.issuanceLifetime",
     "identity.issuer.tls.keyPEM",

@@ -1,6 +1,8 @@
 //! The operator as the proxy injector, in place of Linkerd's container: through the API server, which accepts what it
 //! injects.
 
+mod rejections;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -154,6 +156,24 @@ async fn the_api_server_rejects_a_pod_for_each_annotation_that_the_injector_says
         ("proxy-additional-env", r#"[{"name": "a=b"}]"#, false),
         ("proxy-additional-env", r#"[{"name": "A", "valueFrom": {}}]"#, false),
         ("proxy-additional-env", r#"[{"name": "A", "valueFrom": "a"}]"#, false),
+        (
+            "proxy-additional-env",
+            r#"[{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "a", "path": "b", "key": "c"}}}]"#,
+            false,
+        ),
+        (
+            "proxy-additional-env",
+            r#"[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1e3"}}}]"#,
+            false,
+        ),
+        (
+            "proxy-additional-env",
+            r#"[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1000k"}}}]"#,
+            true,
+        ),
+        ("proxy-additional-env", r#"[{"name": "A", "value": "a\u0000b"}]"#, true),
+        ("proxy-image", "cr.l5d.io/linkerd/proxy:edge-26.8.3", true),
+        ("skip-subnets", "fd00::/8", true),
         ("access-log", "combined", true),
     ] {
         let created = setup.create(&meshed(&json!({format!("config.linkerd.io/{name}"): text}))).await;

@@ -87,7 +87,9 @@ fn an_upgrade_of_the_installer_is_in_force_for_all_namespaces_with_the_values_de
 #[test]
 fn a_held_document_that_is_too_long_for_the_injector_is_refused_although_nothing_else_is_written() {
     let mut cluster = held();
-    let long = json!({"proxy": {"logLevel": "x".repeat(LONGEST)}});
+    // A variable is not longer than 128 KiB.
+    let env: Vec<_> = (0..5).map(|at| json!({"name": format!("A{at}"), "value": "x".repeat(LONGEST / 5)})).collect();
+    let long = json!({"proxy": {"logLevel": "trace", "additionalEnv": env}});
     cluster.spec = serde_json::from_value(long).unwrap();
     let plan = cluster.plan();
     let PlanVerdict::ValidationFailed(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };

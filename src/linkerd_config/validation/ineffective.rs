@@ -9,7 +9,9 @@ use crate::{
     api::{TRUST_ROOTS, linkerd_config::LinkerdConfigSpec},
     linkerd_config::overlay::Overlay,
     text::and_more,
-    values::{Document, MODEL_VERSION, Path, UnusableTrustBundle, control_plane_keys, meant_key, shown, unknown_keys},
+    values::{
+        Document, MODEL_VERSION, Path, control_plane_keys, meant_key, shown, unknown_keys, unusable_trust_anchors,
+    },
 };
 
 /// The maximum number of paths in one sentence.
@@ -41,7 +43,7 @@ pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec
         found.extend(ignored.iter().take(MAX_SHOWN).map(|problem| format!("{problem}: otherwise it has no effect")));
         found.extend(templates(&declared));
     }
-    if let Some(Err(reason)) = bundle.map(UnusableTrustBundle::check) {
+    if let Some(reason) = bundle.and_then(unusable_trust_anchors) {
         found.push(format!(
             "no proxy can use the bundle of trust anchors, key ca-bundle.crt of the ConfigMap {TRUST_ROOTS}: {reason}"
         ));

@@ -133,6 +133,7 @@ fn permissive_document() -> Document {
     let values = json!({
         "cniEnabled": true,
         "clusterDomain": "cluster.local",
+        "disableIPv6": true,
         "linkerdVersion": "edge-26.8.3",
         "networkValidator": {},
         "debugContainer": {"image": {}},

@@ -13,7 +13,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     text::truncate,
-    values::{CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, ProxyValues, ResourcesValues},
+    values::{
+        CapabilitiesValues, ConstraintsValues, END_ENTITY_VOLUME, ImageValues, MountValues, PODINFO_VOLUME,
+        ProxyValues, ResourcesValues, TOKEN_VOLUME, XTABLES_VOLUME,
+    },
 };
 
 pub(super) use debug::debug;
@@ -24,10 +27,13 @@ pub(super) use validator::validator;
 /// The maximum length of a value in an error, in bytes.
 const LONGEST_VALUE: usize = 100;
 
-pub(super) const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
-pub(super) const TOKEN_VOLUME: &str = "linkerd-identity-token";
-pub(super) const PODINFO_VOLUME: &str = "linkerd-podinfo";
-pub(super) const XTABLES_VOLUME: &str = "linkerd-proxy-init-xtables-lock";
+/// The containers of a Pod that an injection adds.
+pub(super) struct AddedContainers {
+    /// `linkerd-init`, or the network validator.
+    pub(super) init: Value,
+    pub(super) proxy: Value,
+    pub(super) debug: Option<Value>,
+}
 
 /// The reason why no proxy can be injected: a value of the configuration or an annotation is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +56,14 @@ pub(super) fn volumes(values: &ProxyValues) -> Vec<Value> {
         volumes.push(json!({"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}));
     }
     volumes
+}
+
+// === impl AddedContainers ===
+
+impl AddedContainers {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Value> {
+        [&self.init, &self.proxy].into_iter().chain(&self.debug)
+    }
 }
 
 // === impl NotRenderable ===

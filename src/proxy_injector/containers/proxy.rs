@@ -3,10 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    END_ENTITY_VOLUME, NotRenderable, PODINFO_VOLUME, ProxyValues, TOKEN_VOLUME, capabilities, check_networks, image,
-    proxy_env, resources, set_pull_policy, token_mount,
+    NotRenderable, ProxyValues, capabilities, check_networks, image, proxy_env, resources, set_pull_policy, token_mount,
 };
-use crate::api::PROXY_NAME;
+use crate::{
+    api::PROXY_NAME,
+    values::{PODINFO_VOLUME, PROXY_MOUNTS, TOKEN_VOLUME},
+};
 
 /// The inputs of the proxy container that are not values.
 #[derive(Clone, Copy, Debug)]
@@ -114,13 +116,12 @@ fn security_context(values: &ProxyValues) -> Value {
 }
 
 fn mounts(values: &ProxyValues) -> Vec<Value> {
-    let mut mounts = vec![json!({"mountPath": "/var/run/linkerd/identity/end-entity", "name": END_ENTITY_VOLUME})];
-    if values.proxy.tracing.as_ref().is_some_and(|tracing| tracing.enabled) {
-        mounts.push(json!({"mountPath": "/var/run/linkerd/podinfo", "name": PODINFO_VOLUME}));
-    }
-    if values.identity.service_account_token_projection {
-        mounts.push(json!({"mountPath": "/var/run/secrets/tokens", "name": TOKEN_VOLUME}));
-    }
-    mounts.extend(values.proxy.sa_mount_path.as_ref().map(token_mount));
-    mounts
+    let is_used = |volume: &str| match volume {
+        PODINFO_VOLUME => values.proxy.tracing.as_ref().is_some_and(|tracing| tracing.enabled),
+        TOKEN_VOLUME => values.identity.service_account_token_projection,
+        _ => true,
+    };
+    let mounts = PROXY_MOUNTS.iter().filter(|(volume, _)| is_used(volume));
+    let mounts = mounts.map(|(volume, path)| json!({"mountPath": path, "name": volume}));
+    mounts.chain(values.proxy.sa_mount_path.as_ref().map(token_mount)).collect()
 }

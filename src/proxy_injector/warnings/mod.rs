@@ -3,6 +3,7 @@
 //! In: the object, the annotations that apply to it, and the values of its proxy. Out: [`AuthorWarnings`]. Always holds: a
 //! warning changes no patch; the number and the length of the warnings have a limit, whatever the author writes.
 
+mod added;
 mod injection;
 mod pods;
 mod services;
@@ -14,6 +15,7 @@ use std::fmt;
 
 use crate::{text::truncate, webhook::review::MAX_WARNINGS};
 
+pub(super) use added::of_added;
 pub(super) use injection::of_injection;
 pub(super) use pods::of_injected;
 pub(super) use services::of_service;

@@ -8,7 +8,10 @@ use crate::{
     api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
     cluster::kinds::port_ranges,
     proxy_injector::annotations::{Annotations, PREFIX},
-    values::{ConstraintsValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, is_network, unusable_source},
+    values::{
+        ConstraintsValues, Form, ImageValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, has_init_port, is_image,
+        is_ipv4_network, is_variable_name, unusable_source,
+    },
 };
 
 /// How a program reads the text of an annotation.
@@ -30,10 +33,14 @@ enum Effect {
 
 const NO_START: Effect = Effect::Is("the proxy cannot start");
 const NO_FIREWALL: Effect = Effect::Is("the firewall cannot be set up, so the Pod cannot start");
+const NO_IMAGE: Effect = Effect::Is("the image cannot be pulled");
+const DEBUG_NAME: &str = "debug-image";
+const DEBUG_VERSION: &str = "debug-image-version";
+const DEBUG_PULL_POLICY: &str = "debug-image-pull-policy";
 const TIMEOUTS: &[&str] = &["proxy-inbound-connect-timeout", "proxy-outbound-connect-timeout", "shutdown-grace-period"];
 const CACHE_TIMEOUTS: &[&str] =
     &["proxy-inbound-discovery-cache-unused-timeout", "proxy-outbound-discovery-cache-unused-timeout"];
-const RULES: [ReadRule; 20] = [
+const RULES: [ReadRule; 21] = [
     ReadRule {
         names: &["access-log"],
         unusable: |text| unless(text, ["apache", "json"].iter().any(|it| text.eq_ignore_ascii_case(it))),
@@ -55,7 +62,7 @@ const RULES: [ReadRule; 20] = [
     ReadRule {
         // iptables fails without a port. The list of inbound ports always has those of the proxy.
         names: &["skip-outbound-ports"],
-        unusable: |text| unless(text, text.split(',').any(|it| port_ranges::range(it).is_some())),
+        unusable: |text| unless(text, has_init_port(text)),
         wanted: "a list with a port",
         effect: NO_FIREWALL,
     },
@@ -67,8 +74,8 @@ const RULES: [ReadRule; 20] = [
     },
     ReadRule {
         names: &["skip-subnets"],
-        unusable: |text| item(text, |it| is_network(it.trim())),
-        wanted: "a network such as 10.0.0.0/8",
+        unusable: |text| item(text, |it| is_ipv4_network(it.trim())),
+        wanted: "an IPv4 network such as 10.0.0.0/8",
         effect: NO_FIREWALL,
     },
     ReadRule {
@@ -90,19 +97,25 @@ const RULES: [ReadRule; 20] = [
         effect: Effect::Is("there is no debug container"),
     },
     ReadRule {
-        names: &["proxy-image", "proxy-version"],
+        names: &["proxy-image", "proxy-version", DEBUG_NAME, DEBUG_VERSION],
         unusable: |text| unless(text, text.trim() == text),
         wanted: "free of spaces at its ends",
         effect: Effect::Rejected,
     },
     ReadRule {
-        names: &["proxy-image", "proxy-version", "debug-image", "debug-image-version"],
-        unusable: |text| unless(text, !text.contains(|it: char| it == '@' || it.is_whitespace() || it.is_control())),
-        wanted: "part of NAME:TAG",
-        effect: Effect::Is("the image cannot be pulled"),
+        names: &["proxy-image", DEBUG_NAME],
+        unusable: |text| unless(text, Form::ImageName.violation(text).is_none()),
+        wanted: "the reference of an image without its tag",
+        effect: NO_IMAGE,
     },
     ReadRule {
-        names: &["image-pull-policy", "debug-image-pull-policy"],
+        names: &["proxy-version", DEBUG_VERSION],
+        unusable: |text| unless(text, Form::ImageVersion.violation(text).is_none()),
+        wanted: "the tag of an image",
+        effect: NO_IMAGE,
+    },
+    ReadRule {
+        names: &["image-pull-policy", DEBUG_PULL_POLICY],
         unusable: |text| unless(text, ["Always", "IfNotPresent", "Never"].contains(&text)),
         wanted: "Always, IfNotPresent or Never",
         effect: Effect::Rejected,
@@ -156,15 +169,20 @@ const MAX_ID: i64 = i32::MAX as i64;
 pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
     for rule in &RULES {
         for name in rule.names {
+            let of_annotation = annotations.get(name).map(|text| (format!("the annotation {PREFIX}{name}"), text));
+            let Some((source, text)) = of_annotation.or_else(|| debug_value(values, annotations, name)) else {
+                continue;
+            };
             // An empty text counts as an absent one.
-            let text = annotations.get(name).filter(|text| !text.is_empty());
-            let Some(part) = text.and_then(rule.unusable) else { continue };
+            let Some(part) = (rule.unusable)(text).filter(|_| !text.is_empty()) else { continue };
             let (part, wanted) = (shown(part), rule.wanted);
             match rule.effect {
-                Effect::Is(effect) => warnings
-                    .add(format_args!("the annotation {PREFIX}{name} has {part:?}, which is not {wanted}: {effect}")),
-                Effect::Rejected => warnings
-                    .add_rejection(format_args!("the annotation {PREFIX}{name} has {part:?}, which is not {wanted}")),
+                Effect::Is(effect) => {
+                    warnings.add(format_args!("{source} has {part:?}, which is not {wanted}: {effect}"));
+                }
+                Effect::Rejected => {
+                    warnings.add_rejection(format_args!("{source} has {part:?}, which is not {wanted}"));
+                }
             }
         }
     }
@@ -173,6 +191,23 @@ pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings
     if annotations.get("proxy-additional-env").is_some() {
         variables(&values.proxy.additional_env, warnings);
     }
+}
+
+/// Returns the value of the document in the place of an annotation for the debug container. No other container needs it,
+/// so a document with a wrong one is in use.
+fn debug_value<'a>(
+    values: &'a ProxyValues,
+    annotations: Annotations<'_>,
+    annotation: &str,
+) -> Option<(String, &'a str)> {
+    let ImageValues { name, version, pull_policy } = &values.debug_container.image;
+    let (key, text) = match annotation {
+        DEBUG_NAME => ("name", name),
+        DEBUG_VERSION => ("version", version),
+        DEBUG_PULL_POLICY => ("pullPolicy", pull_policy),
+        _ => return None,
+    };
+    annotations.is_debugged().then(|| (format!("the value debugContainer.image.{key}"), text.as_str()))
 }
 
 /// Returns the ports of a proxy, with their names.
@@ -188,6 +223,27 @@ fn together(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut A
     let pairs = ports.iter().enumerate().flat_map(|(at, one)| ports.iter().skip(at + 1).map(move |other| (one, other)));
     for ((port, one), (_, other)) in pairs.filter(|((one, _), (other, _))| is_annotated && one == other) {
         warnings.add(format_args!("the {one} port and the {other} port of the proxy are both {port}: it cannot start"));
+    }
+    for (image, keys) in [
+        (&values.proxy.image, ["proxy-image", "proxy-version"]),
+        (&values.debug_container.image, [DEBUG_NAME, DEBUG_VERSION]),
+    ] {
+        let version = values.version_of(image);
+        let annotated = keys.into_iter().find(|key| annotations.get(key).is_some());
+        if let Some(key) = annotated.filter(|_| !is_image(&image.name, version)) {
+            let text = annotations.get(key).map(shown).unwrap_or_default();
+            warnings.add(format_args!(
+                "the annotation {PREFIX}{key} has {text:?}, which is not part of NAME@sha256:DIGITS: the image cannot be \
+                 pulled"
+            ));
+        }
+    }
+    let has_both_rules = !values.disable_ipv6 && !values.cni_enabled;
+    if has_both_rules && annotations.get("skip-subnets").is_some_and(|text| !text.is_empty()) {
+        warnings.add(format_args!(
+            "the annotation {PREFIX}skip-subnets requires the value disableIPv6, because linkerd-init passes the networks \
+             to ip6tables, too: the firewall cannot be set up, so the Pod cannot start"
+        ));
     }
     let policy = &values.proxy.default_inbound_policy;
     let needs_networks = policy == "audit" || policy.starts_with("cluster-");
@@ -218,7 +274,7 @@ fn resources(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut 
         });
         let [(of_request, request_is_annotated), (of_limit, limit_is_annotated)] = parsed;
         if (request_is_annotated || limit_is_annotated)
-            && of_request.zip(of_limit).is_some_and(|(request, limit)| request > limit)
+            && of_request.zip(of_limit).is_some_and(|(request, limit)| request.may_exceed(limit))
         {
             warnings.add_rejection(format_args!(
                 "the {name} request of the proxy, {}, exceeds its limit, {}",
@@ -233,7 +289,7 @@ fn resources(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut 
 fn variables(variables: &[ProxyEnvVar], warnings: &mut AuthorWarnings) {
     let key = ADDITIONAL_ENV_ANNOTATION;
     for ProxyEnvVar { name, value, value_from } in variables {
-        let name_is_valid = !name.is_empty() && name.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=');
+        let name_is_valid = is_variable_name(name);
         let source = value_from.as_ref().map(|it| &it.0).filter(|it| !it.is_null());
         let name = shown(name);
         if !name_is_valid {

@@ -17,6 +17,10 @@ pub(crate) const LONGEST_LOG_FILTER: usize = 4 << 10;
 
 /// The longest tag of an image.
 const LONGEST_TAG: usize = 128;
+/// The longest path of an image, without the registry.
+const LONGEST_IMAGE_PATH: usize = 255;
+/// The end of the name of an image whose version has the digits of the digest.
+const DIGEST: &str = "@sha256";
 
 /// The required form of a text.
 #[derive(Clone, Copy, Debug)]
@@ -33,10 +37,16 @@ pub(crate) enum Form {
     ProxyPorts,
     /// Ports and port ranges, separated by commas, which linkerd-init does not trim: it ignores a port with a space.
     InitPorts,
+    /// The same list. If linkerd-init ignores all of its items, it calls iptables with no port, and that fails.
+    AnyInitPort,
     /// Networks that Linkerd's template splits. It does not trim them.
     TemplateNetworks,
-    /// Networks that linkerd-init splits and trims. It does not start with an empty one.
+    /// Networks that linkerd-init splits and trims. It does not start with an empty one, nor with one of IPv6: it calls
+    /// iptables with all of them.
     InitNetworks,
+    /// No network, because linkerd-init calls both iptables and ip6tables with all of them. Each fails with a network of
+    /// the other one: <https://github.com/linkerd/linkerd2-proxy-init/pull/696>.
+    NoNetworks,
     /// The reference of an image without its tag or the digits of its digest.
     ImageName,
     /// The tag of an image, or the digits of its digest.
@@ -76,14 +86,20 @@ impl Form {
                 "a comma-separated list of ports and port ranges without spaces: linkerd-init ignores any other item"
                     .to_owned(),
             ),
+            Self::AnyInitPort => {
+                (has_init_port(text), "a list with a port, without spaces: otherwise linkerd-init fails".to_owned())
+            }
             Self::TemplateNetworks => (
                 text.trim_matches(',').split(',').all(is_network),
                 "a comma-separated list of networks such as 10.0.0.0/8".to_owned(),
             ),
             Self::InitNetworks => (
-                text.split(',').map(str::trim).all(is_network),
-                "a comma-separated list of networks such as 10.0.0.0/8".to_owned(),
+                text.split(',').map(str::trim).all(is_ipv4_network),
+                "a comma-separated list of IPv4 networks such as 10.0.0.0/8".to_owned(),
             ),
+            Self::NoNetworks => {
+                (false, "empty, unless disableIPv6 is true: linkerd-init fails with any network".to_owned())
+            }
             Self::ImageName => (
                 is_image_name(text),
                 "the reference of an image without its tag, such as cr.l5d.io/linkerd/proxy".to_owned(),
@@ -125,11 +141,21 @@ fn is_ports(item: &str) -> bool {
     item.is_empty() || port(low).zip(port(high)).is_some_and(|(low, high)| low <= high)
 }
 
+/// Whether linkerd-init finds a port in a list. It reads the list as CSV, in which items may have quotation marks.
+pub(crate) fn has_init_port(list: &str) -> bool {
+    list.split(',').map(|item| item.trim_matches('"')).any(|item| !item.is_empty() && is_ports(item))
+}
+
 /// Whether Go parses the text as a network. `IpNet` itself would also accept octets with leading zeros, which Go
 /// rejects.
 pub(crate) fn is_network(item: &str) -> bool {
     let network = |(address, length): (&str, &str)| IpNet::new(address.parse().ok()?, length.parse().ok()?).ok();
     !item.contains('+') && item.split_once('/').and_then(network).is_some()
+}
+
+/// Whether Go parses the text as a network, and iptables, too.
+pub(crate) fn is_ipv4_network(item: &str) -> bool {
+    is_network(item) && !item.contains(':')
 }
 
 /// Whether the proxy parses the text as the address of a server: a host and a port.
@@ -142,7 +168,7 @@ pub(super) fn is_host_and_port(text: &str) -> bool {
 
 /// Whether a text is `[REGISTRY/]PATH`. After `@sha256` at its end, the version is the digest; a tag may be before it.
 fn is_image_name(text: &str) -> bool {
-    let name = match text.strip_suffix("@sha256") {
+    let name = match text.strip_suffix(DIGEST) {
         Some(name) => name.rsplit_once(':').filter(|(_, tag)| !tag.contains(['/', ']'])).map_or(name, |(name, _)| name),
         None => text,
     };
@@ -155,7 +181,14 @@ fn is_image_name(text: &str) -> bool {
     };
     // A registry may be an IPv6 address.
     registry.is_none_or(|host| host.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]".contains(c)))
+        && path.len() <= LONGEST_IMAGE_PATH
         && path.split('/').all(is_image_component)
+}
+
+/// Whether the name and the version of an image make a reference, if each of them is valid: a name that ends with the
+/// algorithm of a digest needs the digits.
+pub(crate) fn is_image(name: &str, version: &str) -> bool {
+    !name.ends_with(DIGEST) || is_sha256(version)
 }
 
 fn is_image_component(text: &str) -> bool {
@@ -169,11 +202,11 @@ fn is_image_version(text: &str) -> bool {
     let is_of_tag = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     let is_tag =
         tag.len() <= LONGEST_TAG && !tag.is_empty() && !tag.starts_with(['.', '-']) && tag.chars().all(is_of_tag);
-    let is_digest = |digest: &str| {
-        let digits = digest.strip_prefix("sha256:").unwrap_or_default();
-        digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    is_tag && digest.is_none_or(is_digest)
+    is_tag && digest.is_none_or(|digest| digest.strip_prefix("sha256:").is_some_and(is_sha256))
+}
+
+fn is_sha256(digits: &str) -> bool {
+    digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]
@@ -199,8 +232,22 @@ mod tests {
         ] {
             assert_eq!((fits(Form::ProxyPorts, text), fits(Form::InitPorts, text)), (of_proxy, of_init), "{text:?}");
         }
+        for (text, starts) in [
+            ("443", true),
+            ("mysql,443", true),
+            ("\"443\"", true),
+            ("100-200, 5", true),
+            ("mysql", false),
+            (" 443", false),
+            (",", false),
+            ("9-8,65536", false),
+        ] {
+            assert_eq!(fits(Form::AnyInitPort, text), starts, "{text:?}");
+        }
         for (text, of_template, of_init) in [
             ("10.0.0.0/8,192.168.0.0/16", true, true),
+            ("10.0.0.0/8,fd00::/8", true, false),
+            ("::ffff:10.0.0.0/104", true, false),
             ("10.0.0.0/8, 192.168.0.0/16", false, true),
             ("10.0.0.0/8 ", false, true),
             ("10.0.0.0/8,", true, false),
@@ -240,6 +287,10 @@ mod tests {
             ("localhost/proxy", true),
             ("proxy", true),
             ("cr.l5d.io/linkerd/proxy:edge-26.8.3@sha256", true),
+            (&*format!("registry.example/{}", "a".repeat(255)), true),
+            (&*format!("registry.example/{}", "a".repeat(256)), false),
+            (&*format!("{}b", "a/".repeat(200)), false),
+            ("https://cr.l5d.io/linkerd/proxy", false),
             ("cr.l5d.io/Linkerd/proxy", false),
             ("cr.l5d.io//proxy", false),
             ("cr.l5d.io/linkerd/proxy/", false),
@@ -265,6 +316,14 @@ mod tests {
             ("${VERSION}", false),
         ] {
             assert_eq!(Form::ImageVersion.violation(text).is_none(), fits, "{text:?}");
+        }
+        for (name, version, fits) in [
+            ("proxy", "edge-26.8.3", true),
+            ("proxy@sha256", &digest, true),
+            ("proxy@sha256", "edge-26.8.3", false),
+            ("proxy@sha256", "", false),
+        ] {
+            assert_eq!(is_image(name, version), fits, "{name:?} {version:?}");
         }
     }
 }

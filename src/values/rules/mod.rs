@@ -5,9 +5,11 @@
 //! webhook and the injector; each row says which Pods cannot run if it is violated.
 
 pub(super) mod forms;
+pub(super) mod mounts;
 mod needed;
 mod pod;
-mod security_context;
+pub(super) mod security_context;
+pub(super) mod strings;
 #[cfg(test)]
 mod tests;
 pub(super) mod variables;
@@ -16,7 +18,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use self::Breaks::{AllPods, CniPods, InitPods, Nothing, Others};
+use self::Breaks::{AllPods, CniPods, DualStackPods, InitPods, Nothing, Others, UnversionedPods};
 use super::{Document, Path, model::GoStruct, problems::Findings};
 use forms::Form;
 pub(super) use needed::is_needed;
@@ -28,8 +30,12 @@ enum Breaks {
     AllPods,
     /// The same for Pods with linkerd-init: those without the CNI plugin.
     InitPods,
+    /// The same for Pods with linkerd-init that has rules for IPv6, too.
+    DualStackPods,
     /// The same for Pods with the network validator: those with the CNI plugin.
     CniPods,
+    /// The same for Pods whose proxy has the version of Linkerd, because its image names none.
+    UnversionedPods,
     /// Linkerd's own injector or control plane, Pods with a debug container, or what the author meant.
     Others,
     /// The value has no effect.
@@ -43,17 +49,19 @@ const LOG_FORMATS: &[&str] = &["plain", "json"];
 /// The levels that linkerd-init parses.
 const INIT_LOG_LEVELS: &[&str] = &["panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"];
 
-const RULES: [(&[&str], Breaks, Form); 46] = [
+const RULES: [(&[&str], Breaks, Form); 50] = [
     (&["clusterDomain"], AllPods, Form::DnsName),
     (&["clusterDomain"], Others, Form::Unquoted),
     (&["clusterNetworks"], AllPods, Form::TemplateNetworks),
+    (&["debugContainer", "image", "name"], Others, Form::ImageName),
     (&["debugContainer", "image", "pullPolicy"], Others, Form::OneOf(PULL_POLICIES)),
+    (&["debugContainer", "image", "version"], Others, Form::ImageVersion),
     (&["identity", "issuer", "clockSkewAllowance"], Others, Form::GoDuration),
     (&["identity", "issuer", "issuanceLifetime"], Others, Form::GoDuration),
     (&["identityTrustDomain"], AllPods, Form::DnsName),
     (&["identityTrustDomain"], Others, Form::Unquoted),
     (&["imagePullPolicy"], AllPods, Form::OneOf(PULL_POLICIES)),
-    (&["linkerdVersion"], Others, Form::ImageVersion),
+    (&["linkerdVersion"], UnversionedPods, Form::ImageVersion),
     (&["networkValidator", "connectAddr"], CniPods, Form::Address),
     (&["networkValidator", "listenAddr"], CniPods, Form::Address),
     (&["networkValidator", "logFormat"], Others, Form::Unquoted),
@@ -83,6 +91,8 @@ const RULES: [(&[&str], Breaks, Form); 46] = [
     (&["proxy", "requireIdentityOnInboundPorts"], AllPods, Form::ProxyPorts),
     (&["proxy", "shutdownGracePeriod"], AllPods, Form::ProxyDuration),
     (&["proxyInit", "ignoreInboundPorts"], Others, Form::InitPorts),
+    // The inbound ports that linkerd-init ignores always have those of the proxy.
+    (&["proxyInit", "ignoreOutboundPorts"], InitPods, Form::AnyInitPort),
     (&["proxyInit", "ignoreOutboundPorts"], Others, Form::InitPorts),
     (&["proxyInit", "iptablesMode"], InitPods, Form::OneOfExactly(&["nft", "legacy"])),
     (&["proxyInit", "kubeAPIServerPorts"], Others, Form::InitPorts),
@@ -90,14 +100,40 @@ const RULES: [(&[&str], Breaks, Form); 46] = [
     (&["proxyInit", "logFormat"], Others, Form::Unquoted),
     (&["proxyInit", "logLevel"], InitPods, Form::OneOfInAnyCase(INIT_LOG_LEVELS)),
     (&["proxyInit", "skipSubnets"], InitPods, Form::InitNetworks),
+    (&["proxyInit", "skipSubnets"], DualStackPods, Form::NoNetworks),
 ];
+
+// === impl Breaks ===
+
+impl Breaks {
+    /// Returns whether a value matters for any Pod.
+    fn is_of_a_pod(self, document: &DocumentView<'_>) -> bool {
+        match self {
+            DualStackPods => !document.is_true(&["disableIPv6"]),
+            AllPods | InitPods | CniPods | UnversionedPods | Others => true,
+            Nothing => false,
+        }
+    }
+
+    /// Returns whether a value matters for every Pod that this injector injects.
+    fn is_of_every_pod(self, document: &DocumentView<'_>) -> bool {
+        let is_cni = document.is_true(&["cniEnabled"]);
+        match self {
+            AllPods => true,
+            InitPods => !is_cni,
+            DualStackPods => !is_cni && self.is_of_a_pod(document),
+            CniPods => is_cni,
+            UnversionedPods => document.is_empty(&["proxy", "image", "version"]),
+            Others | Nothing => false,
+        }
+    }
+}
 
 /// Adds all problems of a document.
 pub(super) fn check(document: &Document, problems: &mut Findings) {
     let document = DocumentView(document);
     needed::check(&document, problems);
-    check_forms(&document, |breaks| breaks != Nothing, problems);
-    pod::check(&document, |_| true, problems);
+    check_all(&document, |breaks| breaks.is_of_a_pod(&document), problems);
     pod::check_linkerds_limits(&document, problems);
 }
 
@@ -105,16 +141,15 @@ pub(super) fn check(document: &Document, problems: &mut Findings) {
 /// the domain of the cluster is among them.
 pub(super) fn check_injected(document: &Document, problems: &mut Findings) {
     let document = DocumentView(document);
-    let is_cni = document.is_true(&["cniEnabled"]);
-    let counts = |breaks: Breaks| match breaks {
-        AllPods => true,
-        InitPods => !is_cni,
-        CniPods => is_cni,
-        Others | Nothing => false,
-    };
     needed::check_cluster_domain(&document, problems);
-    check_forms(&document, counts, problems);
-    pod::check(&document, counts, problems);
+    check_all(&document, |breaks| breaks.is_of_every_pod(&document), problems);
+}
+
+fn check_all(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
+    check_forms(document, &counts, problems);
+    pod::check(document, &counts, problems);
+    mounts::check(document, &counts, problems);
+    strings::check(document, &counts, problems);
 }
 
 /// Adds the values without effect.

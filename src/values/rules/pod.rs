@@ -1,4 +1,4 @@
-//! What the API server requires of an injected Pod: ids, ports, resources, variables, security contexts and mounts.
+//! What the API server requires of an injected Pod: ids, ports, resources, variables and security contexts.
 //!
 //! The rules stand here, and no dry run is sent, because the ServiceAccount of Linkerd's injector may not create Pods.
 
@@ -9,9 +9,11 @@ use serde_json::{Map, Value, json};
 use super::{
     Breaks::{self, AllPods, CniPods, InitPods},
     DocumentView, Findings, Path,
-    forms::is_host_and_port,
-    security_context,
-    variables::unusable_source,
+    forms::{is_host_and_port, is_image},
+    mounts::EMPTY_VOLUMES,
+    security_context::{ADMIN, unusable_fields},
+    strings::unusable_string,
+    variables::{is_variable_name, unusable_source},
 };
 use crate::api::{is_dns_name, quantity::Quantity};
 
@@ -19,10 +21,9 @@ use crate::api::{is_dns_name, quantity::Quantity};
 const MAX_ID: i64 = i32::MAX as i64;
 const MAX_PORT: i64 = u16::MAX as i64;
 const MAX_SECONDS: i64 = i32::MAX as i64;
-const SERVICE_ACCOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The whole numbers with bounds.
-const NUMBERS: [(&[&str], Breaks, i64, i64); 16] = [
+const NUMBERS: [(&[&str], Breaks, i64, i64); 17] = [
     (&["proxy", "ports", "admin"], AllPods, 1, MAX_PORT),
     (&["proxy", "ports", "control"], AllPods, 1, MAX_PORT),
     (&["proxy", "ports", "inbound"], AllPods, 1, MAX_PORT),
@@ -39,6 +40,7 @@ const NUMBERS: [(&[&str], Breaks, i64, i64); 16] = [
     (&["proxy", "startupProbe", "failureThreshold"], AllPods, i64::MIN, MAX_SECONDS),
     (&["proxy", "startupProbe", "initialDelaySeconds"], AllPods, i64::MIN, MAX_SECONDS),
     (&["proxy", "startupProbe", "periodSeconds"], AllPods, i64::MIN, MAX_SECONDS),
+    (&["proxyInit", "closeWaitTimeoutSecs"], InitPods, 0, i64::MAX),
     (&["proxyInit", "runAsGroup"], InitPods, 0, MAX_ID),
     (&["proxyInit", "runAsUser"], InitPods, 0, MAX_ID),
 ];
@@ -49,6 +51,11 @@ pub(super) fn check(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool
     check_together(document, problems);
     check_workers(document, problems);
     check_user(document, problems);
+    check_image(document, problems);
+    check_capabilities(document, &counts, problems);
+    for direction in ["inbound", "outbound"] {
+        check_parameters(document, direction, problems);
+    }
     for list in ["additionalEnv", "experimentalEnv"] {
         check_env(document, &["proxy", list], problems);
     }
@@ -57,13 +64,6 @@ pub(super) fn check(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool
     {
         if counts(breaks) {
             check_security_context(document, keys, problems);
-        }
-    }
-    for (keys, breaks) in
-        [(&["proxy", "saMountPath", "mountPath"][..], AllPods), (&["proxyInit", "xtMountPath", "mountPath"], InitPods)]
-    {
-        if counts(breaks) {
-            check_mount(document, keys, problems);
         }
     }
 }
@@ -114,7 +114,7 @@ fn check_resources(document: &DocumentView<'_>, problems: &mut Findings) {
         let request = check_quantity(document, &["proxy", "resources", resource, "request"], problems);
         let limit = check_quantity(document, &["proxy", "resources", resource, "limit"], problems);
         if let Some((request, limit)) = request.zip(limit)
-            && request > limit
+            && request.may_exceed(limit)
         {
             let keys = ["proxy", "resources", resource, "request"];
             problems.add(&Path::from(&keys[..]), document.at(&keys), "must not exceed the limit");
@@ -139,7 +139,7 @@ fn check_quantity(document: &DocumentView<'_>, keys: &[&str], problems: &mut Fin
 fn check_together(document: &DocumentView<'_>, problems: &mut Findings) {
     let keys = ["proxyInit", "closeWaitTimeoutSecs"];
     let init = !document.is_true(&["cniEnabled"]);
-    if init && document.number(&keys) != 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
+    if init && document.number(&keys) > 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
         problems.add(&Path::from(&keys[..]), document.at(&keys), "requires proxyInit.runAsRoot");
     }
     if document.is_true(&["proxy", "tracing", "enabled"]) {
@@ -180,12 +180,59 @@ fn check_workers(document: &DocumentView<'_>, problems: &mut Findings) {
 /// The kubelet does not start a proxy as root, because the injector sets `runAsNonRoot`, unless the values have a
 /// security context.
 fn check_user(document: &DocumentView<'_>, problems: &mut Findings) {
-    let has_context =
-        document.at(&["proxy", "securityContext"]).and_then(Value::as_object).is_some_and(|it| !it.is_empty());
     let user = document.at(&["proxy", "uid"]);
-    if !has_context && user.and_then(Value::as_i64) == Some(0) {
+    if !has_context(document) && user.and_then(Value::as_i64) == Some(0) {
         problems.add(&Path::from(&["proxy", "uid"][..]), user, "must not be 0: the proxy must not run as root");
     }
+}
+
+/// Whether the values replace the security context of the proxy.
+fn has_context(document: &DocumentView<'_>) -> bool {
+    document.at(&["proxy", "securityContext"]).and_then(Value::as_object).is_some_and(|it| !it.is_empty())
+}
+
+/// The injector copies the capabilities to containers that must not escalate their privileges: to linkerd-init, unless it
+/// is privileged, and to the proxy, unless the values have a security context.
+fn check_capabilities(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
+    let keys = ["proxy", "capabilities", "add"];
+    let is_admin = |added: &&Value| added.as_array().is_some_and(|it| it.iter().any(|name| name == ADMIN));
+    let Some(added) = document.at(&keys).filter(is_admin) else { return };
+    let is_privileged =
+        document.is_true(&["proxyInit", "privileged"]) || document.number(&["proxyInit", "closeWaitTimeoutSecs"]) > 0;
+    if !has_context(document) || counts(InitPods) && !is_privileged {
+        let reason = format!("must not have {ADMIN}, because the containers of the proxy must not escalate privileges");
+        problems.add(&Path::from(&keys[..]), Some(added), reason);
+    }
+}
+
+/// The checks of forms report an invalid name or version.
+fn check_image(document: &DocumentView<'_>, problems: &mut Findings) {
+    let text = |keys: &[&str]| document.at(keys).and_then(Value::as_str).unwrap_or_default();
+    let keys = ["proxy", "image", "version"];
+    let version = if document.is_empty(&keys) { text(&["linkerdVersion"]) } else { text(&keys) };
+    if !is_image(text(&["proxy", "image", "name"]), version) {
+        let reason = "must have the 64 digits of a digest, because the name of the image ends with @sha256";
+        problems.add(&Path::from(&keys[..]), document.at(&keys), reason);
+    }
+}
+
+/// The injector makes the name of a variable from the keys of a parameter.
+fn check_parameters(document: &DocumentView<'_>, direction: &str, problems: &mut Findings) {
+    for (scope, protocols) in entries(document.at(&["proxy", direction])) {
+        for (protocol, parameters) in entries(Some(protocols)) {
+            for (parameter, value) in entries(Some(parameters)) {
+                if !is_variable_name(&[scope, protocol, parameter].map(String::as_str).join("_")) {
+                    let path = Path::from(&["proxy", direction, scope, protocol, parameter][..]);
+                    let reason = "must have keys of printable ASCII characters without the sign =";
+                    problems.add(&path, Some(value), reason);
+                }
+            }
+        }
+    }
+}
+
+fn entries(map: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
+    map.and_then(Value::as_object).into_iter().flatten()
 }
 
 /// Checks the variables. A reason names no value, because a variable may be a secret.
@@ -205,15 +252,23 @@ fn unusable_variable(variable: &Value) -> Option<String> {
     if name.is_empty() {
         return Some("has no name".to_owned());
     }
-    if name.chars().any(|c| c == '=' || !matches!(c, ' '..='~')) {
+    if !is_variable_name(name) {
         return Some("has a name with a character that a variable cannot have".to_owned());
+    }
+    let text = variable.get("value").and_then(Value::as_str).unwrap_or_default();
+    if let Some(reason) = unusable_string(text, name.len() + 1) {
+        return Some(format!("has a value that {reason}"));
     }
     let is_set = |value: &Value| !value.is_null() && value.as_str() != Some("");
     let source = variable.get("valueFrom").filter(|source| !source.is_null())?;
     if variable.get("value").is_some_and(is_set) {
         return Some("has a value and a valueFrom".to_owned());
     }
-    unusable_source(source).map(|reason| format!("has no valid source: {reason}"))
+    let volume = source.pointer("/fileKeyRef/volumeName").and_then(Value::as_str);
+    let reason = unusable_source(source).or_else(|| {
+        volume.filter(|it| !EMPTY_VOLUMES.contains(it)).map(|_| "fileKeyRef.volumeName must be an emptyDir")
+    });
+    reason.map(|reason| format!("has no valid source: {reason}"))
 }
 
 fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
@@ -232,7 +287,7 @@ fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: 
             problems.add(&Path::from(&at[..]), Some(value), format!("must be from 0 to {MAX_ID}"));
         }
     }
-    for (key, reason) in security_context::violations(context) {
+    for (key, reason) in unusable_fields(context) {
         let at = [keys, &[key]].concat();
         problems.add(&Path::from(&at[..]), document.at(&at), reason);
     }
@@ -241,26 +296,15 @@ fn check_security_context(document: &DocumentView<'_>, keys: &[&str], problems: 
         let at = [keys, &["allowPrivilegeEscalation"]].concat();
         problems.add(&Path::from(&at[..]), document.at(&at), "must not be false if privileged is true");
     }
+    if is("runAsNonRoot", true) && context.get("runAsUser").and_then(Value::as_i64) == Some(0) {
+        let at = [keys, &["runAsUser"]].concat();
+        let reason = "must not be 0 if runAsNonRoot is true: the kubelet does not start the container";
+        problems.add(&Path::from(&at[..]), document.at(&at), reason);
+    }
 }
 
 /// Whether Kubernetes can read a field of a type. It ignores fields that the type does not have.
 fn fits<T: DeserializeOwned>(key: &str, value: &Value) -> bool {
     let field = Map::from_iter([(key.to_owned(), value.clone())]);
     serde_json::from_value::<T>(json!(field)).is_ok()
-}
-
-fn check_mount(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) {
-    let above = keys.split_last().map_or(&[][..], |(_, above)| above);
-    // An absent map has no mount.
-    if !document.at(above).is_some_and(Value::is_object) {
-        return;
-    }
-    let path = document.at(keys).and_then(Value::as_str).unwrap_or_default();
-    if path.is_empty() || path.contains(':') {
-        let reason = "must be a path, not empty and without a colon: otherwise the API server rejects the Pods";
-        problems.add(&Path::from(keys), document.at(keys), reason);
-    } else if keys.contains(&"xtMountPath") && path.trim_end_matches('/') == SERVICE_ACCOUNT_PATH {
-        let reason = "must not be the path of the token of the ServiceAccount: linkerd-init gets both mounts";
-        problems.add(&Path::from(keys), document.at(keys), reason);
-    }
 }

@@ -21,8 +21,23 @@ fn valid_values_have_no_problem() {
         ("proxyInit.iptablesMode", &[json!("legacy"), json!(null)]),
         ("clusterNetworks", &[json!("10.0.0.0/8"), json!(",fd00::/8,0.0.0.0/0,"), json!("")]),
         ("proxy.opaquePorts", &[json!(25), json!("25, 8000-9000,"), json!("")]),
-        ("proxyInit.skipSubnets", &[json!("10.0.0.0/8, 192.168.0.0/16"), json!("fd00::/8")]),
+        ("proxyInit.skipSubnets", &[json!("10.0.0.0/8, 192.168.0.0/16"), json!("")]),
         ("proxyInit.ignoreOutboundPorts", &[json!("443,8443-8450"), json!(4567)]),
+        ("proxy.capabilities", &[json!({"add": ["SYS_ADMIN", "ALL"], "drop": ["CAP_SYS_ADMIN"]})]),
+        ("proxy.inbound", &[json!({"a b": {"c-d": {"e": 1}}, "": null})]),
+        ("proxy.saMountPath", &[json!({"mountPath": "/x", "name": "linkerd-identity-token"}), json!(null)]),
+        ("proxy.image", &[json!({"name": "a/b@sha256", "version": "0123456789abcdef".repeat(4)})]),
+        ("debugContainer.image", &[json!({"name": "a.b/c", "version": "v1"}), json!({"name": "", "version": ""})]),
+        ("proxy.logLevel", &[json!("a".repeat(126 << 10))]),
+        (
+            "proxy.additionalEnv",
+            &[
+                json!([{"name": "A", "value": "x".repeat(131_069)}]),
+                json!([{"name": "A", "valueFrom": {"fileKeyRef": {
+                    "volumeName": "linkerd-identity-end-entity", "path": "b", "key": "C",
+                }}}]),
+            ],
+        ),
         ("proxy.securityContext", &[json!({"runAsUser": 5, "privileged": false}), json!({})]),
         ("proxy.inboundConnectTimeout", &[json!("1d"), json!(0), json!(" 5s ")]),
         ("proxy.ports.admin", &[json!(1), json!(65535)]),
@@ -49,6 +64,10 @@ fn valid_values_have_no_problem() {
     }
     assert_eq!(paths(&[("proxyInit.closeWaitTimeoutSecs", json!(5)), ("proxyInit.runAsRoot", json!(true))]), [""; 0]);
     assert_eq!(paths(&[("proxy.uid", json!(1_000_690_000)), ("cniEnabled", json!(true))]), [""; 0]);
+    let admin = ("proxy.capabilities.add", json!(["CAP_SYS_ADMIN"]));
+    let context = ("proxy.securityContext", json!({"runAsUser": 5}));
+    assert_eq!(paths(&[admin, context, ("proxyInit.privileged", json!(true))]), [""; 0]);
+    assert_eq!(paths(&[("disableIPv6", json!(false)), ("proxyInit.skipSubnets", json!(""))]), [""; 0]);
 }
 
 #[test]
@@ -69,9 +88,36 @@ fn invalid_values_are_problems() {
                 json!("::/129"),
             ],
         ),
-        ("proxyInit.skipSubnets", &[json!("no"), json!("10.0.0.0/8,")]),
+        (
+            "proxyInit.skipSubnets",
+            &[json!("no"), json!("10.0.0.0/8,"), json!("fd00::/8"), json!("10.0.0.0/8,fd00::/8")],
+        ),
         ("proxyInit.ignoreInboundPorts", &[json!("443, 8443"), json!("mysql")]),
-        ("proxyInit.ignoreOutboundPorts", &[json!("443, 8443"), json!("443,[4222]")]),
+        (
+            "proxyInit.ignoreOutboundPorts",
+            &[json!("443, 8443"), json!("443,[4222]"), json!("mysql"), json!(" 443"), json!(",")],
+        ),
+        ("proxy.capabilities.add", &[json!(["NET_RAW", "CAP_SYS_ADMIN"])]),
+        ("proxy.securityContext.windowsOptions", &[json!({}), json!({"runAsUserName": "a"})]),
+        ("proxy.securityContext.seccompProfile", &[json!({"type": "Localhost", "localhostProfile": "/a"})]),
+        ("networkValidator.securityContext.appArmorProfile", &[json!({"type": "Localhost", "localhostProfile": " a"})]),
+        ("linkerdVersion", &[json!("edge "), json!("edge\n")]),
+        ("debugContainer.image.name", &[json!(" x"), json!("a:b")]),
+        ("debugContainer.image.version", &[json!("v1 ")]),
+        ("proxy.accessLog", &[json!("apache\0")]),
+        ("proxy.opaquePorts", &[json!("1,".repeat(65_536))]),
+        ("clusterNetworks", &[json!(format!("10.0.0.0/8{}", ",10.0.0.0/8".repeat(12_000)))]),
+        ("proxy.tracing.traceServiceName", &[json!("a\0")]),
+        ("proxy.inbound.server.http2.x", &[json!("a\0"), json!("a".repeat(128 << 10))]),
+        (
+            "proxy.additionalEnv",
+            &[
+                json!([{"name": "A", "value": "x".repeat(131_070)}]),
+                json!([{"name": "A", "value": "x\0y"}]),
+                json!([{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "a", "path": "b", "key": "C"}}}]),
+            ],
+        ),
+        ("proxyInit.closeWaitTimeoutSecs", &[json!(-1)]),
         ("proxyInit.logLevel", &[json!("loud")]),
         ("proxy.image.version", &[json!("{{ .Values.x }}"), json!("${VERSION}")]),
         ("proxy.uid", &[json!(-1), json!(5_000_000_000_i64)]),
@@ -120,6 +166,34 @@ fn invalid_values_are_problems() {
             assert_eq!(paths(&[(&at, given)]), [format!("{at}.request")], "{request} {limit}");
         }
     }
+    for (name, path, problem) in [
+        ("", "/x", "name"),
+        ("nope", "/x", "name"),
+        ("linkerd-identity-token", "", "mountPath"),
+        ("linkerd-identity-token", "/var/run/secrets/tokens", "mountPath"),
+        ("linkerd-identity-end-entity", "/var/run/linkerd/identity/end-entity", "mountPath"),
+        ("linkerd-podinfo", "/var/run/linkerd/podinfo", "mountPath"),
+        // The path of proxyInit.xtMountPath.
+        ("linkerd-identity-end-entity", "/run", "mountPath"),
+    ] {
+        let mount = json!({"name": name, "mountPath": path});
+        assert_eq!(paths(&[("proxy.saMountPath", mount)]), [format!("proxy.saMountPath.{problem}")], "{name} {path}");
+    }
+    let root = json!({"runAsNonRoot": true, "runAsUser": 0});
+    assert_eq!(paths(&[("proxy.securityContext", root)]), ["proxy.securityContext.runAsUser"]);
+    for (scope, protocol, parameter) in [("a=b", "x", "y"), ("sérver", "http2", "y"), ("server", "http2", "a\nb")] {
+        let given = json!({scope: {protocol: {parameter: 1}}});
+        let path = crate::values::Path::from(&["proxy", "outbound", scope, protocol, parameter][..]);
+        assert_eq!(paths(&[("proxy.outbound", given)]), [path.to_string()]);
+    }
+    let subnets = ("proxyInit.skipSubnets", json!("10.0.0.0/8"));
+    assert_eq!(paths(&[("disableIPv6", json!(false)), subnets]), ["proxyInit.skipSubnets"]);
+    let admin = ("proxy.capabilities.add", json!(["CAP_SYS_ADMIN"]));
+    for context in [("proxy.securityContext", json!({"runAsUser": 5})), ("proxyInit.privileged", json!(true))] {
+        assert_eq!(paths(&[admin.clone(), context]), ["proxy.capabilities.add"]);
+    }
+    let digest = json!({"name": "a/b@sha256", "version": null});
+    assert_eq!(paths(&[("proxy.image", digest)]), ["proxy.image.version"]);
     let missing = [
         "proxy.tracing.collector.endpoint",
         "proxy.tracing.collector.meshIdentity.namespace",

@@ -25,6 +25,11 @@ const CPU_DIVISORS: &[&str] = &["1m", "1"];
 const DECIMAL_DIVISORS: &[&str] = &["1", "1k", "1M", "1G", "1T", "1P", "1E"];
 const BINARY_DIVISORS: &[&str] = &["1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
+/// Whether a text is the name of a variable.
+pub(crate) fn is_variable_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'=')
+}
+
 /// Returns what is wrong with a source that the API server rejects.
 pub(crate) fn unusable_source(source: &Value) -> Option<&'static str> {
     check(source).err()
@@ -79,14 +84,17 @@ fn resource(fields: &SourceFields) -> SourceCheck {
         Some(_) => return Err("resourceFieldRef.divisor must be a quantity"),
     };
     let parsed = |text: &str| text.parse::<Quantity>().ok();
-    let quantity = parsed(&divisor).ok_or("resourceFieldRef.divisor must be a quantity")?;
+    // The API server trims the text.
+    let divisor = divisor.trim();
+    let quantity = parsed(divisor).ok_or("resourceFieldRef.divisor must be a quantity")?;
     let allowed = match (is_cpu, divisor.ends_with('i')) {
         (true, _) => CPU_DIVISORS,
         (false, true) => BINARY_DIVISORS,
         (false, false) => DECIMAL_DIVISORS,
     };
+    let is_unit = |unit: &str| parsed(unit) == Some(quantity) && (unit == divisor || is_rewritten(divisor));
     // Zero counts as absent.
-    let fits = parsed("0") == Some(quantity) || allowed.iter().any(|unit| parsed(unit) == Some(quantity));
+    let fits = parsed("0") == Some(quantity) || allowed.iter().copied().any(is_unit);
     require(
         fits,
         if is_cpu {
@@ -97,13 +105,21 @@ fn resource(fields: &SourceFields) -> SourceCheck {
     )
 }
 
+/// Whether the API server writes a quantity anew before it looks for it in the list of units: 1000k is 1M then. It keeps
+/// the text of a number without zeros at its end, such as 01k and +1, and it keeps exponents.
+fn is_rewritten(quantity: &str) -> bool {
+    let number = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let digits = number.trim_start_matches('0').trim_end_matches('.');
+    digits != "1" && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+}
+
 fn key_of_file(fields: &SourceFields) -> SourceCheck {
     check_optional(fields)?;
     require(is_dns_label(text(fields, "volumeName")?), "fileKeyRef.volumeName must be the name of a volume")?;
     let path = text(fields, "path")?;
     let is_below = !path.is_empty() && !path.starts_with('/') && path.split('/').all(|part| part != "..");
     require(is_below, "fileKeyRef.path must be a path in the volume")?;
-    require(!text(fields, "key")?.is_empty(), "fileKeyRef.key is missing")
+    require(is_variable_name(text(fields, "key")?), "fileKeyRef.key must be the name of a variable")
 }
 
 fn require(fits: bool, reason: &'static str) -> SourceCheck {
@@ -163,7 +179,7 @@ mod tests {
             json!({"resourceFieldRef": {"resource": "requests.memory", "divisor": "1Mi", "containerName": "a"}}),
             json!({"resourceFieldRef": {"resource": "limits.ephemeral-storage", "divisor": 1}}),
             json!({"resourceFieldRef": {"resource": "limits.memory", "divisor": "0"}}),
-            json!({"fileKeyRef": {"volumeName": "a", "path": "b/c", "key": "D"}}),
+            json!({"fileKeyRef": {"volumeName": "a", "path": "b/c", "key": "D e"}}),
         ] {
             assert_eq!(unusable_source(&source), None, "{source}");
         }
@@ -200,8 +216,34 @@ mod tests {
             json!({"resourceFieldRef": {"resource": "limits.memory", "divisor": "1m"}}),
             json!({"fileKeyRef": {"volumeName": "A B", "path": "b", "key": "D"}}),
             json!({"fileKeyRef": {"volumeName": "a", "path": "../b", "key": "D"}}),
+            json!({"fileKeyRef": {"volumeName": "a", "path": "b", "key": "D=e"}}),
+            json!({"fileKeyRef": {"volumeName": "a", "path": "b", "key": "é"}}),
+            json!({"fileKeyRef": {"volumeName": "a", "path": "b", "key": ""}}),
         ] {
             assert!(unusable_source(&source).is_some(), "{source}");
+        }
+    }
+
+    /// The answers are those of the API server of Kubernetes 1.36.
+    #[test]
+    fn a_divisor_is_a_unit_as_the_api_server_writes_it() {
+        let unusable = |resource: &str, divisor: &serde_json::Value| {
+            unusable_source(&json!({"resourceFieldRef": {"resource": resource, "divisor": divisor}}))
+        };
+        for divisor in ["1", "1.0", "1.000", "1000m", "0.001k", "0", "0e5"] {
+            for resource in ["limits.cpu", "limits.memory", "limits.hugepages-2Mi"] {
+                assert_eq!(unusable(resource, &json!(divisor)), None, "{resource} {divisor}");
+            }
+        }
+        for divisor in ["1000", "1000k", "1000.0", "1E", "1000P", "1Ki", "1.0Ki", "1024Ki", "1024Pi", " 1Mi", "1Mi "] {
+            assert_eq!(unusable("limits.memory", &json!(divisor)), None, "{divisor}");
+        }
+        assert_eq!([unusable("limits.cpu", &json!("0.001")), unusable("limits.memory", &json!(1000))], [None; 2]);
+        for divisor in ["1e0", "1E0", "1e3", "1e6", "1e18", "01", "+1", "1.", "01k", "1.k", "1024", "0.5Ki"] {
+            assert!(unusable("limits.memory", &json!(divisor)).is_some(), "{divisor}");
+        }
+        for divisor in ["1e-3", "1e0", "1k", "1Ki", "01", "+1m"] {
+            assert!(unusable("limits.cpu", &json!(divisor)).is_some(), "{divisor}");
         }
     }
 }
