@@ -86,8 +86,9 @@ fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
     // log line for each change report them once. It logs each connection at warn whose kubeconfig has
     // insecure-skip-tls-verify.
     let kube = "kube_runtime=error,kube_client::client::builder=off,kube_client::client::tls=error";
-    // h2 logs single frames of clients at warn.
-    let filter = EnvFilter::try_new(format!("{kube},h2=error,{level}"))?;
+    // h2 logs single frames of clients at warn. The library would read a space as a part of the name of a module.
+    let directives: Vec<&str> = [kube, "h2=error"].into_iter().chain(level.split(',').map(str::trim)).collect();
+    let filter = EnvFilter::try_new(directives.join(","))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),

@@ -1,5 +1,6 @@
-//! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits, suggestions.
+//! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits, suggestions, filters of logs.
 
+pub mod log_filter;
 pub mod suggestion;
 pub mod table;
 

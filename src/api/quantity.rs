@@ -36,6 +36,12 @@ impl Quantity {
         const NANOS: i128 = 1_000_000;
         self.0.div_euclid(NANOS) + i128::from(self.0.rem_euclid(NANOS) != 0)
     }
+
+    /// Returns the value as a whole number, rounded up.
+    pub fn value(self) -> i128 {
+        const NANOS: i128 = 1_000_000_000;
+        self.0.div_euclid(NANOS) + i128::from(self.0.rem_euclid(NANOS) != 0)
+    }
 }
 
 impl FromStr for Quantity {

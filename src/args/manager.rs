@@ -247,7 +247,7 @@ mod tests {
         for filter in ["warn", "INFO", "info,linkerd_operator=debug", "warn, linkerd_operator::destination", "off"] {
             assert_eq!(settings(&["--log-level", filter]).unwrap().log_level, filter);
         }
-        for filter in ["warning", "verbose", "info,debgu"] {
+        for filter in ["warning", "verbose", "info,debgu", "info;linkerd_operator=debug", "info,kube=inf"] {
             let error = settings(&["--log-level", filter]).unwrap_err();
             assert!(error.contains("is neither a level (error, warn, info, debug, trace, off) nor"), "{error}");
         }

@@ -36,6 +36,7 @@ use crate::{
         CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
         StatusArgs, VersionArgs,
     },
+    text::log_filter::mistake_in,
     version,
 };
 
@@ -238,13 +239,12 @@ fn switch(arg: Arg) -> Arg {
     arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
-/// Parses a filter of logs. A word that is no level names a module: with it alone, nothing would be logged.
+/// Parses a filter of logs. Spaces around a directive are dropped before the filter is used.
 fn log_filter(text: &str) -> Result<String, String> {
-    const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
-    let is_known =
-        |word: &str| word.contains(['=', ':', '[']) || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
-    match text.split(',').map(str::trim).find(|word| !word.is_empty() && !is_known(word)) {
-        Some(word) => Err(format!("{word} is neither a level ({}) nor a directive MODULE=LEVEL", LEVELS.join(", "))),
+    match text.split(',').map(str::trim).find(|directive| mistake_in(directive).is_some()) {
+        Some(directive) => Err(format!(
+            "{directive} is neither a level (error, warn, info, debug, trace, off) nor a directive MODULE=LEVEL"
+        )),
         None => Ok(text.to_owned()),
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Configuration {
     pub(super) injection_hash: String,
     /// The values that the programs in a Pod ignore.
     pub(super) ineffective: Vec<Problem>,
+    /// The amounts with which no proxy can run.
+    pub(super) doubtful: Vec<Problem>,
 }
 
 /// The key of the ConfigMap, and the name of the file that the kubelet writes.
@@ -90,6 +92,7 @@ impl Configuration {
                 .filter(|hash| !hash.is_empty())
                 .unwrap_or_else(|| document.injection_hash().to_string()),
             ineffective: document.ineffective_values(),
+            doubtful: document.doubtful_values(),
         };
         configuration.try_it()?;
         Ok(configuration)

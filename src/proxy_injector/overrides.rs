@@ -167,7 +167,7 @@ impl Reader<'_> {
 
     /// Reads a list of ports, ranges and names of ports. Other items are left out, with a warning.
     fn opaque_ports(&mut self, text: &str, pod: &ReviewedObject) -> String {
-        let wanted = "a port, a range without spaces or the name of a port";
+        let wanted = "a port, a range such as 9000-9100 or the name of a port";
         let invalid = |item: &str| self.warn(OPAQUE_PORTS_ANNOTATION, item, wanted);
         let kept = port_ranges::listed(text, pod.spec.named_ports(), invalid);
         let kept =

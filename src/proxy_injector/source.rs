@@ -187,6 +187,9 @@ impl CurrentConfiguration {
                 for ineffective in &configuration.ineffective {
                     warn!(%ineffective, "a value of the proxy injector's configuration has no effect");
                 }
+                for doubtful in &configuration.doubtful {
+                    warn!(%doubtful, "proxies may not start with a value of the proxy injector's configuration");
+                }
                 *self.in_use.write() = Some(Arc::new(configuration));
                 None
             }

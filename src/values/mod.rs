@@ -39,8 +39,9 @@ pub(crate) use model::{
     ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
 };
 pub(crate) use rules::{
-    forms::{Form, LONGEST_LOG_FILTER, has_init_port, is_image, is_ipv4_network},
+    forms::{Form, has_init_port, is_image, is_ipv4_network},
     mounts::{END_ENTITY_VOLUME, PODINFO_VOLUME, PROXY_MOUNTS, TOKEN_VOLUME, XTABLES_VOLUME},
+    quantities::doubtful_quantity,
     security_context::unusable_fields,
     strings::unusable_string,
     variables::{is_variable_name, unusable_source},
@@ -203,6 +204,11 @@ impl Document {
     /// Returns the values that affect injection and have no effect, because the program that reads them ignores them.
     pub fn ineffective_values(&self) -> Vec<Problem> {
         problems::ineffective(self)
+    }
+
+    /// Returns the amounts that the API server accepts, and with which no proxy can run: probably their unit is wrong.
+    pub fn doubtful_values(&self) -> Vec<Problem> {
+        problems::doubtful(self)
     }
 
     /// Returns the problems that the other document does not have.

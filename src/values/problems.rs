@@ -94,6 +94,13 @@ pub(super) fn ineffective(document: &super::Document) -> Vec<Problem> {
     problems.sorted()
 }
 
+/// Returns the amounts with which no proxy can run.
+pub(super) fn doubtful(document: &super::Document) -> Vec<Problem> {
+    let mut problems = Findings::default();
+    rules::check_doubtful(document, &mut problems);
+    problems.sorted()
+}
+
 /// Returns the private keys in a document.
 pub(super) fn private_keys(document: &super::Document) -> Vec<Problem> {
     let mut problems = Findings::default();

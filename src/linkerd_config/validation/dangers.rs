@@ -18,7 +18,11 @@ use crate::{
             RolloutSpec, WindowSpec,
         },
     },
-    linkerd_config::rollout::window::{MaintenanceWindows, WindowState},
+    linkerd_config::{
+        overlay::Overlay,
+        rollout::window::{MaintenanceWindows, WindowState},
+    },
+    values::Document,
 };
 
 /// A rollout that cannot begin for this long may be a mistake.
@@ -60,6 +64,9 @@ pub fn dangers(spec: &LinkerdConfigSpec, bundle: Option<&str>, now: Timestamp) -
         if value.as_deref() == Some(dangerous) {
             found.push(format!("spec.values: {} is {dangerous}: {reason}", path.join(".")));
         }
+    }
+    if let Ok(overlay) = Overlay::new(spec, None, None) {
+        found.extend(overlay.apply_to(&Document::default()).doubtful_values().iter().map(ToString::to_string));
     }
     let declared = spec.global.identity_context.trust_anchors_pem.as_deref();
     let config_map = format!("the ConfigMap {TRUST_ROOTS}");

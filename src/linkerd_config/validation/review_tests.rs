@@ -262,6 +262,18 @@ fn each_dangerous_setting_has_a_warning() {
             json!({"global": {"identityContext": {"trustAnchorsPEM": certificate(2026, 11, 1)}}}),
             "a trust anchor in spec.global.identityContext.trustAnchorsPEM expired at 2026-11-01T00:00:00Z: ",
         ),
+        (
+            json!({"values": {"proxy": {"resources": {"memory": {"limit": "250"}}}}}),
+            "proxy.resources.memory.limit (\"250\"): is 250 bytes: did you mean 250Mi?",
+        ),
+        (
+            json!({"proxy": {"resource": {"limits": {"cpu": "100M"}}}}),
+            "proxy.resources.cpu.limit (\"100M\"): is 100000000 cores: did you mean 100m?",
+        ),
+        (
+            json!({"proxy": {"logLevel": "verbose"}}),
+            "proxy.logLevel (\"verbose\"): must be a filter such as warn,linkerd=info (the proxy takes any other word for",
+        ),
         (json!({"global": {"configMap": "linkerd-config"}}), "deprecated, without effect: spec.global.configMap"),
         (
             json!({"proxy": {"opaquePorts": ["25"]}}),

@@ -33,8 +33,8 @@ fn opaque_ports(text: &str, service: &ReviewedObject, warnings: &mut AuthorWarni
     let named = ports.filter_map(|it| Some((it.name.as_str(), u16::try_from(it.port).ok()?)));
     port_ranges::listed(text, named, |item| {
         warnings.add(format_args!(
-            "the annotation {OPAQUE_PORTS_ANNOTATION} has {:?}, which is not a port, a range without spaces or the name \
-             of a port of the Service: it is ignored",
+            "the annotation {OPAQUE_PORTS_ANNOTATION} has {:?}, which is not a port, a range such as 9000-9100 or the \
+             name of a port of the Service: it is ignored",
             shown(item)
         ));
     });

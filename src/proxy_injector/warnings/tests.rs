@@ -144,8 +144,8 @@ fn a_range_with_spaces_is_no_opaque_port() {
     let patch = json!(outcome.patch).to_string();
     let variable = r#"{"name":"LINKERD2_PROXY_INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION","value":"80,81"}"#;
     assert!(patch.contains(variable), "{patch}");
-    let expected = "the annotation config.linkerd.io/opaque-ports is ignored: \"9000 - 9100\" is not a port, a range \
-                    without spaces or the name of a port";
+    let expected = "the annotation config.linkerd.io/opaque-ports is ignored: \"9000 - 9100\" is not a port, a range such \
+                    as 9000-9100 or the name of a port";
     assert_eq!(outcome.into_warnings(), [expected]);
 }
 
@@ -157,6 +157,7 @@ fn a_value_that_its_reader_cannot_use_has_a_warning() {
     const NO_START: &str = "the proxy cannot start";
     const NO_IMAGE: &str = "the image cannot be pulled";
     const NO_FIREWALL: &str = "the firewall cannot be set up, so the Pod cannot start";
+    const LOGS_NOTHING: &str = "the proxy takes it for a module, and logs nothing else without a level";
     for (name, text, part, effect) in [
         ("skip-outbound-ports", "443, 8443", " 8443", "the port is not skipped"),
         ("skip-inbound-ports", "mysql", "mysql", "the port is not skipped"),
@@ -175,6 +176,8 @@ fn a_value_that_its_reader_cannot_use_has_a_warning() {
         ("access-log", "combined", "combined", "the proxy writes no access log"),
         ("proxy-log-level", "warn,linkerd=inf o", "linkerd=inf o", "the proxy ignores it"),
         ("proxy-log-level", "linkerd=inf", "linkerd=inf", "the proxy ignores it"),
+        ("proxy-log-level", "verbose", "verbose", LOGS_NOTHING),
+        ("proxy-log-level", "warn;linkerd=debug", "warn;linkerd=debug", LOGS_NOTHING),
         ("proxy-log-format", "yaml", "yaml", "the proxy writes plain lines"),
         ("enable-debug-sidecar", "yes", "yes", "there is no debug container"),
         ("proxy-image", " a", " a", REJECTED),
@@ -241,6 +244,16 @@ fn values_that_do_not_fit_together_have_a_warning() {
         configured(&[("proxy-cpu-limit", "-1")]),
         [rejected("the annotation config.linkerd.io/proxy-cpu-limit has \"-1\", which is negative")]
     );
+    let doubtful = |name: &str, text: &str| configured(&[(name, text)]).join("; ");
+    assert_eq!(
+        doubtful("proxy-memory-limit", "10"),
+        "the annotation config.linkerd.io/proxy-memory-limit has \"10\", which is 10 bytes: did you mean 10Mi?"
+    );
+    assert_eq!(
+        doubtful("proxy-cpu-request", "100M"),
+        "the annotation config.linkerd.io/proxy-cpu-request has \"100M\", which is 100000000 cores: did you mean 100m?"
+    );
+    assert_eq!((doubtful("proxy-memory-request", "20Mi"), doubtful("proxy-cpu-limit", "4")), ("".into(), "".into()));
     assert_eq!(
         configured(&[("admin-port", "4143")]),
         ["the admin port and the inbound port of the proxy are both 4143: it cannot start"]
@@ -443,8 +456,8 @@ fn an_annotation_without_an_effect_on_a_service_has_a_warning() {
     );
     let ignored = |item: &str| {
         format!(
-            "the annotation config.linkerd.io/opaque-ports has {item:?}, which is not a port, a range without spaces or \
-             the name of a port of the Service: it is ignored"
+            "the annotation config.linkerd.io/opaque-ports has {item:?}, which is not a port, a range such as 9000-9100 \
+             or the name of a port of the Service: it is ignored"
         )
     };
     assert_eq!(

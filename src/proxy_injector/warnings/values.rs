@@ -1,15 +1,14 @@
 //! Warnings about annotations that are passed on as they are, by the rules of the programs that read them: the proxy,
 //! `linkerd-init` or the CNI plugin, the kubelet and the API server.
 
-use tracing_subscriber::EnvFilter;
-
 use super::{AuthorWarnings, shown};
 use crate::{
     api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
     cluster::kinds::port_ranges,
     proxy_injector::annotations::{Annotations, PREFIX},
+    text::log_filter::{self, DirectiveMistake},
     values::{
-        ConstraintsValues, Form, ImageValues, LONGEST_LOG_FILTER, ProxyEnvVar, ProxyValues, has_init_port, is_image,
+        ConstraintsValues, Form, ImageValues, ProxyEnvVar, ProxyValues, doubtful_quantity, has_init_port, is_image,
         is_ipv4_network, is_variable_name, unusable_source,
     },
 };
@@ -40,7 +39,7 @@ const DEBUG_PULL_POLICY: &str = "debug-image-pull-policy";
 const TIMEOUTS: &[&str] = &["proxy-inbound-connect-timeout", "proxy-outbound-connect-timeout", "shutdown-grace-period"];
 const CACHE_TIMEOUTS: &[&str] =
     &["proxy-inbound-discovery-cache-unused-timeout", "proxy-outbound-discovery-cache-unused-timeout"];
-const RULES: [ReadRule; 21] = [
+const RULES: [ReadRule; 22] = [
     ReadRule {
         names: &["access-log"],
         unusable: |text| unless(text, ["apache", "json"].iter().any(|it| text.eq_ignore_ascii_case(it))),
@@ -55,9 +54,15 @@ const RULES: [ReadRule; 21] = [
     },
     ReadRule {
         names: &["proxy-log-level"],
-        unusable: log_directive,
+        unusable: |text| log_directive(text, DirectiveMistake::Unreadable),
         wanted: "a level or a directive such as linkerd=debug",
         effect: Effect::Is("the proxy ignores it"),
+    },
+    ReadRule {
+        names: &["proxy-log-level"],
+        unusable: |text| log_directive(text, DirectiveMistake::NoModule),
+        wanted: "a level or a directive such as linkerd=debug",
+        effect: Effect::Is("the proxy takes it for a module, and logs nothing else without a level"),
     },
     ReadRule {
         // iptables fails without a port. The list of inbound ports always has those of the proxy.
@@ -69,7 +74,7 @@ const RULES: [ReadRule; 21] = [
     ReadRule {
         names: &["skip-inbound-ports", "skip-outbound-ports"],
         unusable: |text| item(text, |it| it.is_empty() || port_ranges::range(it).is_some()),
-        wanted: "a port, or a range from low to high, without spaces",
+        wanted: "a port or a range such as 9000-9100, without a space before or after it",
         effect: Effect::Is("the port is not skipped"),
     },
     ReadRule {
@@ -270,6 +275,9 @@ fn resources(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut 
                     shown(text)
                 ));
             }
+            if let Some(doubt) = doubtful_quantity(name, text).filter(|_| is_annotated) {
+                warnings.add(format_args!("the annotation {PREFIX}{key} has {:?}, which {doubt}", shown(text)));
+            }
             (quantity, is_annotated)
         });
         let [(of_request, request_is_annotated), (of_limit, limit_is_annotated)] = parsed;
@@ -328,12 +336,9 @@ fn duration(text: &str, is_usable: impl FnOnce(i64) -> bool) -> Option<&str> {
     go_duration::parse(text).filter(|nanos| !is_usable(*nanos)).map(|_| text)
 }
 
-/// Returns a directive that the proxy ignores. It parses each with the same library.
-fn log_directive(filter: &str) -> Option<&str> {
-    if filter.len() > LONGEST_LOG_FILTER {
-        return None;
-    }
-    item(filter, |it| EnvFilter::builder().with_regex(false).parse(it).is_ok())
+/// Returns the first directive with a mistake, if it is this one.
+fn log_directive(filter: &str, wanted: DirectiveMistake) -> Option<&str> {
+    log_filter::mistake(filter).filter(|(_, mistake)| *mistake == wanted).map(|(directive, _)| directive)
 }
 
 /// The proxy trims the items, and the ends of ranges.

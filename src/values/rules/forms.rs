@@ -7,13 +7,12 @@ use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use rustls::pki_types::DnsName;
-use tracing_subscriber::EnvFilter;
 
 use super::super::scalar::resolve;
-use crate::api::{go_duration, is_dns_name};
-
-/// The longest filter of logs that is checked, in bytes. The time to parse one grows with the square of its length.
-pub(crate) const LONGEST_LOG_FILTER: usize = 4 << 10;
+use crate::{
+    api::{go_duration, is_dns_name},
+    text::log_filter::{self, DirectiveMistake},
+};
 
 /// The longest tag of an image.
 const LONGEST_TAG: usize = 128;
@@ -55,7 +54,7 @@ pub(crate) enum Form {
     DnsName,
     /// An IP address and a port.
     Address,
-    /// A filter of the proxy's log. The proxy ignores a directive that it cannot parse.
+    /// A filter of the proxy's log.
     LogFilter,
     /// A string that a template renders without quotes, where `off` is a bool.
     Unquoted,
@@ -109,10 +108,16 @@ impl Form {
             Self::Address => {
                 (text.parse::<SocketAddr>().is_ok(), "an IP address and a port, such as 0.0.0.0:4140".to_owned())
             }
-            Self::LogFilter => (
-                text.len() > LONGEST_LOG_FILTER || EnvFilter::builder().with_regex(false).parse(text).is_ok(),
-                "a filter such as warn,linkerd=info: the proxy ignores a directive that it cannot parse".to_owned(),
-            ),
+            Self::LogFilter => {
+                let mistake = log_filter::mistake(text).map(|(_, mistake)| mistake);
+                let effect = match mistake {
+                    Some(DirectiveMistake::NoModule) => {
+                        "the proxy takes any other word for the name of a module, and logs nothing else without a level"
+                    }
+                    Some(DirectiveMistake::Unreadable) | None => "the proxy ignores a directive that it cannot parse",
+                };
+                (mistake.is_none(), format!("a filter such as warn,linkerd=info ({effect})"))
+            }
             Self::Unquoted => {
                 let fits = resolve(text).is_some_and(|value| value.is_string()) && !text.chars().any(char::is_control);
                 (fits, "a string that YAML does not parse as another type".to_owned())
@@ -274,7 +279,12 @@ mod tests {
             assert!(fits(text), "{text}");
         }
         for text in ["warn,linkerd=inf", "warn,linkerd=inf o", "a=b=c"] {
-            assert!(!fits(text), "{text}");
+            let violation = Form::LogFilter.violation(text).unwrap();
+            assert!(violation.ends_with("(the proxy ignores a directive that it cannot parse)"), "{text}: {violation}");
+        }
+        for text in ["verbose", "warn;linkerd=debug", "warn, info"] {
+            let violation = Form::LogFilter.violation(text).unwrap();
+            assert!(violation.contains("takes any other word for the name of a module"), "{text}: {violation}");
         }
     }
 

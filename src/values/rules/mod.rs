@@ -8,6 +8,7 @@ pub(super) mod forms;
 pub(super) mod mounts;
 mod needed;
 mod pod;
+pub(super) mod quantities;
 pub(super) mod security_context;
 pub(super) mod strings;
 #[cfg(test)]
@@ -150,6 +151,21 @@ fn check_all(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, probl
     pod::check(document, &counts, problems);
     mounts::check(document, &counts, problems);
     strings::check(document, &counts, problems);
+}
+
+/// Adds the amounts with which no proxy can run.
+pub(super) fn check_doubtful(document: &Document, problems: &mut Findings) {
+    let document = DocumentView(document);
+    for resource in ["cpu", "memory", "ephemeral-storage"] {
+        for kind in ["request", "limit"] {
+            let keys = ["proxy", "resources", resource, kind];
+            if let Some(value @ Value::String(text)) = document.at(&keys)
+                && let Some(doubt) = quantities::doubtful_quantity(resource, text)
+            {
+                problems.add(&Path::from(&keys[..]), Some(value), doubt);
+            }
+        }
+    }
 }
 
 /// Adds the values without effect.
