@@ -165,6 +165,7 @@ impl Reconciler for LinkerdConfigReconciler {
     }
 
     fn forget(&self, key: &NamespacedName) {
+        self.stand_down(&key.name);
         let state = self.gate.cluster.read();
         let is_target = |config_map: &Arc<str>| {
             let target = NamespacedName::new(Arc::clone(&self.namespaces.control_plane), Arc::clone(config_map));

@@ -59,6 +59,11 @@ impl LinkerdConfigReconciler {
         }
         let Some(input) = self.input(name) else { return Ok(NextReconcile::OnChange) };
         let ReconcileInput { config, before, active, live, canary_map, .. } = &input;
+        let is_in_effect = active.as_ref().is_some_and(|active| active.name == config.name)
+            && config.target.namespace == self.namespaces.control_plane;
+        if !is_in_effect {
+            self.stand_down(name);
+        }
         if config.target.namespace != self.namespaces.control_plane {
             // If the operator of that namespace serves the resource, it manages the status and the finalizer.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
@@ -86,6 +91,12 @@ impl LinkerdConfigReconciler {
             return Ok(NextReconcile::After(wait));
         }
         self.reconcile_active(&input).await
+    }
+
+    /// Ends what this process does on behalf of a resource that is deleted, or not in effect any more.
+    pub(super) fn stand_down(&self, name: &str) {
+        self.rollouts.end(name);
+        self.injectors.stop(name);
     }
 
     async fn reconcile_active(&self, input: &ReconcileInput) -> Result<NextReconcile, WriteError> {

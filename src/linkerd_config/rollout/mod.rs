@@ -133,6 +133,11 @@ impl Rollouts {
         });
     }
 
+    /// Ends the rollout of a resource that is not in effect any more. The rollout of another resource continues.
+    pub(super) fn end(&self, config: &str) {
+        self.targets.send_if_modified(|known| known.take_if(|known| *known.config.name == *config).is_some());
+    }
+
     /// Returns the progress of a target; `None` before the engine has assessed the workloads for it. A change of only
     /// the selection or the policy is another target, although its key is the same.
     pub(super) fn progress(&self, target: &RolloutTarget) -> Option<Arc<RolloutProgress>> {

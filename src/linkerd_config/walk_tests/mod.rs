@@ -49,3 +49,13 @@ async fn what_was_declared_stays_declared_over_any_history() {
     println!("{synced} steps ended synced, {restored} restored, {canary} in a canary, {others} in another state");
     assert!([synced, restored, canary].into_iter().all(|count| count > steps / 20), "{reached:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_rollout_of_a_resource_ends_with_its_deletion() {
+    for is_finalized in [true, false] {
+        let mut world = World::new().await;
+        assert_eq!(world.rolled_out().as_deref(), Some("mesh"));
+        world.delete(is_finalized).await;
+        assert_eq!(world.rolled_out(), None, "{is_finalized}");
+    }
+}

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{api_server::ApiServer, step::Step};
 use crate::{
-    api::linkerd_config::RolloutPods,
+    api::{NamespacedName, linkerd_config::RolloutPods},
     cluster::{Kind, index::workload_key::WorkloadKey, kinds::apps_workload::WorkloadPace, testing::Feed},
-    controller::LeaderGate,
+    controller::{LeaderGate, Reconciler},
     events::Events,
     lease::{Fence, Leadership},
     linkerd_config::{
@@ -131,6 +131,25 @@ impl World {
         let objects = self.api.objects();
         let (status, values) = (&objects.config["status"], &objects.config_map["data"]["values"]);
         format!("{:#?}\ndeclared: {:?}\n{status:#}\n{}", self.model, self.spec, values.as_str().unwrap_or_default())
+    }
+
+    /// Returns the resource whose rollout the engine has as its target.
+    pub(super) fn rolled_out(&self) -> Option<String> {
+        self.reconciler.rollouts.target_for_test().map(|target| target.config.name.to_string())
+    }
+
+    /// Marks the resource as deleted, or removes it, and lets the controller act on that.
+    pub(super) async fn delete(&mut self, is_finalized: bool) {
+        let mut object = self.api.objects().config.clone();
+        let name = NamespacedName::new("", "mesh");
+        if is_finalized {
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            self.feed.apply(Kind::LinkerdConfig, Event::Apply(object));
+            self.reconciler.reconcile(&name).await.unwrap();
+        } else {
+            self.feed.apply(Kind::LinkerdConfig, Event::Delete(object));
+            self.reconciler.forget(&name);
+        }
     }
 
     pub(super) async fn take(&mut self, step: Step) -> Result<(), String> {
