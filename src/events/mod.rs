@@ -132,6 +132,13 @@ impl Events {
         Self { queue: mpsc::channel(1).0, reviews: mpsc::channel(1).0, dropped }
     }
 
+    /// Gives the Events of controllers to the receiver.
+    #[cfg(test)]
+    pub(crate) fn recorded() -> (Self, mpsc::Receiver<Notice>) {
+        let (queue, notices) = mpsc::channel(100);
+        (Self { queue, ..Self::for_test() }, notices)
+    }
+
     /// Queues an Event; never waits. A long note is copied, so that the queue does not keep its allocation.
     pub fn publish(&self, mut notice: Notice) {
         if notice.note.len() > NOTE_LIMIT {

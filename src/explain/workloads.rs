@@ -298,7 +298,9 @@ impl Decision {
                 let message = "its label config.linkerd.io/reconcile is observe: it is reported, but not restarted";
                 decided("Observed", None, message.to_owned())
             }
-            WorkloadState::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
+            WorkloadState::Unselected(reason) => {
+                decided("NotSelected", Some(reason.as_str()), reason.why().into_owned())
+            }
             WorkloadState::Unsupported(skip) | WorkloadState::Skipped(skip) => skipped(skip),
             WorkloadState::Failed(failure) => decided("Failed", Some(&failure.reason), failure.message.clone()),
             WorkloadState::InProgress(in_progress) => decided("Updating", None, progress(in_progress, target)),

@@ -70,5 +70,5 @@ fn the_catalogue_explains_every_rollout_phase_and_every_skip_reason_and_no_other
     };
     assert_eq!(of("Phases of a rollout"), RolloutPhase::iter().map(RolloutPhase::as_str).collect());
     assert_eq!(of("Why a workload is skipped"), SkipReason::iter().map(SkipReason::as_str).collect());
-    assert_eq!(of("Why a workload is not selected"), NotSelected::iter().map(NotSelected::as_str).collect());
+    assert_eq!(of("Why a workload is not selected"), NotSelected::iter().map(|it| it.as_str()).collect());
 }

@@ -122,7 +122,7 @@ const NOT_SELECTED: &[ReasonEntry] = &[
     fine("NamespaceNotSelected", "", "spec.rollout.namespaceSelector does not match its namespace."),
     fine("WorkloadNotSelected", "", "spec.rollout.workloadSelector does not match it."),
     fine("KindNotSelected", "", "spec.rollout.kinds does not include its kind."),
-    fine("OptedOut", "", "The label config.linkerd.io/reconcile opts it out."),
+    fine("OptedOut", "", "The value of config.linkerd.io/reconcile opts it out. Only auto opts it in."),
     entry(
         "NotOptedIn",
         "",

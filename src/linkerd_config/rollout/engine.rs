@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use super::{
-    assess::workload_state::WorkloadState,
+    assess::workload_state::Assessment,
     assess_workload,
     events::WorkloadEvents,
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
@@ -214,14 +214,12 @@ impl Engine {
                 }
             }
         };
-        let skip = match assessment.as_ref().map(|assessment| &assessment.state) {
-            Some(WorkloadState::Skipped(skip)) => Some(*skip),
-            _ => None,
-        };
+        let skipped = assessment.as_ref().and_then(Assessment::skipped);
         self.schedule.set(workload, assessment, now);
-        let (Some(skip), Some(resource), Some(target)) = (skip, resource, target) else { return };
-        if self.leadership.term() == Some(target.term) {
-            self.events.emit_skip(&resource, self.scoped(target, &resource), skip);
+        let (Some(why), Some(resource), Some(target)) = (skipped, resource, target) else { return };
+        // A resource that was just deleted has no effect any more, and one that disables rollouts skips nothing.
+        if self.may_act(target) && target.gates.disabled().is_none() {
+            self.events.emit_skip(&resource, self.scoped(target, &resource), why);
         }
     }
 
@@ -395,7 +393,73 @@ fn start_of(term: Instant, now: Timestamp) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use kube::{Client, client::Body, runtime::watcher::Event};
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::{cluster::Kind, events::Events, lease::Fence, linkerd_config::rollout::testing::World};
+
+    fn mesh() -> Value {
+        json!({"metadata": {"name": "mesh", "uid": "uid"}, "spec": {}})
+    }
+
+    /// Assesses the outdated Deployment `web`, patched with `over`, twice. Returns the notes of the Events.
+    fn notes(over: &Value, change: impl FnOnce(&mut World)) -> Vec<String> {
+        let mut world = World::outdated(over);
+        world.feed.apply(Kind::LinkerdConfig, Event::Apply(mesh()));
+        change(&mut world);
+        let (events, mut notices) = Events::recorded();
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(http::Response::new(Body::empty()))
+        });
+        let deps = ControllerDeps {
+            client: Client::new(service, "default"),
+            cluster: world.feed.cluster.clone(),
+            leadership: Leadership::for_test(),
+            events,
+            registry: prometheus::Registry::new(),
+        };
+        let queue = WorkQueue::new("test", &deps.registry).unwrap();
+        let observer = RolloutObserver::new();
+        let fence = Fence::new(Leadership::for_test(), CancellationToken::new());
+        let restarter = Restarter::new(&deps.client, fence, &deps.registry).unwrap();
+        let mut engine = Engine::new(&deps, &queue, observer, watch::channel(None).1, Arc::default(), restarter);
+        for _ in 0..2 {
+            engine.assess(&WorkloadKey::new("ns", "Deployment", "web"), Some(&world.target));
+        }
+        std::iter::from_fn(|| notices.try_recv().ok()).map(|notice| notice.note).collect()
+    }
+
+    #[tokio::test]
+    async fn an_event_says_once_why_a_workload_is_not_restarted_and_only_for_a_resource_in_effect() {
+        let starting = json!({"status": {"availableReplicas": 0}});
+        let labelled = |value: &str| json!({"metadata": {"labels": {"config.linkerd.io/reconcile": value}}});
+        let begin = "Out of date for configuration 0123456789abcdef-none, but not restarted: ";
+        for (over, reason) in [
+            (starting.clone(), Some("not all of its Pods are available, and no restart by this operator is the cause")),
+            (
+                labelled("true"),
+                Some(
+                    "config.linkerd.io/reconcile of the workload is \"true\": it must be auto for a restart, or else observe or \
+                     disabled",
+                ),
+            ),
+            (labelled("disabled"), None),
+            (labelled("observe"), None),
+        ] {
+            let notes = notes(&over, |_| {});
+            assert_eq!(notes.len(), usize::from(reason.is_some()), "{over}: {notes:?}");
+            assert!(notes.iter().all(|note| note.starts_with(&format!("{begin}{}", reason.unwrap()))), "{notes:?}");
+        }
+        for over in [starting, labelled("true")] {
+            let deleted = |world: &mut World| world.feed.apply(Kind::LinkerdConfig, Event::Delete(mesh()));
+            assert_eq!(notes(&over, deleted), [""; 0], "the resource was deleted");
+            let off = |world: &mut World| {
+                world.target.gates.closed = Some(Gate { reason: DISABLED, message: String::new() });
+            };
+            assert_eq!(notes(&over, off), [""; 0], "nothing is restarted for it");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_term_starts_two_seconds_after_its_begin_although_the_clock_is_corrected() {

@@ -1,10 +1,10 @@
 //! The Events and log lines about single workloads.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use tracing::{info, warn};
 
-use super::{assess::workload_state::SkipReason, step::StepAction, target::RolloutTarget};
+use super::{step::StepAction, target::RolloutTarget};
 use crate::{
     api::NamespacedName,
     cluster::{index::workload_key::WorkloadKey, kinds::apps_workload::AppsWorkload},
@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct WorkloadEvents {
     events: Events,
     /// The reason in the last Event about each skipped workload, so that there is one Event per key and reason.
-    skipped: HashMap<WorkloadKey, SkipReason>,
+    skipped: HashMap<WorkloadKey, Cow<'static, str>>,
 }
 
 impl WorkloadEvents {
@@ -31,10 +31,11 @@ impl WorkloadEvents {
         self.skipped.remove(workload);
     }
 
-    /// Emits an Event about a workload that is out of date and skipped.
-    pub(super) fn emit_skip(&mut self, resource: &AppsWorkload, target: &RolloutTarget, skip: SkipReason) {
-        if self.skipped.insert(resource.workload.clone(), skip) != Some(skip) {
-            let note = format!("Out of date for configuration {}, but not restarted: {}", target.key, skip.why());
+    /// Emits an Event about a workload that is out of date and skipped. `why` has the reason and the remedy.
+    pub(super) fn emit_skip(&mut self, resource: &AppsWorkload, target: &RolloutTarget, why: Cow<'static, str>) {
+        if self.skipped.get(&resource.workload) != Some(&why) {
+            let note = format!("Out of date for configuration {}, but not restarted: {why}", target.key);
+            self.skipped.insert(resource.workload.clone(), why);
             self.emit(resource, target, Reason::ProxyRolloutSkipped, note);
         }
     }

@@ -4,7 +4,7 @@
 //! workload may be restarted, or why not. Always holds: no policy selects a namespace that the mesh or this operator
 //! depends on.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use strum::{EnumIter, IntoStaticStr};
 
@@ -14,7 +14,13 @@ use crate::{
         index::{label_selector::LabelSelector, selector::Labels},
         kinds::namespace::Namespace,
     },
+    text::truncate,
 };
+
+/// The value that opts out on purpose.
+const DISABLED: &str = "disabled";
+/// The maximum length of a value, in bytes: that of a label. The annotation of a template may be longer.
+const LONGEST_VALUE: usize = 63;
 
 /// Which workloads a LinkerdConfig selects.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +40,7 @@ pub enum LabelFilter {
     Nothing,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
     Selected,
     /// The Pods of the workload are counted, but it is not restarted.
@@ -42,14 +48,33 @@ pub enum Selection {
     Not(NotSelected),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[derive(Clone, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
 pub enum NotSelected {
     ExcludedNamespace,
     NamespaceNotSelected,
     WorkloadNotSelected,
     KindNotSelected,
-    OptedOut,
+    OptedOut(OptOut),
     NotOptedIn,
+}
+
+/// A value of the label that does not opt in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OptOut {
+    value: Box<str>,
+    holder: OptOutHolder,
+}
+
+/// The object whose value decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr)]
+enum OptOutHolder {
+    #[default]
+    #[strum(serialize = "the workload")]
+    Workload,
+    #[strum(serialize = "its Pod template")]
+    Template,
+    #[strum(serialize = "its namespace")]
+    Namespace,
 }
 
 /// A workload that may be selected, and its namespace.
@@ -78,13 +103,16 @@ pub fn selection(candidate: &SelectionCandidate<'_>, policy: &SelectionPolicy) -
         return Selection::Not(NotSelected::WorkloadNotSelected);
     }
     // The most specific object that has a value decides.
-    let own = labels.get(RECONCILE).map(|value| &**value);
-    let of_namespace = namespace.labels.get(RECONCILE).map(|value| &**value);
-    match own.or(template).or(of_namespace) {
-        Some("auto") => Selection::Selected,
-        Some("observe") => Selection::Observed,
+    let own = labels.get(RECONCILE).map(|value| (&**value, OptOutHolder::Workload));
+    let of_template = template.map(|value| (value, OptOutHolder::Template));
+    let of_namespace = namespace.labels.get(RECONCILE).map(|value| (&**value, OptOutHolder::Namespace));
+    match own.or(of_template).or(of_namespace) {
+        Some(("auto", _)) => Selection::Selected,
+        Some(("observe", _)) => Selection::Observed,
         // Any other value may be a misspelling, so it opts out.
-        Some(_) => Selection::Not(NotSelected::OptedOut),
+        Some((value, holder)) => {
+            Selection::Not(NotSelected::OptedOut(OptOut { value: truncate(value, LONGEST_VALUE).into(), holder }))
+        }
         // Extensions of Linkerd have to opt in explicitly.
         None if policy.opt_in == OptIn::All && !namespace.extension => Selection::Selected,
         None => Selection::Not(NotSelected::NotOptedIn),
@@ -94,20 +122,41 @@ pub fn selection(candidate: &SelectionCandidate<'_>, policy: &SelectionPolicy) -
 // === impl NotSelected ===
 
 impl NotSelected {
-    pub fn as_str(self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         self.into()
     }
 
     /// Returns an explanation for people.
-    pub const fn why(self) -> &'static str {
-        match self {
+    pub fn why(&self) -> Cow<'static, str> {
+        let why = match self {
             Self::ExcludedNamespace => "its namespace is always excluded",
             Self::NamespaceNotSelected => "spec.rollout.namespaceSelector does not match its namespace",
             Self::WorkloadNotSelected => "spec.rollout.workloadSelector does not match it",
             Self::KindNotSelected => "spec.rollout.kinds does not include its kind",
-            Self::OptedOut => "the label config.linkerd.io/reconcile opts it out",
+            Self::OptedOut(opt_out) => return opt_out.why().into(),
             Self::NotOptedIn => "no label config.linkerd.io/reconcile: auto on it, its template or its namespace",
-        }
+        };
+        why.into()
+    }
+}
+
+// === impl OptOut ===
+
+impl OptOut {
+    /// Whether the author may have meant to opt in.
+    pub fn is_misspelled(&self) -> bool {
+        *self.value != *DISABLED
+    }
+
+    /// Returns an explanation for people, with the value and with the one that opts in.
+    pub fn why(&self) -> String {
+        let Self { value, holder } = self;
+        let holder: &str = holder.into();
+        let remedy = match self.is_misspelled() {
+            true => "it must be auto for a restart, or else observe or disabled",
+            false => "auto would opt it in",
+        };
+        format!("{RECONCILE} of {holder} is {value:?}: {remedy}")
     }
 }
 

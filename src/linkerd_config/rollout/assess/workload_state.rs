@@ -1,6 +1,6 @@
 //! The result of an assessment: the state of one workload in a rollout.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 use strum::{EnumIter, IntoStaticStr};
@@ -149,6 +149,22 @@ pub enum SkipReason {
     InjectionDisabled,
     Deleting,
     UnknownTrustRoots,
+}
+
+// === impl Assessment ===
+
+impl Assessment {
+    /// Returns why the workload is out of date and not restarted, and what to do; `None` unless its owner may expect a
+    /// restart.
+    pub fn skipped(&self) -> Option<Cow<'static, str>> {
+        match &self.state {
+            WorkloadState::Skipped(skip) => Some(skip.why().into()),
+            WorkloadState::Unselected(NotSelected::OptedOut(opt_out)) => {
+                (opt_out.is_misspelled() && self.pods.outdated > 0).then(|| opt_out.why().into())
+            }
+            _ => None,
+        }
+    }
 }
 
 // === impl WorkloadState ===
