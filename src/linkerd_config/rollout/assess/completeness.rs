@@ -60,13 +60,34 @@ fn current(pod_counts: &PodCounts<'_>) -> i64 {
 
 /// Describes what is missing until the rollout is complete.
 pub(super) fn missing(resource: &AppsWorkload) -> String {
-    let WorkloadProgress { observed, wanted, updated, available, .. } = resource.progress;
+    let WorkloadProgress { observed, wanted, total, updated, available, .. } = resource.progress;
     if !observed {
         return "its controller has not observed the latest generation yet".to_owned();
     }
-    let so_far = format!("{updated} of {wanted} Pods are updated, {available} are available");
-    match &resource.failure {
-        Some(failure) => format!("{so_far}: {failure}"),
+    // A Deployment creates new Pods before it deletes old ones. The old ones are available.
+    let of_all = if total > wanted { format!(" of {total} with old Pods") } else { String::new() };
+    let so_far = format!("{updated} of {wanted} Pods are updated, {available}{of_all} are available");
+    match resource.failure.as_deref().map(str::to_owned).or_else(|| waits_for_new_pods(resource)) {
+        Some(why) => format!("{so_far}: {why}"),
         None => so_far,
+    }
+}
+
+/// Describes why the new Pods are not available, if the counts alone do not show it.
+fn waits_for_new_pods(resource: &AppsWorkload) -> Option<String> {
+    let WorkloadProgress { wanted, total, ready, available, .. } = resource.progress;
+    let pods = |count: i64| if count == 1 { "its new Pod" } else { "its new Pods" };
+    match resource.pace.min_ready {
+        0 if total > wanted && ready < total => {
+            let are = if total - ready == 1 { "is" } else { "are" };
+            Some(format!("{} {are} not ready", pods(total - ready)))
+        }
+        seconds if seconds > 0 && ready > available => {
+            Some(format!("{} must be ready for {seconds} s (minReadySeconds)", pods(ready - available)))
+        }
+        seconds if seconds > 0 && total > wanted && ready < total => {
+            Some(format!("{} must get ready, and stay so for {seconds} s (minReadySeconds)", pods(total - ready)))
+        }
+        _ => None,
     }
 }

@@ -205,6 +205,39 @@ fn a_restart_in_progress_is_read_from_the_annotations() {
     let missing = json!({"status": {"availableReplicas": 0, "conditions": quota}});
     let Health::Progressing(text) = health("updating", &key, now, WANTED, missing) else { panic!() };
     assert_eq!(text, "1 of 1 Pods are updated, 0 are available: exceeded quota: small");
+    // The counts of a Deployment include its old Pods, which stay until the new ones are available.
+    for (min_ready, total, ready, available, expected) in [
+        (
+            30,
+            2,
+            2,
+            1,
+            "1 of 1 Pods are updated, 1 of 2 with old Pods are available: its new Pod must be ready for 30 s (minReadySeconds)",
+        ),
+        (
+            30,
+            3,
+            3,
+            1,
+            "1 of 1 Pods are updated, 1 of 3 with old Pods are available: its new Pods must be ready for 30 s (minReadySeconds)",
+        ),
+        (30, 1, 1, 0, "1 of 1 Pods are updated, 0 are available: its new Pod must be ready for 30 s (minReadySeconds)"),
+        (
+            30,
+            2,
+            1,
+            1,
+            "1 of 1 Pods are updated, 1 of 2 with old Pods are available: its new Pod must get ready, and stay so for 30 s (minReadySeconds)",
+        ),
+        (0, 2, 1, 1, "1 of 1 Pods are updated, 1 of 2 with old Pods are available: its new Pod is not ready"),
+        (0, 2, 2, 2, "1 of 1 Pods are updated, 2 of 2 with old Pods are available"),
+        (0, 1, 0, 0, "1 of 1 Pods are updated, 0 are available"),
+    ] {
+        let status = json!({"replicas": total, "readyReplicas": ready, "availableReplicas": available});
+        let over = json!({"spec": {"minReadySeconds": min_ready}, "status": status});
+        let Health::Progressing(text) = health("updating", &key, now, WANTED, over) else { panic!("{expected}") };
+        assert_eq!(text, expected);
+    }
     let scaled = json!({"spec": {"replicas": 2}});
     assert!(matches!(health("updating", &key, now, WANTED, scaled), Health::Progressing(_)), "a Pod is missing");
     let unobserved = json!({"metadata": {"generation": 2}});
