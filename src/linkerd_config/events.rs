@@ -55,7 +55,9 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
     }
     for type_ in [ACCEPTED, CONFIG_MAP_SYNCED] {
         if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
-            add(Reason::ValidationFailed, condition_message(after, type_));
+            // The conditions of the resource and of the document list problems in the same words.
+            let subject = if type_ == ACCEPTED { "The resource is invalid: " } else { "" };
+            add(Reason::ValidationFailed, format!("{subject}{}", condition_message(after, type_)));
         }
     }
     if became(STALLED, INSTALLER_REVERTS) {

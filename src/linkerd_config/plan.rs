@@ -15,7 +15,7 @@ use super::{
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
     overlay::{self, Overlay, ValueSource},
-    resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
+    resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, describe_unreadable, repair, resolve_base},
     revert::predecessor::{NoFallback, Predecessor},
     rollout,
     trust_anchors::bundles::TrustBundles,
@@ -25,6 +25,9 @@ use crate::{
     cluster::kinds::config_map::ConfigMap,
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
+
+const BY_INSTALLER: &str = "the installer set it: correct it there";
+const BY_RESOURCE: &str = "the resource sets it";
 
 #[derive(Clone, Copy)]
 pub struct PlanInput<'a> {
@@ -201,9 +204,10 @@ fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
             }
             // A private key must not be copied into a ControllerRevision, which may have other readers than the
             // ConfigMap.
-            PlanVerdict::ValidationFailed(secrets)
+            let note = format!("it is in {}", live.describe_values());
+            PlanVerdict::ValidationFailed(secrets.into_iter().map(|problem| noted(problem, &note)).collect())
         }
-        (_, Some(Err(error))) => PlanVerdict::InvalidBase(error.to_string()),
+        (_, Some(Err(error))) => PlanVerdict::InvalidBase(describe_unreadable(&base_input, error)),
         _ => PlanVerdict::UnsupportedLayout,
     };
     let problems = match &broken {
@@ -320,9 +324,15 @@ fn plan_document(
     };
     if !problems.is_empty() {
         let is_declared = |problem: &Problem| overlay.source(&problem.path, &declared) != ValueSource::Base;
-        return without_writes(match problems.iter().any(is_declared) {
-            true => PlanVerdict::Invalid(problems),
-            false => PlanVerdict::ValidationFailed(problems),
+        let (own, of_installer): (Vec<_>, Vec<_>) = problems.into_iter().partition(is_declared);
+        let of_installer: Vec<_> = of_installer.into_iter().map(|problem| noted(problem, BY_INSTALLER)).collect();
+        return without_writes(match (own.is_empty(), of_installer.is_empty()) {
+            (true, _) => PlanVerdict::ValidationFailed(of_installer),
+            (false, true) => PlanVerdict::Invalid(own),
+            (false, false) => {
+                let own = own.into_iter().map(|problem| noted(problem, BY_RESOURCE));
+                PlanVerdict::Invalid(own.chain(of_installer).collect())
+            }
         });
     }
     if spec.mode == Mode::Observe {
@@ -374,6 +384,11 @@ fn plan_document(
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
+}
+
+/// Adds who wrote the value to the reason of a problem.
+fn noted(problem: Problem, note: &str) -> Problem {
+    Problem { reason: format!("{}; {note}", problem.reason), ..problem }
 }
 
 /// Returns the problem of a text that no reader would parse.

@@ -19,7 +19,7 @@ use crate::{
         linkerd_config::{DriftAction, DriftScope, DriftSpec},
     },
     cluster::kinds::config_map::ConfigMap,
-    values::{Document, InjectionHashes, Path, Problem},
+    values::{Document, InjectionHashes, InvalidDocument, Path, Problem},
 };
 
 /// The inputs of the resolution.
@@ -148,6 +148,14 @@ pub(super) fn resolve_base(
             resolved
         }
     })
+}
+
+/// Describes a document that cannot be read, and how to continue. Only the installer, or a person, can correct it.
+pub(super) fn describe_unreadable(input: &BaseInput<'_>, error: &InvalidDocument) -> String {
+    let BaseInput { live, base, .. } = *input;
+    let saved = base.filter(|base| base.uid == live.uid).map(|base| Base::name_at(&live.key.name, base.revision));
+    let restore = saved.map(|name| format!(", or restore it from ControllerRevision {name}")).unwrap_or_default();
+    format!("{} cannot be read: {error}; correct it with the installer (helm upgrade){restore}", live.describe_values())
 }
 
 /// Returns the saved base to write over an unusable document. Without a readable document no Pod is injected, and a

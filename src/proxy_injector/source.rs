@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::{
     canary::{CanaryConfiguration, CanaryTexts},
-    configuration::{BUNDLE_KEY, Configuration},
+    configuration::{BUNDLE_KEY, Configuration, RefusedConfiguration},
 };
 use crate::{
     api::{CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
@@ -28,6 +28,11 @@ use crate::{
 
 /// How often the files are read. The kubelet needs about a minute to write them.
 const FILES_READ_EVERY: Duration = Duration::from_secs(1);
+
+/// The file with the values, below the folder of Linkerd's container.
+const VALUES_FILE: &str = "config/values";
+const REMEDY: &str =
+    "correct them with the installer (helm upgrade), or restore them as docs/src/operate/break-glass.md shows";
 
 /// The configuration in use.
 #[derive(Default)]
@@ -56,8 +61,9 @@ struct Texts {
 
 /// Follows the files of Linkerd's container below this folder, forever.
 pub(super) async fn follow_files(folder: PathBuf, current: Arc<CurrentConfiguration>) {
+    let origin = format!("file {}", folder.join(VALUES_FILE).display());
     loop {
-        current.offer(read_files(&folder));
+        current.offer(read_files(&folder), &origin);
         sleep(FILES_READ_EVERY).await;
     }
 }
@@ -72,11 +78,13 @@ pub(super) async fn follow_config_maps(
     cluster.known(&[Kind::ConfigMap]).await;
     loop {
         let notified = changed.notified();
-        let (texts, canary) = {
+        let (texts, canary, origin) = {
             let state = cluster.read();
-            (read_config_maps(&namespace, &state), read_canary(&namespace, &state))
+            let map = state.config_maps.find(&namespace, INJECTORS_CONFIG_MAP);
+            let origin = map.map(|map| map.describe_values()).unwrap_or_default();
+            (read_config_maps(&namespace, &state), read_canary(&namespace, &state), origin)
         };
-        current.offer(texts);
+        current.offer(texts, &origin);
         current.offer_canary(canary);
         notified.await;
     }
@@ -91,7 +99,7 @@ fn read_files(folder: &Path) -> Result<Texts, String> {
         })?;
         Ok(text.into())
     };
-    Ok(Texts { values: read("config/values")?, trust_anchors: read("identity/trust-roots/ca-bundle.crt")? })
+    Ok(Texts { values: read(VALUES_FILE)?, trust_anchors: read("identity/trust-roots/ca-bundle.crt")? })
 }
 
 fn read_config_maps(namespace: &Arc<str>, state: &State) -> Result<Texts, String> {
@@ -170,14 +178,21 @@ impl CurrentConfiguration {
         }
     }
 
-    /// Uses these texts, if Pods can be injected with them.
-    fn offer(&self, texts: Result<Texts, String>) {
+    /// Uses these texts, if Pods can be injected with them. `origin` names where the values are from, for people.
+    fn offer(&self, texts: Result<Texts, String>, origin: &str) {
         let mut latest = self.latest.lock();
         if latest.as_ref().is_some_and(|latest| latest.texts == texts) {
             return;
         }
         let read = texts.as_ref().map_err(String::clone).and_then(|texts| {
-            let read = || Configuration::read(&texts.values, &texts.trust_anchors).map_err(|reason| reason.to_string());
+            let read = || {
+                let read = Configuration::read(&texts.values, &texts.trust_anchors);
+                read.map_err(|reason| match reason {
+                    // It names its ConfigMap.
+                    RefusedConfiguration::TrustAnchors(_) => reason.to_string(),
+                    reason => format!("{reason}; the values are in {origin}: {REMEDY}"),
+                })
+            };
             let read = contain(Work::Configuring, read).unwrap_or_else(|panicked| Err(panicked.to_string()));
             read.map_err(|reason| format!("the configuration of the proxy injector is refused: {reason}"))
         });
@@ -209,7 +224,7 @@ impl CurrentConfiguration {
 #[cfg(test)]
 impl CurrentConfiguration {
     pub(super) fn offer_texts(&self, values: &str, trust_anchors: &str) {
-        self.offer(Ok(Texts { values: values.into(), trust_anchors: trust_anchors.into() }));
+        self.offer(Ok(Texts { values: values.into(), trust_anchors: trust_anchors.into() }), "a test");
     }
 }
 
@@ -224,6 +239,7 @@ mod tests {
         values::testing::TRUST_ANCHORS,
     };
 
+    const MAP: &str = "key values of ConfigMap linkerd/linkerd-config (last written by helm)";
     const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
     fn texts(values: &str, trust_anchors: &str) -> Result<Texts, String> {
@@ -234,7 +250,7 @@ mod tests {
     fn a_refused_configuration_keeps_the_last_one_in_use_and_says_why() {
         let current = CurrentConfiguration::default();
         assert!(current.get().is_none() && current.problem().unwrap().contains("not read yet"));
-        current.offer(texts(INSTALLED, TRUST_ANCHORS));
+        current.offer(texts(INSTALLED, TRUST_ANCHORS), MAP);
         let first = current.get().unwrap();
         assert_eq!(current.problem(), None);
         let without_mode = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
@@ -258,16 +274,22 @@ mod tests {
             (texts(INSTALLED, &with_key), "it has a private key"),
             (Err("could not read x".to_owned()), "could not read x"),
         ] {
-            current.offer(bad);
+            current.offer(bad, MAP);
             let problem = current.problem().unwrap();
             assert!(problem.contains(why) && !problem.contains("SECRET"), "{problem}");
             assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
         }
+        for bad in ["[", "- a", "a: 1\na: 2", &without_mode] {
+            current.offer(texts(bad, TRUST_ANCHORS), MAP);
+            let problem = current.problem().unwrap();
+            let end = format!("; the values are in {MAP}: {REMEDY}");
+            assert!(problem.ends_with(&end), "{problem}");
+        }
         contain::testing::panic_in_next(Work::Configuring);
-        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(2)));
+        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(2)), MAP);
         assert!(current.problem().unwrap().contains("refused: it panicked"), "{:?}", current.problem());
         assert!(Arc::ptr_eq(&current.get().unwrap(), &first));
-        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(3)));
+        current.offer(texts(INSTALLED, &TRUST_ANCHORS.repeat(3)), MAP);
         assert_eq!(current.problem(), None);
         assert_ne!(current.get().unwrap().trust_anchors_hash, first.trust_anchors_hash);
     }
@@ -310,14 +332,14 @@ mod tests {
     fn a_process_whose_first_configuration_is_refused_answers_and_one_without_a_configuration_does_not() {
         let current = CurrentConfiguration::default();
         assert!(!current.can_answer());
-        current.offer(Err("the ConfigMap does not exist".to_owned()));
+        current.offer(Err("the ConfigMap does not exist".to_owned()), MAP);
         assert!(!current.can_answer());
         let bad = INSTALLED.replace("iptablesMode: nft", "iptablesMode: other");
-        current.offer(texts(&bad, TRUST_ANCHORS));
+        current.offer(texts(&bad, TRUST_ANCHORS), MAP);
         assert!(current.can_answer() && current.get().is_none());
         assert_eq!(&*current.opaque_ports(), "25,587,3306,4444,5432,6379,9300,11211");
         // A list is no text, so no port is known.
-        current.offer(texts("proxy: {opaquePorts: [25]}", TRUST_ANCHORS));
+        current.offer(texts("proxy: {opaquePorts: [25]}", TRUST_ANCHORS), MAP);
         assert!(current.can_answer() && current.opaque_ports().is_empty());
     }
 }

@@ -160,13 +160,14 @@ const CONFIG_MAP_SYNCED: &[ReasonEntry] = &[
         "False",
         "The document has a private key, or is too large, or the installer's values break a rule and no injector is \
          probed. Nothing is written.",
-        "Correct what the message names, at its source.",
+        "Correct what the message names, at its source: the message says what the installer set.",
     ),
     entry(
         "InvalidBase",
         "False",
         "The installer's document cannot be read, or is lost. Nothing is written over it.",
-        "Repair the ConfigMap, remove the annotation that the message names, or install Linkerd again.",
+        "Correct it with the installer, restore it from the ControllerRevision that the message names, remove the \
+         annotation that the message names, or install Linkerd again.",
     ),
     entry(
         "Immutable",
@@ -356,7 +357,8 @@ const STALLED: &[ReasonEntry] = &[
         "InvalidBase",
         "True",
         "The installer's document cannot be read, or is lost.",
-        "Repair the ConfigMap, remove the annotation that the message names, or install Linkerd again.",
+        "Correct it with the installer, restore it from the ControllerRevision that the message names, remove the \
+         annotation that the message names, or install Linkerd again.",
     ),
     entry(
         "RolledBack",

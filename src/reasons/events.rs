@@ -95,7 +95,8 @@ const LINKERD_CONFIGS: &[ReasonEntry] = &[
         "ValidationFailed",
         WARNING,
         "The resource or a document is invalid.",
-        "Correct each problem that the note names by its path.",
+        "Correct each problem that the note names by its path: in the resource if the note begins with that, else with \
+         the installer.",
     ),
     fine("ConfigMapUpdated", NORMAL, "The declared configuration was written."),
     fine("LinkerdConfigUpdated", NORMAL, "A generation of the resource is in effect."),

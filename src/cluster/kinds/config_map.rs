@@ -19,12 +19,15 @@ use crate::{
         Problems, Projected,
         index::store::{Store, Stored},
     },
+    text::truncate,
 };
 
 /// The key of the document in Linkerd's ConfigMap.
 const VALUES: &str = "values";
 /// The key of the document's predecessor, until stable-2.9.
 const LEGACY: &str = "global";
+/// The maximum length of a manager's name, in bytes; that of the API server.
+const LONGEST_MANAGER: usize = 128;
 /// The key of the bundle in [`TRUST_ROOTS`].
 const BUNDLE: &str = "ca-bundle.crt";
 
@@ -141,6 +144,14 @@ impl ConfigMap {
         self.annotations.get(MANAGED_BY_ANNOTATION).is_some_and(|it| it == OPERATOR)
     }
 
+    /// Names the document for people: the ConfigMap, the key, and the field manager that wrote it last, if known.
+    pub fn describe_values(&self) -> String {
+        let writer = self.writers.first().map(|writer| truncate(&writer.manager, LONGEST_MANAGER));
+        let writer = writer.filter(|manager| !manager.is_empty());
+        let written = writer.map(|manager| format!(" (last written by {manager})")).unwrap_or_default();
+        format!("key {VALUES} of ConfigMap {}{written}", self.key)
+    }
+
     /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
@@ -188,9 +199,13 @@ mod tests {
             entry("kubectl-label", "2026-01-03T00:00:00Z", json!({"f:metadata": {}})),
             entry("kubectl-edit", "2026-01-02T00:00:00Z", values),
             entry("other", "2026-01-04T00:00:00Z", json!({"f:data": {"f:other": {}}}))]});
-        let writers = config_map("linkerd-config", &metadata, &json!({"values": "a: 1"})).writers;
-        let managers: Vec<_> = writers.iter().map(|writer| writer.manager.as_str()).collect();
+        let map = config_map("linkerd-config", &metadata, &json!({"values": "a: 1"}));
+        let managers: Vec<_> = map.writers.iter().map(|writer| writer.manager.as_str()).collect();
         assert_eq!(managers, ["kubectl-edit", "helm"]);
+        let described = "key values of ConfigMap linkerd/linkerd-config (last written by kubectl-edit)";
+        assert_eq!(map.describe_values(), described);
+        let map = config_map("linkerd-config", &json!({}), &json!({}));
+        assert_eq!(map.describe_values(), "key values of ConfigMap linkerd/linkerd-config");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tests of the plan, of its effect once it is applied, and that planning again then writes nothing.
 
+mod broken;
 mod canary;
 mod drift;
 mod injector;
@@ -228,6 +229,8 @@ fn a_private_key_is_never_copied() {
     let PlanVerdict::ValidationFailed(problems) = plan.verdict else { panic!("{:?}", plan.verdict) };
     assert!(plan.new_base.is_none() && plan.write.is_none());
     assert!(!format!("{problems:?}").contains("secret"));
+    let end = "; it is in key values of ConfigMap linkerd/linkerd-config (last written by helm)";
+    assert!(problems[0].reason.ends_with(end), "{problems:?}");
     // A private key that was added by hand is removed.
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
@@ -275,24 +278,6 @@ fn all_problems_of_a_resource_are_reported_and_it_is_not_accepted() {
 }
 
 #[test]
-fn an_unreadable_document_is_repaired_only_from_a_base_and_not_if_an_installer_broke_it() {
-    let mut cluster = Cluster::new(&debug());
-    cluster.write("helm", "proxy: [");
-    let plan = cluster.reconcile();
-    assert!(matches!(plan.verdict, PlanVerdict::InvalidBase(_)) && plan.write.is_none() && plan.new_base.is_none());
-    cluster.write("helm", INSTALLED);
-    cluster.reconcile();
-    cluster.write("helm", "proxy: [");
-    assert!(matches!(cluster.reconcile().verdict, PlanVerdict::InvalidBase(_)), "its installer broke it");
-    cluster.write("helm", INSTALLED);
-    cluster.reconcile();
-    cluster.write("kubectl-edit", "proxy: [");
-    let plan = cluster.reconcile();
-    assert!(plan.write.is_some() && plan.drift.is_some_and(|drift| drift.manager == "kubectl-edit"));
-    assert!(cluster.is_settled());
-}
-
-#[test]
 fn a_document_that_linkerd_cannot_use_is_not_written() {
     let values = json!({"values": {"proxy": {"uid": "text", "ports": null}}});
     let mut cluster = Cluster::new(&values);
@@ -331,8 +316,13 @@ fn a_suspect_value_of_the_installer_is_kept_with_a_warning_if_the_injectors_are_
         let plan = of_installer(&delay).plan();
         let PlanVerdict::ValidationFailed(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };
         assert_eq!(problems[0].path, Path::from(&suspect[..]));
+        assert!(problems[0].reason.ends_with("; the installer set it: correct it there"), "{problems:?}");
         assert!(plan.write.is_none() && plan.new_base.is_none());
     }
+    values["injectorSync"] = json!({"method": "Delay"});
+    let PlanVerdict::Invalid(problems) = of_installer(&values).plan().verdict else { panic!() };
+    let ends = ["; the resource sets it", "; the installer set it: correct it there"];
+    assert!(problems.len() == 2 && problems.iter().zip(ends).all(|(it, end)| it.reason.ends_with(end)), "{problems:?}");
 }
 
 #[test]

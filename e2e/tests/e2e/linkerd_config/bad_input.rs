@@ -21,7 +21,8 @@ async fn refused(spec: Value) -> Result<(Installation, Manager, String)> {
     let status = installation.reaches("mesh", &INVALID).await?;
     installation.stays(&before).await?;
     assert_eq!(installation.writes("/configmaps/"), [""; 0]);
-    installation.expect_event("mesh", "ValidationFailed").await?;
+    let note = installation.expect_event("mesh", "ValidationFailed").await?;
+    assert!(note.starts_with("ValidationFailed: The resource is invalid: "), "{note}");
     let why = message(&status, "Accepted")?;
     Ok((installation, manager, why))
 }
