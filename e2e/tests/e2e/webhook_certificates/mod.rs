@@ -155,7 +155,8 @@ async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_tha
     cluster.register("Fail").await?;
     cluster.register_validation("Fail").await?;
     cluster.calls_webhook().await?;
-    let opaque = json!({"config.linkerd.io/opaque-ports": "3306"});
+    let ports = |list: &str| json!({"config.linkerd.io/opaque-ports": list});
+    let opaque = ports("3306");
     let port = json!([{"port": 3306}]);
     let containers = |name: &str| json!([{"name": name, "image": "x"}]);
     let proxied = json!({"serviceAccountName": "default", "containers": containers("web"), "initContainers": containers("linkerd-proxy")});
@@ -163,6 +164,13 @@ async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_tha
     for (kind, namespace, annotations, spec, is_refused) in [
         ("services", "app", json!({}), json!({"ports": port}), true),
         ("services", "app", opaque.clone(), json!({"ports": port}), false),
+        ("services", "app", ports("80,3306,59999"), json!({"ports": port}), false),
+        // The answer would have a warning, or may have one.
+        ("services", "app", ports("70000"), json!({"ports": port}), true),
+        ("services", "app", ports("80,65536"), json!({"ports": port}), true),
+        ("services", "app", ports("8080-80"), json!({"ports": port}), true),
+        ("services", "app", ports("9000-9100"), json!({"ports": port}), true),
+        ("services", "app", ports("80,"), json!({"ports": port}), true),
         ("pods", "app", opaque.clone(), plain.clone(), true),
         ("pods", "app", json!({}), proxied.clone(), true),
         ("pods", "app", opaque.clone(), proxied, false),
