@@ -92,7 +92,7 @@ pub struct LinkerdConfigSpec {
     /// objects are merged, any other value replaces the existing one, and null removes a key. Names are spelled as
     /// Linkerd spells them. The resource is not accepted if values contains a path that global or proxy also sets, a
     /// private key, a value of a type that Linkerd does not read, or more than 128 KiB; the condition Accepted has the
-    /// reason. Note that kubectl apply without --server-side drops a null from an existing resource.
+    /// reason. Note that kubectl apply drops a null, also when it creates the resource: use kubectl apply --server-side.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::free_object")]
     pub values: Option<Map<String, Value>>,
