@@ -217,6 +217,9 @@ fn why_not(pod: &Pod) -> Option<String> {
 
 /// Parses a host name or an IP address, and a port, in the form that the resolver accepts.
 pub(super) fn host_and_port(text: &str) -> Result<String, String> {
+    if text.contains("://") {
+        return Err("it has a scheme: write HOST:PORT alone".to_owned());
+    }
     let (host, port) = text.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
     if host.is_empty() {
         return Err("it has no host: write HOST:PORT".to_owned());
@@ -292,5 +295,7 @@ mod tests {
         {
             assert!(host_and_port(bad).is_err(), "{bad}");
         }
+        let error = host_and_port("http://127.0.0.1:8086").unwrap_err();
+        assert_eq!(error, "it has a scheme: write HOST:PORT alone");
     }
 }

@@ -6,6 +6,7 @@
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
 //!   `Destination API error: <message>`, with exit code 1.
 
+mod authority_form;
 mod check;
 mod cluster_flags;
 mod compare;

@@ -16,7 +16,7 @@ use futures::future::{pending, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 
-use super::{connect::Connector, note};
+use super::{authority_form, connect::Connector, note};
 use crate::{
     client,
     destination_client::{AuthorityState, DestinationClient, DestinationError, destination_request, message_of},
@@ -68,8 +68,14 @@ pub(super) async fn first_answer<T: AuthorityState>(
     match read_answer(destination, destination_request(authority, token)).await {
         Ok(Some(state)) => FirstAnswer::State(state),
         Ok(None) => FirstAnswer::Silence,
-        Err(status) => FirstAnswer::Refused(DestinationError::from(status)),
+        Err(status) => FirstAnswer::Refused(refusal(destination, authority, status).await),
     }
+}
+
+/// Returns the error for people, with what to write instead of an authority that the server does not accept.
+async fn refusal(destination: &DestinationClient, authority: &str, status: Status) -> DestinationError {
+    let hint = authority_form::hint(destination, authority, &status).await;
+    DestinationError::from(status).with_hint(hint)
 }
 
 /// Passes every change to `print`, without end.
@@ -179,7 +185,7 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
         self.state.reopen();
         let mut messages = match T::open(destination, destination_request(self.authority, self.token)).await {
             Ok(messages) => messages,
-            Err(status) => return Ok(self.failed(status)),
+            Err(status) => return Ok(self.failed(destination, status).await),
         };
         loop {
             match messages.message().await {
@@ -194,19 +200,28 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
                     self.accepted = true;
                     return Ok(WatchEnd::Lost("the server ended the stream".to_owned()));
                 }
-                Err(status) => return Ok(self.failed(status)),
+                Err(status) => return Ok(self.failed(destination, status).await),
             }
         }
     }
 
-    fn failed(&self, status: Status) -> WatchEnd {
+    async fn failed(&self, destination: &DestinationClient, status: Status) -> WatchEnd {
+        match self.ended(status) {
+            Err(refused) => WatchEnd::Refused(refusal(destination, self.authority, refused).await),
+            Ok(end) => end,
+        }
+    }
+
+    /// Returns why the stream ended; `Err` if the server refuses the authority.
+    fn ended(&self, status: Status) -> Result<WatchEnd, Status> {
         if is_refusal(status.code()) {
-            WatchEnd::Refused(DestinationError::from(status))
-        } else if !self.accepted {
+            return Err(status);
+        }
+        Ok(if !self.accepted {
             WatchEnd::Failed(DestinationError::from(status))
         } else {
             WatchEnd::Lost(format!("the stream failed: {}", message_of(&status)))
-        }
+        })
     }
 }
 
@@ -239,11 +254,11 @@ mod tests {
     #[test]
     fn every_error_ends_the_watch_until_a_stream_is_accepted_and_then_only_a_refusal() {
         let mut watched = AuthorityWatch::<EndpointsState>::new("web.prod.svc.cluster.local", "");
-        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Failed(_)));
-        assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), WatchEnd::Refused(_)));
+        assert!(matches!(watched.ended(Status::unavailable("busy")), Ok(WatchEnd::Failed(_))));
+        assert!(watched.ended(Status::not_found("Service web.prod not found")).is_err());
         watched.accepted = true;
-        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Lost(_)));
-        assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), WatchEnd::Refused(_)));
+        assert!(matches!(watched.ended(Status::unavailable("busy")), Ok(WatchEnd::Lost(_))));
+        assert!(watched.ended(Status::not_found("Service web.prod not found")).is_err());
     }
 
     #[test]

@@ -68,8 +68,12 @@ struct Http2(SendRequest<Body>);
 
 /// The status with which the server refuses a request.
 #[derive(Debug, thiserror::Error)]
-#[error("Destination API error: {}", message_of(.0))]
-pub struct DestinationError(#[from] Status);
+#[error("Destination API error: {}{}", message_of(.status), .hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default())]
+pub struct DestinationError {
+    status: Status,
+    /// What to write instead.
+    hint: Option<String>,
+}
 
 /// The state of one authority that the messages of its streams add up to.
 pub trait AuthorityState: Default + Send {
@@ -217,18 +221,29 @@ impl Service<Request<Body>> for Http2 {
 
 // === impl DestinationError ===
 
+impl From<Status> for DestinationError {
+    fn from(status: Status) -> Self {
+        Self { status, hint: None }
+    }
+}
+
 impl DestinationError {
+    /// Adds what to write instead.
+    pub fn with_hint(self, hint: Option<String>) -> Self {
+        Self { hint, ..self }
+    }
+
     /// Returns whether the server might answer the same request later, as when it restarts.
     pub fn is_temporary(&self) -> bool {
         matches!(
-            self.0.code(),
+            self.status.code(),
             Code::Aborted | Code::Cancelled | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Unavailable
         )
     }
 
     /// Returns the code and the message.
     pub fn code_and_message(&self) -> String {
-        format!("{:?}: {}", self.0.code(), message_of(&self.0))
+        format!("{:?}: {}", self.status.code(), message_of(&self.status))
     }
 }
 

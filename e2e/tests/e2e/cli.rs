@@ -154,7 +154,7 @@ async fn endpoints_are_printed_as_linkerds_command_prints_them() -> Result<()> {
 async fn an_invalid_authority_is_an_error_and_the_other_endpoints_are_printed() -> Result<()> {
     let web = Web::shared(&["192.0.2.11"]).await?;
     let refused = web.endpoints(&["foo"]).await?;
-    let sentence = "Destination API error: Invalid authority: foo\n";
+    let sentence = "Destination API error: Invalid authority: foo; write NAME.NAMESPACE.svc.cluster.local:PORT\n";
     assert_eq!((refused.code, refused.stdout.as_str(), refused.stderr.as_str()), (Some(1), "", sentence));
 
     let mixed = web.endpoints(&["foo", &web.authority]).await?;
@@ -442,7 +442,8 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
     })
     .await?;
     assert!(table.contains("192.0.2.11"), "{table}");
-    assert_eq!(request("foo").await?.stderr, "Destination API error: Invalid authority: foo\n");
+    let refused = "Destination API error: Invalid authority: foo; write NAME.NAMESPACE.svc.cluster.local:PORT\n";
+    assert_eq!(request("foo").await?.stderr, refused);
 
     manager.kill().await?;
     let ended = request(&web.authority).await?;
