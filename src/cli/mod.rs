@@ -206,6 +206,10 @@ async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                             format!("No endpoints found for {authority}: the Service has none: {why}.")
                         }
                     });
+                } else if let Some(client) = connector.client()
+                    && let Some(why) = no_endpoints::other_protocol(client, authority).await
+                {
+                    note(format_args!("{authority}: {why}."));
                 }
             }
             FirstAnswer::Silence => {

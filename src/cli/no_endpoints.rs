@@ -1,30 +1,38 @@
-//! Why a Service has no endpoints for proxies, although it may have EndpointSlices.
+//! Why a Service has no endpoints for proxies, although it may have EndpointSlices, and why the endpoints of a port may
+//! not be those that its author means.
 //!
-//! * In: the Service and its slices, from the API server. Out: a clause for people, or nothing if it is not known.
+//! * In: the Service, its slices, and the ExternalWorkloads that it selects, from the API server. Out: a clause for
+//!   people, or nothing if it is not known.
 //! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
 use k8s_openapi::api::{
-    core::v1::Service,
+    core::v1::{Service, ServicePort},
     discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
 };
 use kube::{Api, Client, api::ListParams};
 use tokio::time::timeout;
 
 use crate::{
-    api::{EXTERNAL_WORKLOAD_KIND, LOCAL_DISCOVERY_ANNOTATION, REMOTE_DISCOVERY, SERVICE_NAME_LABEL, carries_tcp},
+    api::{
+        EXTERNAL_WORKLOAD_KIND, ExternalWorkload, LOCAL_DISCOVERY_ANNOTATION, REMOTE_DISCOVERY, SERVICE_NAME_LABEL,
+        carries_tcp,
+    },
     text::{and_more, counted},
 };
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The maximum number of slices that are read.
 const SLICES: u32 = 500;
-/// The maximum number of kinds that are named.
+/// The maximum number of kinds, or of workloads, that are named.
 const KINDS: usize = 5;
+/// The maximum number of ExternalWorkloads that are read.
+const WORKLOADS: u32 = 500;
 
 /// The Service that an authority names, and the port.
 pub(super) struct AuthorityParts<'a> {
@@ -52,10 +60,67 @@ pub(super) async fn reason(client: Client, authority: &str) -> Option<String> {
     let read = async {
         let service = Api::<Service>::namespaced(client.clone(), namespace).get(name).await?;
         let own = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={name}")).limit(SLICES);
-        Ok::<_, kube::Error>((service, Api::<EndpointSlice>::namespaced(client, namespace).list(&own).await?.items))
+        let slices = Api::<EndpointSlice>::namespaced(client.clone(), namespace).list(&own).await?.items;
+        // The kind may not exist, and not every user may list it.
+        let workloads = match selected(&service) {
+            Some(selected) => Api::<ExternalWorkload>::namespaced(client, namespace).list(&selected).await.ok(),
+            None => None,
+        };
+        Ok::<_, kube::Error>((service, slices, workloads.map(|list| list.items).unwrap_or_default()))
     };
-    let (service, slices) = timeout(DEADLINE, read).await.ok()?.ok()?;
-    why_none(&service, &slices, port.parse().ok()?)
+    let (service, slices, workloads) = timeout(DEADLINE, read).await.ok()?.ok()?;
+    let why = why_none(&service, &slices, port.parse().ok()?)?;
+    let of_workloads = without_family(&service, &workloads);
+    Some([Some(why), of_workloads].into_iter().flatten().collect::<Vec<_>>().join("; "))
+}
+
+/// Returns what the endpoints of a port are if the Service has the port only for protocols that proxies do not forward.
+pub(super) async fn other_protocol(client: Client, authority: &str) -> Option<String> {
+    let AuthorityParts { namespace, name, port } = AuthorityParts::of(authority)?;
+    let services = Api::<Service>::namespaced(client, namespace);
+    let service = timeout(DEADLINE, services.get(name)).await.ok()?.ok()?;
+    has_only_other_protocols(&service, port.parse().ok()?)
+}
+
+/// Returns the parameters of a list of the ExternalWorkloads that the Service selects.
+fn selected(service: &Service) -> Option<ListParams> {
+    let selector = service.spec.as_ref()?.selector.as_ref().filter(|selector| !selector.is_empty())?;
+    let labels: Vec<String> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    Some(ListParams::default().labels(&labels.join(",")).limit(WORKLOADS))
+}
+
+/// Returns which of the selected ExternalWorkloads have addresses of other families only.
+fn without_family(service: &Service, workloads: &[ExternalWorkload]) -> Option<String> {
+    let families = service.spec.as_ref()?.ip_families.clone().unwrap_or_default();
+    let has_family = |workload: &&ExternalWorkload| {
+        let ips = workload.spec.iter().flat_map(|spec| spec.workload_ips.iter().flatten());
+        let mut addresses = ips.filter_map(|ip| ip.ip.as_deref()?.parse::<IpAddr>().ok()).peekable();
+        let is_of = |address: IpAddr| families.iter().any(|family| (family == "IPv6") == address.is_ipv6());
+        addresses.peek().is_none() || addresses.any(is_of)
+    };
+    let others: Vec<&str> = workloads
+        .iter()
+        .filter(|workload| !families.is_empty() && !has_family(workload))
+        .map(|workload| workload.metadata.name.as_deref().unwrap_or_default())
+        .collect();
+    let named = and_more(others.iter().take(KINDS), others.len(), ", ");
+    let have = has_or_have(others.len(), "selected ExternalWorkload");
+    (!others.is_empty()).then(|| format!("{have} no {} address, as the Service needs: {named}", families.join(" or ")))
+}
+
+fn has_only_other_protocols(service: &Service, port: u16) -> Option<String> {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let of_number: Vec<&ServicePort> = ports.filter(|it| it.port == i32::from(port)).collect();
+    let protocols: BTreeSet<&str> = of_number.iter().filter_map(|port| port.protocol.as_deref()).collect();
+    let only_others = !protocols.is_empty() && !protocols.iter().any(|protocol| carries_tcp(protocol));
+    only_others.then(|| {
+        let protocols: Vec<&str> = protocols.into_iter().collect();
+        format!(
+            "the Service has port {port} for {} only, which proxies do not forward: for TCP it does not have the port, and the \
+             endpoints have the requested number",
+            protocols.join(" and ")
+        )
+    })
 }
 
 fn why_none(service: &Service, slices: &[EndpointSlice], port: u16) -> Option<String> {
@@ -179,6 +244,46 @@ mod tests {
         ] {
             assert_eq!(why(ports, &slices, port).as_deref(), Some(expected));
         }
+    }
+
+    #[test]
+    fn workloads_of_another_family_than_the_service_are_named() {
+        let workload = |name: &str, ips: &[&str]| -> ExternalWorkload {
+            let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+            from_value(json!({"metadata": {"name": name}, "spec": {"workloadIPs": ips}})).unwrap()
+        };
+        let workloads = [
+            workload("vm-4", &["192.0.2.5"]),
+            workload("vm-6", &["2001:db8::5"]),
+            workload("both", &["2001:db8::6", "192.0.2.6"]),
+            workload("none", &[]),
+            workload("invalid", &["x"]),
+        ];
+        let of = |families: &[&str]| {
+            without_family(&from_value(json!({"spec": {"ipFamilies": families}})).unwrap(), &workloads)
+        };
+        let expected = "1 selected ExternalWorkload has no IPv4 address, as the Service needs: vm-6";
+        assert_eq!(of(&["IPv4"]).as_deref(), Some(expected));
+        let expected = "1 selected ExternalWorkload has no IPv6 address, as the Service needs: vm-4";
+        assert_eq!(of(&["IPv6"]).as_deref(), Some(expected));
+        assert_eq!((of(&["IPv4", "IPv6"]), of(&[])), (None, None));
+    }
+
+    /// `e2e/cases/get/ports.yaml` says what the server answers for such a port.
+    #[test]
+    fn a_port_that_the_service_has_for_other_protocols_only_has_a_note() {
+        let note = |ports: Value, port: u16| {
+            has_only_other_protocols(&from_value(json!({"spec": {"ports": ports}})).unwrap(), port)
+        };
+        let udp = json!({"port": 80, "protocol": "UDP"});
+        let expected = "the Service has port 80 for UDP only, which proxies do not forward: for TCP it does not have the port, and \
+                        the endpoints have the requested number";
+        assert_eq!(note(json!([udp]), 80).as_deref(), Some(expected));
+        let both = json!([{"port": 80, "protocol": "SCTP"}, udp]);
+        assert!(note(both, 80).unwrap().starts_with("the Service has port 80 for SCTP and UDP only"));
+        assert_eq!(note(json!([udp, {"port": 80, "protocol": "TCP"}]), 80), None);
+        assert_eq!(note(json!([udp]), 81), None);
+        assert_eq!(note(json!([{"port": 80}]), 80), None);
     }
 
     #[test]

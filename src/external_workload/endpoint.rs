@@ -104,6 +104,9 @@ pub(super) fn desired(
         // A workload without an address of the Service's families is not an endpoint, so its ports and name do not
         // matter.
         if !published {
+            if let Some(text) = describe_other_family(service, workload) {
+                find(Reason::InvalidWorkloadIP, text);
+            }
             continue;
         }
         if hostname_invalid {
@@ -150,6 +153,19 @@ pub(super) fn describe_invalid(addresses: &[Address]) -> Option<String> {
     Some(and_more(shown, invalid.clone().count(), "; ")).filter(|text| !text.is_empty())
 }
 
+/// Returns a text about a workload whose valid addresses are all of a family that the Service does not have. Without a
+/// valid address, another finding names the invalid ones.
+fn describe_other_family(service: &Service, workload: &ExternalWorkload) -> Option<String> {
+    let has_valid = workload.addresses.iter().any(|address| matches!(address, Address::Valid { .. }));
+    let families: Vec<&str> = service.families.iter().map(|family| family.address_type()).collect();
+    has_valid.then(|| {
+        format!(
+            "spec.workloadIPs has no {} address, and the Service has no other family: it is not published",
+            families.join(" or ")
+        )
+    })
+}
+
 impl Address {
     /// Returns the text if it is an address of the family.
     fn of(&self, wanted: Family) -> Option<String> {
@@ -170,14 +186,19 @@ mod tests {
     #[test]
     fn a_workload_that_is_not_an_endpoint_has_findings_only_for_its_invalid_addresses() {
         let service = service(&json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "ports": [{"port": 80}]}));
-        let findings = |ips: &[&str]| {
+        let notes = |ips: &[&str]| {
             let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
             let workload = Arc::new(external_workload("vm.example", true, &json!({}), &json!({"workloadIPs": ips})));
-            desired(&service, &[workload]).1.len()
+            let (_, findings) = desired(&service, &[workload]);
+            findings.iter().map(|it| it.notice(&service)).map(|it| (it.reason, it.note)).collect::<Vec<_>>()
         };
-        assert_eq!(findings(&["192.0.2.1"]), 2, "its name and its ports");
-        assert_eq!(findings(&["2001:db8::1"]), 0);
-        assert_eq!(findings(&["bogus"]), 1);
+        assert_eq!(notes(&["192.0.2.1"]).len(), 2, "its name and its ports");
+        let other_family = "As an endpoint of Service legacy: spec.workloadIPs has no IPv4 address, and the Service has no other \
+                            family: it is not published";
+        assert_eq!(notes(&["2001:db8::1"]), [(Reason::InvalidWorkloadIP, other_family.to_owned())]);
+        let [(Reason::InvalidWorkloadIP, note)] = &notes(&["bogus"])[..] else { panic!() };
+        assert!(note.contains("\"bogus\", which is not a valid endpoint address"), "{note}");
+        assert_eq!(notes(&[]), []);
     }
 
     #[test]

@@ -117,6 +117,10 @@ impl Transition {
     pub(super) fn notice(&self, service: &Service) -> Notice {
         let name = &service.key.name;
         let addresses = self.addresses.join(" and ");
+        let without_tcp = match service.all_ports.is_empty() || service.tcp_ports().next().is_some() {
+            true => "",
+            false => "; the Service has no TCP port, and proxies forward nothing else",
+        };
         let (reason, note) = match self.kind {
             TransitionKind::Published(readiness) => {
                 let readiness = match readiness {
@@ -127,13 +131,15 @@ impl Transition {
                         "not ready, but it receives traffic because of publishNotReadyAddresses"
                     }
                 };
-                (Reason::Published, format!("Published as an endpoint of Service {name}: {addresses}, {readiness}"))
+                let note = format!("Published as an endpoint of Service {name}: {addresses}, {readiness}{without_tcp}");
+                (Reason::Published, note)
             }
             TransitionKind::Unpublished => {
                 (Reason::Unpublished, format!("No longer an endpoint of Service {name}: {addresses}"))
             }
             TransitionKind::Became(PublishedReadiness::Ready) => {
-                (Reason::BecameReady, format!("Ready: Service {name} sends it traffic at {addresses}"))
+                let note = format!("Ready: Service {name} sends it traffic at {addresses}{without_tcp}");
+                (Reason::BecameReady, note)
             }
             TransitionKind::Became(PublishedReadiness::Unready) => {
                 (Reason::BecameUnready, format!("Not ready: Service {name} no longer sends it traffic at {addresses}"))
@@ -156,6 +162,41 @@ impl Transition {
             regarding: workload_reference(&workload, &self.uid),
             related: Some(service_reference(service)),
             note,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::testing::service;
+
+    #[test]
+    fn traffic_of_a_service_without_a_tcp_port_is_not_that_of_proxies() {
+        let note = |ports: serde_json::Value, kind| {
+            let transition = Transition {
+                workload: "vm".into(),
+                uid: "uid".to_owned(),
+                addresses: vec!["192.0.2.5".to_owned()],
+                kind,
+            };
+            transition.notice(&service(&json!({ "ports": ports }))).note
+        };
+        let (udp, tcp) = (json!([{"port": 80, "protocol": "UDP"}]), json!([{"port": 80}]));
+        let (published, became) =
+            (TransitionKind::Published(PublishedReadiness::Ready), TransitionKind::Became(PublishedReadiness::Ready));
+        let end = "; the Service has no TCP port, and proxies forward nothing else";
+        let sentences = [
+            (published, "Published as an endpoint of Service legacy: 192.0.2.5, ready"),
+            (became, "Ready: Service legacy sends it traffic at 192.0.2.5"),
+        ];
+        for (kind, sentence) in sentences {
+            assert_eq!(note(udp.clone(), kind), format!("{sentence}{end}"));
+            for ports in [&tcp, &json!([{"port": 53, "protocol": "UDP"}, {"port": 53}]), &json!([])] {
+                assert_eq!(note(ports.clone(), kind), sentence, "{ports}");
+            }
         }
     }
 }

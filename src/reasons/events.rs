@@ -44,7 +44,11 @@ const EXTERNAL_WORKLOADS: &[ReasonEntry] = &[
         "If the note says not ready, set the condition Ready in its status: your health checker must, nothing else does.",
     ),
     fine("Unpublished", NORMAL, "It is no longer an endpoint of the Service."),
-    fine("BecameReady", NORMAL, "The Service sends it traffic."),
+    fine(
+        "BecameReady",
+        NORMAL,
+        "The Service sends it traffic. If the Service has no TCP port, as the note then says, no proxy sends any.",
+    ),
     entry(
         "BecameUnready",
         NORMAL,
@@ -54,8 +58,9 @@ const EXTERNAL_WORKLOADS: &[ReasonEntry] = &[
     entry(
         "InvalidWorkloadIP",
         WARNING,
-        "An address is not allowed in an EndpointSlice, such as a loopback address, and is skipped.",
-        "Correct spec.workloadIPs.",
+        "An address is not allowed in an EndpointSlice, such as a loopback address, and is skipped. Or no address is of a \
+         family that the Service has, and the workload is not published.",
+        "Correct spec.workloadIPs, or ipFamilies of the Service.",
     ),
     entry(
         "InvalidHostname",
