@@ -1,5 +1,7 @@
 //! The API server as the oracle of the injector's warnings and of the rules for values: it rejects the same Pods.
 
+use kube::api::{ApiResource, DynamicObject};
+
 use super::*;
 
 /// The parts of a Pod that the injector says the API server rejects together with the proxy, and near misses.
@@ -40,6 +42,9 @@ async fn the_api_server_rejects_a_pod_for_each_part_of_it_that_the_injector_says
 async fn the_api_server_rejects_the_parts_of_a_container_that_the_rules_for_values_refuse() -> Result<()> {
     let client = e2e::shared().await?.client().await?;
     let namespace = TestNamespace::create(&client, "rules").await?;
+    // The typed Pod lacks fields of newer versions of Kubernetes, such as fileKeyRef.
+    let pods: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), namespace.name(), &ApiResource::erase::<Pod>(&()));
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let context = |context: Value| json!({"securityContext": context});
     let profile = |kind: &str, file: &str| context(json!({kind: {"type": "Localhost", "localhostProfile": file}}));
@@ -105,7 +110,7 @@ async fn the_api_server_rejects_the_parts_of_a_container_that_the_rules_for_valu
                 "volumes": [{"name": "a", "emptyDir": {}}],
             },
         });
-        let created = namespace.api::<Pod>().create(&params, &serde_json::from_value(pod)?).await;
+        let created = pods.create(&params, &serde_json::from_value(pod)?).await;
         let error = created.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let part = part.to_string();
         let part = part.get(..200).unwrap_or(&part);
