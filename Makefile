@@ -247,16 +247,20 @@ helm-package: ## Package both Helm charts, also as OCI image layouts: dist/NAME-
 
 ##@ Install
 
+# kubectl does not wait but fails while a new CRD has no conditions yet, so a failure is tried once more.
+WAIT_CRD = $(KUBECTL) wait --for=condition=Established --timeout=60s -f
+ESTABLISHED = established() { $(WAIT_CRD) "$$1" 2>/dev/null || { sleep 2; $(WAIT_CRD) "$$1"; }; }
+
 .PHONY: install
 install: ## Install the CRDs into the current cluster: ours, and those of Linkerd's that are absent
 	@$(KUBECTL) apply --server-side -k crd
-	@$(KUBECTL) wait --for=condition=Established --timeout=60s -f crd/linkerdconfigs.yaml
-	@for crd in $(CRDS); do \
+	@$(ESTABLISHED); established crd/linkerdconfigs.yaml; \
+	for crd in $(CRDS); do \
 		if $(KUBECTL) get -f "$$crd" >/dev/null 2>&1; then \
 			echo "$$crd: already installed, left unchanged"; \
 		else \
 			$(KUBECTL) label --local -f "$$crd" $(MARK) -o yaml | $(KUBECTL) create -f -; \
-			$(KUBECTL) wait --for=condition=Established --timeout=60s -f "$$crd"; \
+			established "$$crd"; \
 		fi; \
 	done
 

@@ -87,8 +87,8 @@ async fn a_broken_edit_of_a_secret_keeps_the_link_until_the_secret_is_deleted() 
     .enumerate()
     {
         rig.put_secret(&east.name, link(&east.name, trust_domain, kubeconfig)).await?;
-        let body = rig.says(&kept).await?;
-        ensure!(body.contains(why), "no {why} in {body}");
+        let body = rig.says(why).await?;
+        ensure!(body.contains(&kept), "no {kept} in {body}");
         let address = format!("10.1.0.{}", number + 2);
         east.set_addresses("bb", &[&address]).await?;
         stream.shows(&[&format!("{address}:8080")]).await.context("the watches of the last link go on")?;
