@@ -204,7 +204,7 @@ async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_an_erro
     };
     refused(args(&["--no-such-flag"]), 2, "--no-such-flag").await?;
     refused(args(&["--leader-election-renew-deadline=40s"]), 64, "two replicas could write").await?;
-    refused(args(&["--log-level=linkerd_operator=loud"]), 64, "--log-level").await?;
+    refused(args(&["--log-level=linkerd_operator=loud"]), 2, "--log-level").await?;
     refused(args(&["--kubeconfig=/nowhere/kubeconfig"]), 1, "cannot read the kubeconfig /nowhere/kubeconfig").await?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?;

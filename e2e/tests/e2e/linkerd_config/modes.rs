@@ -16,7 +16,7 @@ async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Resu
     let env = json!([{"name": "TOKEN", "value": "s3cret"}]);
     let proxy = json!({
         "adminPort": 1, "controlPort": 2, "inboundPort": 3, "outboundPort": 4, "accessLog": "json", "logFormat": "json",
-        "logLevel": "s3cret-level", "proxyGID": 5, "proxyUID": 6, "nativeSidecar": false, "await": false, "additionalEnv": env,
+        "logLevel": "warn,s3cret=info", "proxyGID": 5, "proxyUID": 6, "nativeSidecar": false, "await": false, "additionalEnv": env,
     });
     installation.declare("mesh", json!({"mode": "Observe", "deletionPolicy": "RestoreBase", "proxy": proxy})).await?;
     let status = installation.reaches("mesh", &OBSERVING).await?;
