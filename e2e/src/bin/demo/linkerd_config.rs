@@ -149,13 +149,13 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     document.becomes("linkerdVersion: edge-26.8.4").await?;
     document.becomes("accessLog: apache").await?;
     document.prints(&EVENTS, &["BaseUpdated"]).await?;
-    document.prints(&WIDE, &["true     True    edge-26.8.4"]).await?;
+    document.prints(&WIDE, &["true     True", "edge-26.8.4"]).await?;
     show.run(&WIDE).await?;
 
     say("Our proxy injector takes the place of the stand-in again.");
     remove_all(&injector).await?;
     let injector = Injector::start_operator(true, control_plane, "linkerd", &REVIEWED, 2).await?;
-    document.prints(&WIDE, &["true     True    edge-26.8.4"]).await?;
+    document.prints(&WIDE, &["true     True", "edge-26.8.4"]).await?;
     document.prints(&CONDITIONS, &["2 of 2 replicas use the configuration"]).await?;
     show.run(&CONDITIONS).await?;
 
