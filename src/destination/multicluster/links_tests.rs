@@ -293,7 +293,7 @@ async fn the_number_of_named_secrets_is_bounded() {
     }
 }
 
-/// Other Secrets of the namespace have other types, and are nobody's links.
+/// Other Secrets of the namespace have other types, and are no links.
 #[tokio::test]
 async fn a_secret_of_another_type_is_not_a_link() {
     let mut secrets = Secrets::new();

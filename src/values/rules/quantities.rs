@@ -13,7 +13,7 @@ const LEAST_BYTES: i128 = 4 << 20;
 /// More cores than any proxy gets: only a few machines for databases in memory have more, and a proxy uses a small part of
 /// a node. A number of millicores that lacks its unit is above from 512m on, and each one with another unit is far above.
 const MOST_CORES: i128 = 512;
-/// A suggestion beyond this is none.
+/// The largest amount that is suggested.
 const MOST_SUGGESTED_BYTES: i128 = 1 << 40;
 
 /// Returns what a quantity of a resource (cpu, memory, ephemeral-storage) stands for, and what the author may mean, if no

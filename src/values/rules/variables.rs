@@ -105,7 +105,7 @@ fn resource(fields: &SourceFields) -> SourceCheck {
     )
 }
 
-/// Whether the API server writes a quantity anew before it looks for it in the list of units: 1000k is 1M then. It keeps
+/// Whether the API server rewrites a quantity before it looks for it in the list of units: 1000k is 1M then. It keeps
 /// the text of a number without zeros at its end, such as 01k and +1, and it keeps exponents.
 fn is_rewritten(quantity: &str) -> bool {
     let number = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());
