@@ -2,9 +2,9 @@
 //!
 //! In: the text of the values document, the PEM of the trust anchors. Out: a [`Configuration`], or the reason why Pods
 //! could not be injected with it. Always holds: a configuration in use has injected a probe Pod without an error or a
-//! warning, breaks no rule for every Pod of the programs that read its values, and has trust anchors that a proxy starts
-//! with. So the injection of a Pod fails only for annotations of the Pod or of its namespace, or for what the Pod has that
-//! the probe does not have, or lacks: a mount of its token, volumes, capabilities and names of containers.
+//! warning, breaks no rule with which no Pod could run, and has trust anchors that a proxy starts with. So the injection of
+//! a Pod fails only for its annotations, for those of its namespace, or for a difference from the probe, such as a
+//! container with a name that the injector uses.
 
 use std::fmt;
 

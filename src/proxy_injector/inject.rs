@@ -232,11 +232,10 @@ impl Injector<'_> {
             injection_hash: &configuration.injection_hash,
             inbound_ports: &inbound_ports,
         };
-        let has_debug = annotations.is_debugged();
         Ok(AddedContainers {
             init: if values.cni_enabled { containers::validator(values) } else { containers::init(values) }?,
             proxy: containers::proxy(values, context)?,
-            debug: has_debug.then(|| containers::debug(values)).transpose()?,
+            debug: annotations.is_debugged().then(|| containers::debug(values)).transpose()?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Warnings about what an injection adds to a Pod: the names, mounts and capabilities that do not fit the Pod, and the
 //! strings with which no container starts.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -10,6 +10,9 @@ use crate::{
     proxy_injector::{containers::AddedContainers, reviewed::ReviewedSpec},
     values::{unusable_fields, unusable_string},
 };
+
+/// Whether each volume of an injected Pod is an `emptyDir`, by its name.
+type VolumeKinds<'a> = HashMap<&'a str, bool>;
 
 /// Adds the warnings about the containers and volumes that are added to a Pod.
 pub(in crate::proxy_injector) fn of_added(
@@ -22,7 +25,9 @@ pub(in crate::proxy_injector) fn of_added(
     for name in volumes.iter().map(|volume| text(volume, "name")).filter(|name| of_pod.contains(name)) {
         warnings.add_rejection(format_args!("the Pod has a volume with the name {name:?}, which the injector adds"));
     }
-    let all_volumes = Volumes { added: volumes, of_pod: &spec.volumes };
+    let is_empty_dir = |volume: &Value| volume.get("emptyDir").is_some();
+    let all = volumes.iter().chain(&spec.volumes);
+    let volumes: VolumeKinds<'_> = all.map(|volume| (text(volume, "name"), is_empty_dir(volume))).collect();
     for container in containers.iter() {
         let name = text(container, "name");
         if spec.all_containers().any(|it| it.name == name) {
@@ -36,8 +41,8 @@ pub(in crate::proxy_injector) fn of_added(
                  {reason}"
             ));
         }
-        mounts(container, &all_volumes, warnings);
-        variables(container, &all_volumes, warnings);
+        mounts(container, &volumes, warnings);
+        variables(container, &volumes, warnings);
         for argument in list(container, "args").filter_map(Value::as_str) {
             if let Some(reason) = unusable_string(argument, 0) {
                 warnings.add(format_args!("the argument {:?} of the container {name} {reason}", shown(argument)));
@@ -46,26 +51,12 @@ pub(in crate::proxy_injector) fn of_added(
     }
 }
 
-/// The volumes of an injected Pod.
-struct Volumes<'a> {
-    added: &'a [Value],
-    of_pod: &'a [Value],
-}
-
-// === impl Volumes ===
-
-impl<'a> Volumes<'a> {
-    fn find(&self, name: &str) -> Option<&'a Value> {
-        self.added.iter().chain(self.of_pod).find(|volume| text(volume, "name") == name)
-    }
-}
-
-fn mounts(container: &Value, volumes: &Volumes<'_>, warnings: &mut AuthorWarnings) {
+fn mounts(container: &Value, volumes: &VolumeKinds<'_>, warnings: &mut AuthorWarnings) {
     let of_container = text(container, "name");
     let mut paths = HashSet::new();
     for mount in list(container, "volumeMounts") {
         let (name, path) = (text(mount, "name"), text(mount, "mountPath"));
-        if volumes.find(name).is_none() {
+        if !volumes.contains_key(name) {
             warnings.add_rejection(format_args!(
                 "the container {of_container} mounts the volume {:?} of the value proxy.saMountPath, which the Pod lacks",
                 shown(name)
@@ -77,7 +68,7 @@ fn mounts(container: &Value, volumes: &Volumes<'_>, warnings: &mut AuthorWarning
     }
 }
 
-fn variables(container: &Value, volumes: &Volumes<'_>, warnings: &mut AuthorWarnings) {
+fn variables(container: &Value, volumes: &VolumeKinds<'_>, warnings: &mut AuthorWarnings) {
     let of_container = text(container, "name");
     for variable in list(container, "env") {
         let name = text(variable, "name");
@@ -85,8 +76,7 @@ fn variables(container: &Value, volumes: &Volumes<'_>, warnings: &mut AuthorWarn
             warnings.add(format_args!("the variable {:?} of the container {of_container} {reason}", shown(name)));
         }
         let volume = variable.pointer("/valueFrom/fileKeyRef/volumeName").and_then(Value::as_str);
-        let is_empty = |volume: &str| volumes.find(volume).is_some_and(|it| it.get("emptyDir").is_some());
-        if let Some(volume) = volume.filter(|volume| !is_empty(volume)) {
+        if let Some(volume) = volume.filter(|volume| volumes.get(volume) != Some(&true)) {
             warnings.add_rejection(format_args!(
                 "the variable {:?} of the container {of_container} is in a file of {:?}, which is not an emptyDir of the \
                  Pod",

@@ -4,6 +4,8 @@
 //! warning changes no patch; the number and the length of the warnings have a limit, whatever the author writes.
 
 mod added;
+#[cfg(test)]
+mod added_tests;
 mod injection;
 mod pods;
 mod services;

@@ -13,30 +13,35 @@ use crate::{
     values::testing::TRUST_ANCHORS,
 };
 
-const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
+pub(super) const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
 static CONFIGURATION: LazyLock<Configuration> =
     LazyLock::new(|| Configuration::read(INSTALLED, TRUST_ANCHORS).unwrap());
 
 /// Where an object is created: the annotations of the namespace, and its label `linkerd.io/inject`.
 #[derive(Default)]
-struct Target<'a> {
+pub(super) struct Target<'a> {
     namespace: AnnotationMap,
     inject_label: Option<&'a str>,
 }
 
-fn map(annotations: &[(&str, &str)]) -> AnnotationMap {
+pub(super) fn map(annotations: &[(&str, &str)]) -> AnnotationMap {
     annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn enabled() -> Target<'static> {
+pub(super) fn enabled() -> Target<'static> {
     Target { namespace: map(&[("linkerd.io/inject", "enabled")]), inject_label: None }
 }
 
-fn review(kind: ObjectKind, object: Value, target: &Target<'_>) -> AdmissionOutcome {
+pub(super) fn review(kind: ObjectKind, object: Value, target: &Target<'_>) -> AdmissionOutcome {
     reviewed(&CONFIGURATION, kind, object, target)
 }
 
-fn reviewed(configuration: &Configuration, kind: ObjectKind, object: Value, target: &Target<'_>) -> AdmissionOutcome {
+pub(super) fn reviewed(
+    configuration: &Configuration,
+    kind: ObjectKind,
+    object: Value,
+    target: &Target<'_>,
+) -> AdmissionOutcome {
     let object: ReviewedObject = serde_json::from_value(object).unwrap();
     let Target { namespace, inject_label } = target;
     let target = ReviewTarget { namespace, namespace_name: "shop", inject_label: *inject_label, workload: None };
@@ -53,7 +58,7 @@ fn warned(pod: Value, target: &Target<'_>) -> Vec<String> {
 }
 
 /// Returns the warnings of a Pod with these annotations below `config.linkerd.io/`, in a namespace with injection.
-fn configured(annotations: &[(&str, &str)]) -> Vec<String> {
+pub(super) fn configured(annotations: &[(&str, &str)]) -> Vec<String> {
     let keys: Vec<_> = annotations.iter().map(|(name, text)| (format!("config.linkerd.io/{name}"), *text)).collect();
     let annotations: Vec<_> = keys.iter().map(|(key, text)| (key.as_str(), *text)).collect();
     warned(pod(&annotations), &enabled())
@@ -206,7 +211,8 @@ fn a_value_that_its_reader_cannot_use_has_a_warning() {
         ("proxy-inbound-connect-timeout", "-1s", "-1s", NO_START),
         ("proxy-outbound-discovery-cache-unused-timeout", "-5s", "-5s", NO_START),
     ] {
-        let warnings = configured(&[(name, text)]);
+        let debugged = name.starts_with("debug-").then_some(("enable-debug-sidecar", "true"));
+        let warnings = configured(&debugged.into_iter().chain([(name, text)]).collect::<Vec<_>>());
         let [warning, ..] = &warnings[..] else { panic!("{name}: {text:?} has no warning") };
         let begin = format!("the annotation config.linkerd.io/{name} has {part:?}, which is not ");
         assert!(warning.starts_with(&begin) && warning.ends_with(effect), "{name}: {text:?}: {warnings:?}");
@@ -226,6 +232,9 @@ fn a_value_that_its_reader_cannot_use_has_a_warning() {
         ("proxy-gid", "-1"),
         ("proxy-inbound-connect-timeout", "-0.5ms"),
         ("default-inbound-policy", "audit"),
+        // The Pod gets no debug container.
+        ("debug-image", " a"),
+        ("debug-image-pull-policy", "always"),
         ("proxy-image", "localhost:5000/proxy"),
         ("proxy-version", &format!("edge@sha256:{}", "0".repeat(64))),
     ] {
@@ -271,123 +280,6 @@ fn values_that_do_not_fit_together_have_a_warning() {
     let both = r#"[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]"#;
     assert_eq!(env(both), [of_env("a value and a source of the variable \"A\"")]);
     assert_eq!(env(r#"[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]"#), [""; 0]);
-}
-
-/// The API server says: Duplicate value: "linkerd-init"; Invalid value: cannot set `allowPrivilegeEscalation` to false and
-/// `capabilities.Add` CAP_SYS_ADMIN; volumeName: Not found: "a"; referenced volume must be of type emptyDir.
-#[test]
-fn a_pod_with_what_the_api_server_rejects_together_with_the_proxy_has_a_warning() {
-    let spec = |spec: Value| {
-        let outcome = review(ObjectKind::Pod, json!({ "spec": spec }), &enabled());
-        (outcome.warnings.is_rejected(), outcome.into_warnings().join("; "))
-    };
-    let named = |name: &str| spec(json!({"containers": [{"name": "web"}, {"name": name}]}));
-    let (is_rejected, text) = named("linkerd-init");
-    let expected = "the Pod has a container with the name \"linkerd-init\", which the injector adds: the API server \
-                    rejects the Pod";
-    assert_eq!((is_rejected, text.as_str()), (true, expected));
-    assert_eq!(named("linkerd-debug"), (false, String::new()), "the Pod gets no debug container");
-    let debugged = json!({
-        "metadata": {"annotations": {"config.linkerd.io/enable-debug-sidecar": "true"}},
-        "spec": {"containers": [{"name": "linkerd-debug"}]},
-    });
-    assert!(review(ObjectKind::Pod, debugged, &enabled()).warnings.is_rejected());
-    let (is_rejected, text) = spec(json!({"volumes": [{"name": "a"}, {"name": "linkerd-identity-token"}]}));
-    let expected = "the Pod has a volume with the name \"linkerd-identity-token\", which the injector adds: the API server \
-                    rejects the Pod";
-    assert_eq!((is_rejected, text.as_str()), (true, expected));
-    let adds = |name: &str| {
-        spec(json!({"containers": [{"name": "web", "securityContext": {"capabilities": {"add": ["NET_RAW", name]}}}]}))
-    };
-    let (is_rejected, text) = adds("CAP_SYS_ADMIN");
-    assert!(is_rejected && text.matches("must not be false if CAP_SYS_ADMIN is added").count() == 2, "{text}");
-    assert!(
-        text.starts_with("securityContext.allowPrivilegeEscalation of the container linkerd-init, which"),
-        "{text}"
-    );
-    assert_eq!(adds("SYS_ADMIN"), (false, String::new()));
-    let file = |volumes: Value| {
-        let env = r#"[{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "a", "path": "b", "key": "c"}}}]"#;
-        let annotations = map(&[("config.linkerd.io/proxy-additional-env", env)]);
-        let pod = json!({"metadata": {"annotations": annotations}, "spec": {"volumes": volumes}});
-        review(ObjectKind::Pod, pod, &enabled()).warnings
-    };
-    assert!(file(json!([{"name": "a", "emptyDir": {}}])).is_empty());
-    assert!(file(json!([])).is_rejected() && file(json!([{"name": "a", "configMap": {"name": "a"}}])).is_rejected());
-}
-
-/// Linux starts no process with these, and the API server accepts them.
-#[test]
-fn a_text_that_no_container_can_have_has_a_warning() {
-    let env = format!(r#"[{{"name": "A", "value": "{}"}}]"#, "x".repeat(131_070));
-    for (name, text, of) in [
-        (
-            "access-log",
-            "json\0",
-            "variable \"LINKERD2_PROXY_ACCESS_LOG\" of the container linkerd-proxy must not contain",
-        ),
-        (
-            "proxy-log-level",
-            &"a".repeat(200_000),
-            "variable \"LINKERD2_PROXY_LOG\" of the container linkerd-proxy must be",
-        ),
-        ("proxy-additional-env", r#"[{"name": "A", "value": "x\u0000y"}]"#, "variable \"A\" of the container"),
-        ("proxy-additional-env", &env, "variable \"A\" of the container"),
-        ("skip-outbound-ports", &"443,".repeat(32_768), "argument \"443,443,"),
-    ] {
-        let warnings = configured(&[(name, text)]);
-        let found = |it: &String| it.contains(of) && it.ends_with("no container starts with it");
-        assert!(warnings.iter().any(found), "{name}: {warnings:?}");
-    }
-    let env = format!(r#"[{{"name": "A", "value": "{}"}}]"#, "x".repeat(131_069));
-    assert_eq!(configured(&[("proxy-additional-env", &env)]), [""; 0]);
-}
-
-#[test]
-fn a_value_of_the_document_that_only_some_pods_need_has_a_warning_with_these_pods() {
-    let warned = |changes: &[(&str, Value)], annotations: &[(&str, &str)], spec: Value| {
-        let (mut document, _) = crate::values::Document::read(INSTALLED).unwrap();
-        changes.iter().for_each(|(at, value)| document.set(&at.split('.').collect(), value.clone()));
-        let configuration = Configuration::read(&document.to_yaml(), TRUST_ANCHORS).unwrap();
-        let pod = json!({"metadata": {"annotations": map(annotations)}, "spec": spec});
-        reviewed(&configuration, ObjectKind::Pod, pod, &enabled()).into_warnings()
-    };
-    let debugged = &[("config.linkerd.io/enable-debug-sidecar", "true")][..];
-    for (key, value, effect) in [
-        ("name", " x", "which is not free of spaces at its ends: the API server rejects the Pod"),
-        ("name", "a:b", "which is not the reference of an image without its tag: the image cannot be pulled"),
-        ("version", "a b", "which is not the tag of an image: the image cannot be pulled"),
-        ("pullPolicy", "always", "which is not Always, IfNotPresent or Never: the API server rejects the Pod"),
-    ] {
-        let changes = [(&*format!("debugContainer.image.{key}"), json!(value))];
-        let expected = format!("the value debugContainer.image.{key} has {value:?}, {effect}");
-        assert_eq!(warned(&changes, debugged, json!({}))[0], expected);
-        assert_eq!(warned(&changes, &[], json!({})), [""; 0], "the Pod gets no debug container");
-    }
-    let token = json!({"containers": [{"volumeMounts": [{
-        "name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
-    }]}], "volumes": [{"name": "token"}]});
-    for (mount, expected) in [
-        (
-            json!({"mountPath": "/x", "name": "nope"}),
-            "the container linkerd-init mounts the volume \"nope\" of the value proxy.saMountPath, which the Pod lacks: the \
-             API server rejects the Pod",
-        ),
-        (
-            json!({"mountPath": "/var/run/secrets/tokens", "name": "linkerd-identity-token"}),
-            "the container linkerd-proxy has two mounts at \"/var/run/secrets/tokens\": the API server rejects the Pod",
-        ),
-    ] {
-        let changes = [("proxy.saMountPath", mount)];
-        assert_eq!(warned(&changes, &[], json!({}))[0], expected);
-        assert_eq!(warned(&changes, &[], token.clone()), [""; 0], "the mount of the token replaces it");
-    }
-    let skipped = &[("config.linkerd.io/skip-subnets", "10.0.0.0/8")][..];
-    let dual_stack = [("disableIPv6", json!(false))];
-    let expected = "the annotation config.linkerd.io/skip-subnets requires the value disableIPv6, because linkerd-init \
-                    passes the networks to ip6tables, too: the firewall cannot be set up, so the Pod cannot start";
-    assert_eq!(warned(&dual_stack, skipped, json!({})), [expected]);
-    assert_eq!(warned(&[("cniEnabled", json!(true)), dual_stack[0].clone()], skipped, json!({})), [""; 0]);
 }
 
 #[test]

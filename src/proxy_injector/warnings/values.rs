@@ -36,6 +36,8 @@ const NO_IMAGE: Effect = Effect::Is("the image cannot be pulled");
 const DEBUG_NAME: &str = "debug-image";
 const DEBUG_VERSION: &str = "debug-image-version";
 const DEBUG_PULL_POLICY: &str = "debug-image-pull-policy";
+/// The annotations that matter only with a debug container.
+const DEBUG: [&str; 3] = [DEBUG_NAME, DEBUG_VERSION, DEBUG_PULL_POLICY];
 const TIMEOUTS: &[&str] = &["proxy-inbound-connect-timeout", "proxy-outbound-connect-timeout", "shutdown-grace-period"];
 const CACHE_TIMEOUTS: &[&str] =
     &["proxy-inbound-discovery-cache-unused-timeout", "proxy-outbound-discovery-cache-unused-timeout"];
@@ -174,10 +176,12 @@ const MAX_ID: i64 = i32::MAX as i64;
 pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut AuthorWarnings) {
     for rule in &RULES {
         for name in rule.names {
-            let of_annotation = annotations.get(name).map(|text| (format!("the annotation {PREFIX}{name}"), text));
-            let Some((source, text)) = of_annotation.or_else(|| debug_value(values, annotations, name)) else {
+            if DEBUG.contains(name) && !annotations.is_debugged() {
                 continue;
-            };
+            }
+            let of_annotation = annotations.get(name).map(|text| (format!("the annotation {PREFIX}{name}"), text));
+            let of_document = || debug_value(values, name).map(|(key, text)| (format!("the value {key}"), text));
+            let Some((source, text)) = of_annotation.or_else(of_document) else { continue };
             // An empty text counts as an absent one.
             let Some(part) = (rule.unusable)(text).filter(|_| !text.is_empty()) else { continue };
             let (part, wanted) = (shown(part), rule.wanted);
@@ -200,19 +204,15 @@ pub(super) fn check(values: &ProxyValues, annotations: Annotations<'_>, warnings
 
 /// Returns the value of the document in the place of an annotation for the debug container. No other container needs it,
 /// so a document with a wrong one is in use.
-fn debug_value<'a>(
-    values: &'a ProxyValues,
-    annotations: Annotations<'_>,
-    annotation: &str,
-) -> Option<(String, &'a str)> {
+fn debug_value<'a>(values: &'a ProxyValues, annotation: &str) -> Option<(&'static str, &'a str)> {
     let ImageValues { name, version, pull_policy } = &values.debug_container.image;
-    let (key, text) = match annotation {
-        DEBUG_NAME => ("name", name),
-        DEBUG_VERSION => ("version", version),
-        DEBUG_PULL_POLICY => ("pullPolicy", pull_policy),
+    Some(match annotation {
+        DEBUG_NAME => ("debugContainer.image.name", name),
+        DEBUG_VERSION if version.is_empty() => ("linkerdVersion", &values.linkerd_version),
+        DEBUG_VERSION => ("debugContainer.image.version", version),
+        DEBUG_PULL_POLICY => ("debugContainer.image.pullPolicy", pull_policy),
         _ => return None,
-    };
-    annotations.is_debugged().then(|| (format!("the value debugContainer.image.{key}"), text.as_str()))
+    })
 }
 
 /// Returns the ports of a proxy, with their names.
@@ -229,13 +229,13 @@ fn together(values: &ProxyValues, annotations: Annotations<'_>, warnings: &mut A
     for ((port, one), (_, other)) in pairs.filter(|((one, _), (other, _))| is_annotated && one == other) {
         warnings.add(format_args!("the {one} port and the {other} port of the proxy are both {port}: it cannot start"));
     }
-    for (image, keys) in [
-        (&values.proxy.image, ["proxy-image", "proxy-version"]),
-        (&values.debug_container.image, [DEBUG_NAME, DEBUG_VERSION]),
+    for (image, keys, is_added) in [
+        (&values.proxy.image, ["proxy-image", "proxy-version"], true),
+        (&values.debug_container.image, [DEBUG_NAME, DEBUG_VERSION], annotations.is_debugged()),
     ] {
         let version = values.version_of(image);
         let annotated = keys.into_iter().find(|key| annotations.get(key).is_some());
-        if let Some(key) = annotated.filter(|_| !is_image(&image.name, version)) {
+        if let Some(key) = annotated.filter(|_| is_added && !is_image(&image.name, version)) {
             let text = annotations.get(key).map(shown).unwrap_or_default();
             warnings.add(format_args!(
                 "the annotation {PREFIX}{key} has {text:?}, which is not part of NAME@sha256:DIGITS: the image cannot be \
