@@ -59,7 +59,8 @@ fn drop_zeros(map: &mut Map<String, Value>, holds: &GoType) {
         }
         match value {
             Value::Null => false,
-            _ if counted || matches!(below(holds, key).1, GoType::Any) => true,
+            // A quantity is not compared with zero: its text may be 0m.
+            _ if counted || matches!(below(holds, key).1, GoType::Any | GoType::Quantity) => true,
             Value::Bool(it) => *it,
             Value::Number(it) => it.as_f64() != Some(0.0),
             Value::String(it) => !it.is_empty(),

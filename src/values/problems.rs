@@ -15,6 +15,7 @@ use super::{
     read::DEEPEST,
     rules,
 };
+use crate::api::quantity::Quantity;
 
 /// The maximum number of problems that are reported.
 const MOST: usize = 100;
@@ -208,6 +209,8 @@ fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
             format!("a number of at most {most:e}")
         }
         (GoType::Scalar, Value::String(_) | Value::Number(_) | Value::Bool(_)) => return,
+        (GoType::Quantity, value) if is_quantity(value) => return,
+        (GoType::Quantity, _) => "a quantity".to_owned(),
         (GoType::Embedded(inner), _) => return check(path, value, inner, problems),
         (GoType::Struct(_) | GoType::Map(_), Value::Object(map)) => return check_map(path, map, holds, problems),
         (GoType::List(item), Value::Array(items)) => {
@@ -233,6 +236,16 @@ fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
         (GoType::Struct(_) | GoType::Map(_), _) => "a map".to_owned(),
     };
     problems.add(path, Some(value), format!("must be {wanted}: otherwise the injector denies every Pod"));
+}
+
+/// Whether Kubernetes reads a value as a quantity. It trims a text, and reads a number by its digits.
+fn is_quantity(value: &Value) -> bool {
+    let text = match value {
+        Value::String(text) => text.trim().to_owned(),
+        Value::Number(number) => number.to_string(),
+        _ => return false,
+    };
+    text.parse::<Quantity>().is_ok()
 }
 
 /// Returns whether a value may be a secret. Environment variables may contain secrets too.

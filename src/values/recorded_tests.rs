@@ -93,10 +93,8 @@ fn every_field_of_the_mirror_is_recorded() {
 
 /// The fields are refused by this injector and accepted by the rules.
 fn is_not_checked(field: &str, value: &str) -> bool {
-    // Quantities of variables are rare, and the probe finds them.
-    field.ends_with(".resourceFieldRef.divisor")
-        // The injectors of earlier releases take a document without it. No patch may remove it.
-        || (field, value) == ("proxyInit.iptablesMode", "null")
+    // The injectors of earlier releases take a document without it. No patch may remove it.
+    (field, value) == ("proxyInit.iptablesMode", "null")
 }
 
 /// The fields are unknown to this injector. It ignores them, other releases do not.

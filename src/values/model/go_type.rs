@@ -12,6 +12,8 @@ pub(in crate::values) enum GoType {
     Float(f64),
     /// A string in some releases of Linkerd and a number in others, so it is not converted.
     Scalar,
+    /// A `resource.Quantity` of Kubernetes, as text or as a number.
+    Quantity,
     List(&'static GoType),
     /// A map with any keys.
     Map(&'static GoType),

@@ -14,7 +14,7 @@ use super::{
     },
     go_type::{
         GoField, GoStruct, GoType,
-        GoType::{Any, Bool, Embedded, List, Struct, Text, Uint},
+        GoType::{Any, Bool, Embedded, List, Quantity, Struct, Text, Uint},
         GoTyped, go_structs, is,
     },
 };
@@ -299,7 +299,7 @@ impl GoTyped for EnvVarSource {
         is("configMapKeyRef", Struct(KEY_OF_AN_OBJECT)),
         is("fieldRef", Struct(&[is("apiVersion", Text), is("fieldPath", Text)])),
         is("fileKeyRef", Struct(&[is("key", Text), is("optional", Bool), is("path", Text), is("volumeName", Text)])),
-        is("resourceFieldRef", Struct(&[is("containerName", Text), is("divisor", Any), is("resource", Text)])),
+        is("resourceFieldRef", Struct(&[is("containerName", Text), is("divisor", Quantity), is("resource", Text)])),
         is("secretKeyRef", Struct(KEY_OF_AN_OBJECT)),
     ]);
 }

@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Injector, Options, eventually,
+    ControlPlane, Injector, Options,
     injector::{CertificateKind, install, reviews::INSTALLED},
     mesh::merge,
     workload::{self, Kind, opted_in},
@@ -134,7 +134,7 @@ async fn take_steps(controller: &Path, documents: &[InstallerDocument], steps: &
     steps.seen("a change that the kubelet of one replica does not copy", seen);
     scene.injector.set_lag(1, Duration::ZERO)?;
 
-    denied(&scene, steps).await?;
+    refused(&scene, steps).await?;
     for document in documents.iter().skip(1) {
         steps.begin();
         scene.install(&document.text).await?;
@@ -155,24 +155,19 @@ async fn take_steps(controller: &Path, documents: &[InstallerDocument], steps: &
     scene.stop().await
 }
 
-/// A value that the operator's rules accept and the injector denies.
-async fn denied(scene: &Scene, steps: &mut Steps) -> Result<()> {
+/// A value for the control plane with which the injector denies every Pod, because it reads the whole document.
+async fn refused(scene: &Scene, steps: &mut Steps) -> Result<()> {
     let divisor = json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "all"}});
     steps.begin();
     let variables = json!([{"name": "CORES", "valueFrom": divisor}]);
     scene.change(json!({"values": {"identity": {"additionalEnv": variables}}})).await?;
-    let rolled_back = ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
-    let status = scene.reaches(&rolled_back).await?;
-    let text = message(&status, "InjectorSynced");
-    scene.event("ConfigRolledBack").await?;
-    // A replica may still have the denied document.
-    let proxy = eventually(Duration::from_secs(30), "a Pod to be created", async || scene.new_proxy().await).await?;
+    let status = scene.reaches(&["Accepted=False/Invalid"]).await?;
+    let text = message(&status, "Accepted");
+    ensure!(text.contains("divisor"), "{text}");
+    ensure!(scene.new_proxy().await?.is_some(), "a new Pod has no proxy");
     steps.seen(
-        "a variable with a wrong `divisor`, which the rules accept and the injector denies",
-        format!(
-            "denied, and rolled back; a new Pod has {}; {text}",
-            if proxy.is_some() { "a proxy" } else { "no proxy" },
-        ),
+        "a variable of identity with a wrong `divisor`, with which the injector denies every Pod",
+        format!("refused before it is written; a new Pod has a proxy; {text}"),
     );
     scene.change(json!({"values": null})).await?;
     scene.is_current(&["Ready=True/Reconciled"]).await.map(drop)

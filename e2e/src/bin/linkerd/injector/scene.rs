@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options, eventually,
     injector::CertificateKind,
-    mesh::{Mesh, merge},
+    mesh::merge,
     workload::{self, Proxy},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -133,11 +133,6 @@ impl Scene {
         }))?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
         Ok(workload::proxy(&pods.create(&params, &pod).await.context("creating a Pod")?))
-    }
-
-    /// Waits for an Event of the LinkerdConfig with this reason, and returns its text.
-    pub(super) async fn event(&self, reason: &str) -> Result<String> {
-        Mesh::new(&self.client, "default").expect_event(NAME, reason).await
     }
 
     pub(super) async fn stop(mut self) -> Result<()> {
