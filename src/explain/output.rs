@@ -15,7 +15,7 @@ use super::{
     workloads::{self, RolloutExplainer, WorkloadsOutput},
 };
 use crate::{
-    api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
+    api::linkerd_config::{ConditionReason, ConditionType, DriftAction, LinkerdConfigStatus, Mode},
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
         conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
@@ -219,7 +219,7 @@ impl ExplainOutput {
             reason: if plan.write.is_some() && plan.verdict != PlanVerdict::Canary {
                 OUT_OF_SYNC
             } else {
-                condition.reason
+                condition.reason.as_str()
             },
             verdict: match &plan.verdict {
                 PlanVerdict::Synced if plan.write.is_some() => would_change(changes, plan),
@@ -342,8 +342,7 @@ fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Ite
 
 /// Returns whether the operator has suspended the revert of drift, which only the status records.
 fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
-    let is_suspended = |reason: &str| matches!(reason, "RepeatedDrift" | "InstallerReverts");
-    status.conditions.iter().any(|condition| condition.type_ == "Stalled" && is_suspended(&condition.reason))
+    status.reason(ConditionType::Stalled).is_some_and(ConditionReason::is_contested)
 }
 
 fn warnings(input: &ExplainInput, plan: &ConfigPlan) -> Vec<String> {

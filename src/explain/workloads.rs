@@ -16,8 +16,8 @@ use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
         linkerd_config::{
-            CanaryPhase, CanaryStatus, LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger,
-            RolloutWorkloads,
+            CanaryPhase, CanaryStatus, ConditionReason, ConditionType, LinkerdConfigStatus, RolloutMethod, RolloutPods,
+            RolloutStatus, RolloutTrigger, RolloutWorkloads,
         },
     },
     cluster::{State, index::workload_key::WorkloadKey, kinds::pod::Pod},
@@ -32,7 +32,6 @@ use crate::{
                 workload_state::{Assessment, Health, InProgress, SkipReason, WorkloadState},
             },
             assess_workload,
-            gate::PAUSED,
             schedule::RolloutSchedule,
             target::{RolloutContext, RolloutTarget},
         },
@@ -145,16 +144,18 @@ impl RolloutExplainer {
             ..RolloutOutput::default()
         };
         let closed = target.gates.disabled();
-        let complete = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete");
+        let complete = status.condition(ConditionType::RolloutComplete);
         let mut restarts = *config.target.name == *INJECTORS_CONFIG_MAP;
         let rollout = match (complete, closed) {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
-            (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
+            (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason.as_str())),
             (None, None) if !is_reported && plan.injection_hash.is_none() => {
                 restarts = false;
                 known("the target configuration of Pods is unknown, because nothing would be written".to_owned(), None)
             }
-            (None, None) if target.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
+            (None, None) if target.rollout().paused => {
+                known("spec.rollout.paused is true".to_owned(), Some(ConditionReason::Paused.as_str()))
+            }
             (None, None) => {
                 known("would begin once the resource is in effect and the injectors use it".to_owned(), None)
             }

@@ -12,11 +12,9 @@ use tracing::{info, warn};
 use super::{
     LinkerdConfigReconciler,
     canary::CanaryDecision,
-    conditions::condition_reason,
     consistency::contradiction,
     dereference::ReconcileInput,
     drift::with_drift_window,
-    injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
     status::kept_revisions,
@@ -25,7 +23,7 @@ use super::{
 use crate::{
     api::{
         FIELD_MANAGER,
-        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
+        linkerd_config::{ConditionReason, ConditionType, DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     write::WriteError,
@@ -184,7 +182,9 @@ impl LinkerdConfigReconciler {
         before: &LinkerdConfigStatus,
         after: &LinkerdConfigStatus,
     ) -> Result<(), WriteError> {
-        let is_late = |status| condition_reason(status, INJECTOR_SYNCED) == Some("Timeout");
+        let is_late = |status: &LinkerdConfigStatus| {
+            status.reason(ConditionType::InjectorSynced) == Some(ConditionReason::Timeout)
+        };
         let is_new = !is_late(before) || before.observed_generation != after.observed_generation;
         let restarts = config.spec.injector_sync.on_timeout == OnTimeout::RestartInjector;
         let Some(hash) = after.injection_hash.as_deref().filter(|_| restarts && is_new && is_late(after)) else {

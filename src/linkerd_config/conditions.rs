@@ -12,51 +12,38 @@ use k8s_openapi::{
 use super::{
     control_plane::skew::VersionSkew,
     drift::{Drift, MAX_SHOWN},
-    injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
+    injector::{SyncReason, SyncStatus},
     installers::remedy,
     plan::PlanVerdict,
 };
 use crate::{
     api::{
         NamespacedName,
-        linkerd_config::{CanaryPhase, CanaryStatus, LinkerdConfigStatus, Mode},
+        linkerd_config::{CanaryPhase, CanaryStatus, ConditionReason, ConditionType, LinkerdConfigStatus, Mode},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::{and_more, truncated},
     values::{Path, Problem},
 };
 
-pub(super) const ACCEPTED: &str = "Accepted";
-pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
-pub(super) const READY: &str = "Ready";
-pub(super) const STALLED: &str = "Stalled";
-/// The reason of ConfigMapSynced and Ready while the declared document is held back.
-pub(super) const CANARY: &str = "Canary";
-/// The reason of ConfigMapSynced while the ConfigMap has a fallback document.
-pub(super) const RESTORED: &str = "Restored";
 /// Why a document that failed stays while a change of another writer is reported.
 pub(super) const KEPT_WITH_DRIFT: &str =
     "not rolled back, because drift.action is Report and the ConfigMap has changes of another writer";
-const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
-
-/// The reasons of Stalled while another writer keeps undoing the operator's writes.
-pub(super) const CONTESTED: [&str; 2] = ["RepeatedDrift", INSTALLER_REVERTS];
-pub(super) const INSTALLER_REVERTS: &str = "InstallerReverts";
 
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// A condition without its time.
 pub(super) struct ConditionRow {
-    type_: &'static str,
+    type_: ConditionType,
     /// `None` is the status Unknown.
     status: Option<bool>,
-    reason: &'static str,
+    reason: ConditionReason,
     message: String,
 }
 
 /// The reason and the message of the condition that shows a verdict.
 pub struct VerdictCondition {
-    pub reason: &'static str,
+    pub reason: ConditionReason,
     pub message: String,
 }
 
@@ -64,9 +51,9 @@ pub struct VerdictCondition {
 
 impl ConditionRow {
     pub(super) fn new(
-        type_: &'static str,
+        type_: ConditionType,
         status: Option<bool>,
-        reason: &'static str,
+        reason: ConditionReason,
         message: impl Into<String>,
     ) -> Self {
         Self { type_, status, reason, message: message.into() }
@@ -87,41 +74,65 @@ pub(super) fn condition_rows(
     mode: Mode,
     verdict: &PlanVerdict,
     drift: Option<&Drift>,
-    failure: Option<(&'static str, String)>,
+    failure: Option<(ConditionReason, String)>,
 ) -> Vec<ConditionRow> {
     let row = match failure {
-        Some((reason, message)) => ConditionRow::new(CONFIG_MAP_SYNCED, Some(false), reason, message),
+        Some((reason, message)) => ConditionRow::new(ConditionType::ConfigMapSynced, Some(false), reason, message),
         None => verdict_row(target, verdict, drift),
     };
     let ready = match row.status {
-        Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "the declared configuration is in effect"),
+        Some(true) => ConditionRow::new(
+            ConditionType::Ready,
+            Some(true),
+            ConditionReason::Reconciled,
+            "the declared configuration is in effect",
+        ),
         // The operator does what the resource requests.
-        _ if matches!(row.reason, "Observing" | "Suspended" | CANARY) => {
-            ConditionRow::new(READY, Some(true), row.reason, row.message.clone())
+        _ if matches!(
+            row.reason,
+            ConditionReason::Observing | ConditionReason::Suspended | ConditionReason::Canary
+        ) =>
+        {
+            ConditionRow::new(ConditionType::Ready, Some(true), row.reason, row.message.clone())
         }
-        _ if *verdict == PlanVerdict::Restored && row.reason == RESTORED => {
-            ConditionRow::new(READY, Some(false), "RolledBack", row.message.clone())
+        _ if *verdict == PlanVerdict::Restored && row.reason == ConditionReason::Restored => {
+            ConditionRow::new(ConditionType::Ready, Some(false), ConditionReason::RolledBack, row.message.clone())
         }
-        _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
+        _ => ConditionRow::new(ConditionType::Ready, Some(false), row.reason, row.message.clone()),
     };
-    if row.type_ == ACCEPTED {
+    if row.type_ == ConditionType::Accepted {
         return vec![row, ready];
     }
     let message = match mode {
         Mode::Observe => "mode is Observe: the ConfigMap is compared with the resource, and nothing is written",
         Mode::Enforce | Mode::Suspend => "the resource is in effect",
     };
-    let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", message);
+    let accepted = ConditionRow::new(ConditionType::Accepted, Some(true), ConditionReason::Accepted, message);
     let mut rows = vec![accepted, row, ready];
     match verdict {
         PlanVerdict::InvalidBase(error) => {
-            rows.push(ConditionRow::new(STALLED, Some(true), "InvalidBase", error.as_str()));
+            rows.push(ConditionRow::new(
+                ConditionType::Stalled,
+                Some(true),
+                ConditionReason::InvalidBase,
+                error.as_str(),
+            ));
         }
         PlanVerdict::RepeatedDrift => {
-            rows.push(ConditionRow::new(STALLED, Some(true), "RepeatedDrift", drift_sentence(drift)));
+            rows.push(ConditionRow::new(
+                ConditionType::Stalled,
+                Some(true),
+                ConditionReason::RepeatedDrift,
+                drift_sentence(drift),
+            ));
         }
         PlanVerdict::InstallerReverts(manager) => {
-            rows.push(ConditionRow::new(STALLED, Some(true), INSTALLER_REVERTS, installer_sentence(target, manager)));
+            rows.push(ConditionRow::new(
+                ConditionType::Stalled,
+                Some(true),
+                ConditionReason::InstallerReverts,
+                installer_sentence(target, manager),
+            ));
         }
         _ => {}
     }
@@ -131,27 +142,27 @@ pub(super) fn condition_rows(
 /// Returns the only condition of a resource while another one is in effect. Ready is absent: `kubectl wait` waits for it,
 /// and tools that follow kstatus consider a resource without it current, which suits a resource that is kept in reserve.
 pub(super) fn conflicted(message: String) -> [ConditionRow; 1] {
-    [ConditionRow::new(ACCEPTED, Some(false), "Conflicted", message)]
+    [ConditionRow::new(ConditionType::Accepted, Some(false), ConditionReason::Conflicted, message)]
 }
 
 /// Shows the state of a canary in the conditions of a held document. A canary that makes progress is what the resource
 /// requests, so only the others prevent Ready.
 pub(super) fn add_canary(rows: &mut Vec<ConditionRow>, canary: &CanaryStatus) {
     let message = format!("configuration {} is {:?}: {}", canary.hash, canary.phase, canary.message);
-    for row in rows.iter_mut().filter(|row| row.reason == CANARY) {
+    for row in rows.iter_mut().filter(|row| row.reason == ConditionReason::Canary) {
         row.message.clone_from(&message);
     }
     if !canary.phase.is_active()
-        && let Some(ready) = rows.iter_mut().find(|row| row.type_ == READY)
+        && let Some(ready) = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready)
     {
-        *ready = ConditionRow::new(READY, Some(false), CANARY, message.as_str());
+        *ready = ConditionRow::new(ConditionType::Ready, Some(false), ConditionReason::Canary, message.as_str());
     }
     let stalled = match canary.phase {
-        CanaryPhase::Failed => "CanaryFailed",
-        CanaryPhase::Unsupported => "CanaryUnsupported",
+        CanaryPhase::Failed => ConditionReason::CanaryFailed,
+        CanaryPhase::Unsupported => ConditionReason::CanaryUnsupported,
         _ => return,
     };
-    rows.push(ConditionRow::new(STALLED, Some(true), stalled, message));
+    rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), stalled, message));
 }
 
 /// Keeps the condition Stalled of a contested ConfigMap between two writes of the other writer: the declared document
@@ -161,79 +172,106 @@ pub(super) fn add_contest(
     before: &LinkerdConfigStatus,
     verdict: &PlanVerdict,
 ) -> Vec<ConditionRow> {
-    let reason = CONTESTED.into_iter().find(|reason| condition_reason(before, STALLED) == Some(*reason));
-    let is_shown = *verdict != PlanVerdict::Synced || rows.iter().any(|row| row.type_ == STALLED);
+    let reason = before.reason(ConditionType::Stalled).filter(|reason| reason.is_contested());
+    let is_shown = *verdict != PlanVerdict::Synced || rows.iter().any(|row| row.type_ == ConditionType::Stalled);
     if let Some(reason) = reason.filter(|_| !is_shown) {
-        rows.push(ConditionRow::new(STALLED, Some(true), reason, condition_message(before, STALLED)));
+        rows.push(ConditionRow::new(
+            ConditionType::Stalled,
+            Some(true),
+            reason,
+            before.message(ConditionType::Stalled),
+        ));
     }
     rows
 }
 
 /// Returns the conditions of a resource that is not applied.
-pub(super) fn not_accepted(reason: &'static str, message: String) -> [ConditionRow; 2] {
+pub(super) fn not_accepted(reason: ConditionReason, message: String) -> [ConditionRow; 2] {
     [
-        ConditionRow::new(ACCEPTED, Some(false), reason, message.as_str()),
-        ConditionRow::new(READY, Some(false), reason, message),
+        ConditionRow::new(ConditionType::Accepted, Some(false), reason, message.as_str()),
+        ConditionRow::new(ConditionType::Ready, Some(false), reason, message),
     ]
 }
 
 fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Drift>) -> ConditionRow {
     let (type_, status, reason, message) = match verdict {
-        PlanVerdict::Invalid(problems) => (ACCEPTED, false, "Invalid", list_problems(problems)),
-        PlanVerdict::TargetNotFound => {
-            (ACCEPTED, false, "TargetNotFound", format!("ConfigMap {target} does not exist: install Linkerd"))
+        PlanVerdict::Invalid(problems) => {
+            (ConditionType::Accepted, false, ConditionReason::Invalid, list_problems(problems))
         }
+        PlanVerdict::TargetNotFound => (
+            ConditionType::Accepted,
+            false,
+            ConditionReason::TargetNotFound,
+            format!("ConfigMap {target} does not exist: install Linkerd"),
+        ),
         PlanVerdict::UnsupportedLayout => {
             let message = format!("ConfigMap {target} has no values: Linkerd is older than stable-2.9, upgrade it");
-            (ACCEPTED, false, "UnsupportedLayout", message)
+            (ConditionType::Accepted, false, ConditionReason::UnsupportedLayout, message)
         }
-        PlanVerdict::UnsupportedVersion(why) => (ACCEPTED, false, "UnsupportedVersion", why.clone()),
-        PlanVerdict::Suspended => {
-            (ACCEPTED, false, "Suspended", "mode is Suspend: the ConfigMap is neither checked nor written".to_owned())
+        PlanVerdict::UnsupportedVersion(why) => {
+            (ConditionType::Accepted, false, ConditionReason::UnsupportedVersion, why.clone())
         }
-        PlanVerdict::Unknown => {
-            (CONFIG_MAP_SYNCED, false, "WriteFailed", "the reconcile failed before it checked the ConfigMap".to_owned())
-        }
-        PlanVerdict::Synced => {
-            (CONFIG_MAP_SYNCED, true, "Synced", "the ConfigMap holds the declared configuration".to_owned())
-        }
+        PlanVerdict::Suspended => (
+            ConditionType::Accepted,
+            false,
+            ConditionReason::Suspended,
+            "mode is Suspend: the ConfigMap is neither checked nor written".to_owned(),
+        ),
+        PlanVerdict::Unknown => (
+            ConditionType::ConfigMapSynced,
+            false,
+            ConditionReason::WriteFailed,
+            "the reconcile failed before it checked the ConfigMap".to_owned(),
+        ),
+        PlanVerdict::Synced => (
+            ConditionType::ConfigMapSynced,
+            true,
+            ConditionReason::Synced,
+            "the ConfigMap holds the declared configuration".to_owned(),
+        ),
         PlanVerdict::Restored => {
             let message = "the declared configuration failed: the ConfigMap has the document from before it";
-            (CONFIG_MAP_SYNCED, false, RESTORED, message.to_owned())
+            (ConditionType::ConfigMapSynced, false, ConditionReason::Restored, message.to_owned())
         }
         PlanVerdict::Canary => {
             let message = "the declared configuration is tried in the canary namespaces first: see status.canary";
-            (CONFIG_MAP_SYNCED, false, CANARY, message.to_owned())
+            (ConditionType::ConfigMapSynced, false, ConditionReason::Canary, message.to_owned())
         }
         PlanVerdict::ValidationFailed(problems) => {
             let message = format!("the proxy injector cannot use this configuration: {}", list_problems(problems));
-            (CONFIG_MAP_SYNCED, false, "ValidationFailed", message)
+            (ConditionType::ConfigMapSynced, false, ConditionReason::ValidationFailed, message)
         }
         PlanVerdict::Immutable => {
             let message = "the ConfigMap is immutable and cannot be updated: delete it and create it again";
-            (CONFIG_MAP_SYNCED, false, "Immutable", message.to_owned())
+            (ConditionType::ConfigMapSynced, false, ConditionReason::Immutable, message.to_owned())
         }
-        PlanVerdict::InvalidBase(error) => {
-            (CONFIG_MAP_SYNCED, false, "InvalidBase", format!("the ConfigMap is not written: {error}"))
-        }
-        PlanVerdict::Drifted => (
-            CONFIG_MAP_SYNCED,
+        PlanVerdict::InvalidBase(error) => (
+            ConditionType::ConfigMapSynced,
             false,
-            "Drifted",
+            ConditionReason::InvalidBase,
+            format!("the ConfigMap is not written: {error}"),
+        ),
+        PlanVerdict::Drifted => (
+            ConditionType::ConfigMapSynced,
+            false,
+            ConditionReason::Drifted,
             format!("{}; not reverted, because drift.action is Report", drift_sentence(drift)),
         ),
         PlanVerdict::RepeatedDrift => {
             let message =
                 format!("{}; not reverted for now, because earlier reverts were undone", drift_sentence(drift));
-            (CONFIG_MAP_SYNCED, false, "Drifted", message)
+            (ConditionType::ConfigMapSynced, false, ConditionReason::Drifted, message)
         }
-        PlanVerdict::InstallerReverts(manager) => {
-            (CONFIG_MAP_SYNCED, false, INSTALLER_REVERTS, installer_sentence(target, manager))
-        }
+        PlanVerdict::InstallerReverts(manager) => (
+            ConditionType::ConfigMapSynced,
+            false,
+            ConditionReason::InstallerReverts,
+            installer_sentence(target, manager),
+        ),
         PlanVerdict::Observing(paths) => {
             let shown = and_more(paths.iter().take(MAX_SHOWN), 0, ", ");
             let message = format!("mode is Observe: paths that would change ({}): {shown}", paths.len());
-            (CONFIG_MAP_SYNCED, false, "Observing", message)
+            (ConditionType::ConfigMapSynced, false, ConditionReason::Observing, message)
         }
     };
     ConditionRow::new(type_, Some(status), reason, message)
@@ -253,51 +291,57 @@ pub(super) fn add_injector_condition(
     let is_denied = *verdict == PlanVerdict::Restored && rolled_back.is_none();
     let injectors = if is_denied {
         // The injectors accept the fallback document. The condition shows their answer to the declared one.
-        let denied = SyncReason::Denied.into_str();
-        let known = before.conditions.iter().find(|known| known.type_ == INJECTOR_SYNCED && known.reason == denied);
-        let message = known.map_or("the injectors deny the declared configuration", |known| &known.message);
-        ConditionRow::new(INJECTOR_SYNCED, Some(false), denied, message)
+        let message = match before.reason(ConditionType::InjectorSynced) {
+            Some(ConditionReason::Denied) => before.message(ConditionType::InjectorSynced),
+            _ => "the injectors deny the declared configuration",
+        };
+        ConditionRow::new(ConditionType::InjectorSynced, Some(false), ConditionReason::Denied, message)
     } else {
         let status = match sync_status.reason {
             SyncReason::AllReplicasCurrent => Some(true),
             SyncReason::ProbeDisabled => None,
             _ => Some(false),
         };
-        ConditionRow::new(INJECTOR_SYNCED, status, sync_status.reason.into_str(), sync_status.message.as_str())
+        ConditionRow::new(
+            ConditionType::InjectorSynced,
+            status,
+            sync_status.reason.into(),
+            sync_status.message.as_str(),
+        )
     };
     let is_satisfied = !is_denied && sync_status.is_satisfied(&config.spec.injector_sync);
-    let ready = rows.iter_mut().find(|row| row.type_ == READY && row.status == Some(true));
+    let ready = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready && row.status == Some(true));
     if let Some(ready) = ready.filter(|_| !is_satisfied) {
-        *ready = ConditionRow::new(READY, Some(false), injectors.reason, injectors.message.as_str());
+        *ready = ConditionRow::new(ConditionType::Ready, Some(false), injectors.reason, injectors.message.as_str());
     }
     if *verdict == PlanVerdict::Restored {
         let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
         let message = format!("{}; change the resource", failed.as_ref().unwrap_or(&injectors.message));
-        if let Some(ready) = rows.iter_mut().find(|row| row.type_ == READY) {
+        if let Some(ready) = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready) {
             ready.message.clone_from(&message);
         }
-        rows.push(ConditionRow::new(STALLED, Some(true), "RolledBack", message));
+        rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::RolledBack, message));
     } else if *verdict == PlanVerdict::Drifted && sync_status.reason == SyncReason::Denied {
         let message = format!("{}; {KEPT_WITH_DRIFT}", injectors.message);
-        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));
+        rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     } else if sync_status.is_denied {
         let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
-        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));
+        rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     }
-    let after = rows.iter().position(|row| row.type_ == CONFIG_MAP_SYNCED).map_or(0, |at| at + 1);
+    let after = rows.iter().position(|row| row.type_ == ConditionType::ConfigMapSynced).map_or(0, |at| at + 1);
     rows.insert(after, injectors);
     rows
 }
 
 /// Returns the condition VersionSkew, which exists only while it is True.
 pub(super) fn version_skew_row(skew: &VersionSkew) -> ConditionRow {
-    ConditionRow::new("VersionSkew", Some(true), skew.reason, skew.message.as_str())
+    ConditionRow::new(ConditionType::VersionSkew, Some(true), skew.reason, skew.message.as_str())
 }
 
 /// Returns the condition that is present while the installer's document has values that the operator considers wrong.
 pub(super) fn suspect_base_row(problems: &[Problem]) -> Option<ConditionRow> {
     let message = suspect_base_warning(problems)?;
-    Some(ConditionRow::new("SuspectBase", Some(true), "UnexpectedValues", message))
+    Some(ConditionRow::new(ConditionType::SuspectBase, Some(true), ConditionReason::UnexpectedValues, message))
 }
 
 /// Returns the message of that condition; `None` without a problem.
@@ -313,12 +357,18 @@ pub fn suspect_base_warning(problems: &[Problem]) -> Option<String> {
 /// Returns the condition that is present while the resource declares values without effect.
 pub(super) fn ineffective_values_row(sentences: &[String]) -> Option<ConditionRow> {
     let message = sentences.join("; ");
-    (!sentences.is_empty()).then(|| ConditionRow::new("IneffectiveValues", Some(true), "NoEffect", message))
+    (!sentences.is_empty())
+        .then(|| ConditionRow::new(ConditionType::IneffectiveValues, Some(true), ConditionReason::NoEffect, message))
 }
 
 /// Returns the condition that is present while proxies get other values at these paths than the control plane uses.
 pub(super) fn mismatch_row(paths: &[Path]) -> Option<ConditionRow> {
-    Some(ConditionRow::new(CONTROL_PLANE_MISMATCH, Some(true), "ValuesDiffer", mismatch_warning(paths)?))
+    Some(ConditionRow::new(
+        ConditionType::ControlPlaneMismatch,
+        Some(true),
+        ConditionReason::ValuesDiffer,
+        mismatch_warning(paths)?,
+    ))
 }
 
 /// Returns the message of that condition; `None` without a path.
@@ -377,11 +427,11 @@ pub(super) fn to_condition(
         Some(false) => "False",
         None => "Unknown",
     };
-    let known = before.conditions.iter().find(|known| known.type_ == *type_ && known.status == status);
+    let known = before.conditions.iter().find(|known| known.type_ == type_.as_str() && known.status == status);
     Condition {
-        type_: (*type_).to_owned(),
+        type_: type_.as_str().to_owned(),
         status: status.to_owned(),
-        reason: (*reason).to_owned(),
+        reason: reason.as_str().to_owned(),
         message: truncated(message.clone(), MAX_MESSAGE_BYTES),
         observed_generation: Some(generation),
         last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
@@ -391,26 +441,13 @@ pub(super) fn to_condition(
 /// Adds the reason why nothing was rolled back to the conditions of a halted rollout.
 pub(super) fn explain_refused_rollback(status: &mut LinkerdConfigStatus, text: &str) {
     for condition in &mut status.conditions {
-        let is_halted = ["Halted", "RolloutHalted"].contains(&&*condition.reason);
+        let reason = ConditionReason::of(condition);
+        let is_halted = matches!(reason, Some(ConditionReason::Halted | ConditionReason::RolloutHalted));
         if is_halted && !condition.message.starts_with(text) {
             let message = format!("{text}; {}", condition.message);
             condition.message = truncated(message, MAX_MESSAGE_BYTES);
         }
     }
-}
-
-/// Returns the reason of a condition, to detect transitions.
-pub(super) fn condition_reason<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a str> {
-    find(status, type_).map(|condition| condition.reason.as_str())
-}
-
-/// Returns the message of a condition; empty without such a condition.
-pub(super) fn condition_message(status: &LinkerdConfigStatus, type_: &str) -> String {
-    find(status, type_).map(|condition| condition.message.clone()).unwrap_or_default()
-}
-
-fn find<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == type_)
 }
 
 #[cfg(test)]

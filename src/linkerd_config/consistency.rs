@@ -3,39 +3,39 @@
 //! In: a status. Out: the first rule that it breaks. Always holds: a debug build, which all tests run, writes no status
 //! that breaks a rule. docs/internals/src/conditions.md lists the rules.
 
-use super::{
-    conditions::{CANARY, CONFIG_MAP_SYNCED, CONTESTED, READY, RESTORED, STALLED},
-    injector::INJECTOR_SYNCED,
+use crate::api::{
+    LinkerdConfigStatus,
+    linkerd_config::{
+        ConditionReason,
+        ConditionReason::{Canary, Observing, Reconciled, Restored, RolledBack, RolloutHalted, Suspended, Timeout},
+        ConditionType::{ConfigMapSynced, InjectorSynced, Ready, RolloutComplete, Stalled},
+    },
 };
-use crate::api::linkerd_config::LinkerdConfigStatus;
-
-/// The reasons of Ready while it is True although the declared configuration is not in effect: the operator does what
-/// the resource requests.
-const REQUESTED: [&str; 3] = ["Observing", "Suspended", CANARY];
 
 /// Returns the rule that the conditions of a status break.
 pub(super) fn contradiction(status: &LinkerdConfigStatus) -> Option<&'static str> {
-    let find = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
-    let is = |type_: &str, wanted: &str| find(type_).is_some_and(|condition| condition.status == wanted);
-    let reason = |type_: &str| find(type_).map(|condition| condition.reason.as_str()).unwrap_or_default();
-    let is_ready = is(READY, "True");
-    let is_synced = is(CONFIG_MAP_SYNCED, "True");
-    let is_complete = is("RolloutComplete", "True");
-    let injectors_lag = is(INJECTOR_SYNCED, "False") && reason(INJECTOR_SYNCED) != "Timeout";
-    let is_restored = reason(CONFIG_MAP_SYNCED) == RESTORED;
-    let is_rolled_back = reason("RolloutComplete") == "RolledBack";
+    let (is_ready, is_synced) = (status.holds(Ready), status.holds(ConfigMapSynced));
+    let (is_complete, is_stalled) = (status.holds(RolloutComplete), status.holds(Stalled));
+    let ready = status.reason(Ready).filter(|_| is_ready);
+    let is_reconciled = ready == Some(Reconciled);
+    // The operator does what the resource requests, although the declared configuration is not in effect.
+    let is_requested = matches!(ready, Some(Observing | Suspended | Canary));
+    let injectors_lag = status.fails(InjectorSynced) && status.reason(InjectorSynced) != Some(Timeout);
+    let is_restored = status.reason(ConfigMapSynced) == Some(Restored);
+    let is_rolled_back = status.reason(RolloutComplete) == Some(RolledBack);
+    let is_halted = status.reason(Stalled) == Some(RolloutHalted);
     // These say that the declared configuration is in effect now, and that something else is wrong.
-    let in_effect_while_stalled = reason(STALLED) == "RolloutHalted" || CONTESTED.contains(&reason(STALLED));
+    let in_effect_while_stalled = is_halted || status.reason(Stalled).is_some_and(ConditionReason::is_contested);
     let rules = [
-        (is_ready && reason(READY) == "Reconciled" && !is_synced, "Ready/Reconciled requires ConfigMapSynced"),
-        (is_ready && reason(READY) == "Reconciled" && injectors_lag, "Ready/Reconciled requires InjectorSynced"),
-        (is_ready && reason(READY) != "Reconciled" && !REQUESTED.contains(&reason(READY)), "Ready has another reason"),
+        (is_reconciled && !is_synced, "Ready/Reconciled requires ConfigMapSynced"),
+        (is_reconciled && injectors_lag, "Ready/Reconciled requires InjectorSynced"),
+        (is_ready && !is_reconciled && !is_requested, "Ready has another reason"),
         (is_complete && !is_synced, "RolloutComplete requires ConfigMapSynced"),
-        (is_complete && reason(STALLED) == "RolloutHalted", "a halted rollout is not complete"),
+        (is_complete && is_halted, "a halted rollout is not complete"),
         (is_rolled_back && is_synced, "what was rolled back is not in the ConfigMap"),
         (is_restored && is_ready, "a restored document is not the declared one"),
-        (is_restored && !is(STALLED, "True"), "a rollback needs a change of the resource"),
-        (is_ready && is(STALLED, "True") && !in_effect_while_stalled, "Ready excludes Stalled"),
+        (is_restored && !is_stalled, "a rollback needs a change of the resource"),
+        (is_ready && is_stalled && !in_effect_while_stalled, "Ready excludes Stalled"),
     ];
     rules.into_iter().find_map(|(is_broken, rule)| is_broken.then_some(rule))
 }

@@ -4,18 +4,17 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
     apply::RevertedDocument,
-    conditions::{
-        ACCEPTED, CONFIG_MAP_SYNCED, INSTALLER_REVERTS, READY, STALLED, condition_message, condition_reason,
-        drift_paths,
-    },
-    injector::INJECTOR_SYNCED,
+    conditions::drift_paths,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
 };
 use crate::{
     api::{
         CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS,
-        linkerd_config::CanaryPhase,
+        linkerd_config::{
+            CanaryPhase, ConditionReason,
+            ConditionType::{self, Accepted, ConfigMapSynced, InjectorSynced, Ready, RolloutComplete, Stalled},
+        },
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     events::{Notice, Reason, object_reference},
@@ -43,34 +42,31 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         let regarding = linkerd_config_reference(&config.name, &config.uid);
         notices.push(Notice { reason, regarding, related: live.map(config_map_reference), note });
     };
-    let became = |type_: &str, wanted: &str| {
-        let (was, is) = (condition_reason(before, type_), condition_reason(after, type_));
-        is == Some(wanted) && was != Some(wanted)
-    };
-    if became(ACCEPTED, "Conflicted") {
-        add(Reason::Conflicted, condition_message(after, ACCEPTED));
+    let became = |type_, wanted| became(before, after, type_, wanted);
+    if became(Accepted, ConditionReason::Conflicted) {
+        add(Reason::Conflicted, after.message(Accepted).to_owned());
     }
     if before.active == Some(false) && after.active == Some(true) {
         add(Reason::Activated, format!("This LinkerdConfig is now in effect for ConfigMap {target}"));
     }
-    for type_ in [ACCEPTED, CONFIG_MAP_SYNCED] {
-        if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
-            // The conditions of the resource and of the document list problems in the same words.
-            let subject = if type_ == ACCEPTED { "The resource is invalid: " } else { "" };
-            add(Reason::ValidationFailed, format!("{subject}{}", condition_message(after, type_)));
+    // The conditions of the resource and of the document list problems in the same words.
+    for (type_, subject) in [(Accepted, "The resource is invalid: "), (ConfigMapSynced, "")] {
+        let invalid = [ConditionReason::Invalid, ConditionReason::ValidationFailed, ConditionReason::InvalidBase];
+        if invalid.into_iter().any(|wanted| became(type_, wanted)) {
+            add(Reason::ValidationFailed, format!("{subject}{}", after.message(type_)));
         }
     }
-    if became(STALLED, INSTALLER_REVERTS) {
-        add(Reason::InstallerReverts, condition_message(after, STALLED));
+    if became(Stalled, ConditionReason::InstallerReverts) {
+        add(Reason::InstallerReverts, after.message(Stalled).to_owned());
     }
     let hash = after.injection_hash.as_deref().unwrap_or_default();
     for (sync_reason, reason, outcome) in [
-        ("AllReplicasCurrent", Reason::InjectorSynced, format!("Injectors use configuration {hash}")),
-        ("Timeout", Reason::InjectorSyncTimeout, format!("Injectors do not use configuration {hash}")),
-        ("Denied", Reason::InjectorDenied, format!("Injectors deny configuration {hash}")),
+        (ConditionReason::AllReplicasCurrent, Reason::InjectorSynced, format!("Injectors use configuration {hash}")),
+        (ConditionReason::Timeout, Reason::InjectorSyncTimeout, format!("Injectors do not use configuration {hash}")),
+        (ConditionReason::Denied, Reason::InjectorDenied, format!("Injectors deny configuration {hash}")),
     ] {
-        if became(INJECTOR_SYNCED, sync_reason) {
-            add(reason, format!("{outcome}: {}", condition_message(after, INJECTOR_SYNCED)));
+        if became(InjectorSynced, sync_reason) {
+            add(reason, format!("{outcome}: {}", after.message(InjectorSynced)));
         }
     }
     for (reason, note) in canary_event(before, after).into_iter().chain(rollout_events(before, after)) {
@@ -152,6 +148,16 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
     add_updated_event(notices, input)
 }
 
+/// Whether a condition has this reason, and had another one.
+fn became(
+    before: &LinkerdConfigStatus,
+    after: &LinkerdConfigStatus,
+    type_: ConditionType,
+    wanted: ConditionReason,
+) -> bool {
+    after.reason(type_) == Some(wanted) && before.reason(type_) != Some(wanted)
+}
+
 /// Returns the Event of a canary whose phase changed.
 fn canary_event(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Option<(Reason, String)> {
     let canary = after.canary.as_ref()?;
@@ -175,14 +181,10 @@ fn canary_event(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Op
 
 /// Returns the Events of the rollout. While canary namespaces are restarted, the Events of the canary describe it.
 fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Vec<(Reason, String)> {
-    const TYPE: &str = "RolloutComplete";
     let Some(rollout) = &after.rollout else { return Vec::new() };
     let known = before.rollout.clone().unwrap_or_default();
     let hash = rollout.hash.as_deref().unwrap_or_default();
-    let became =
-        |wanted| condition_reason(after, TYPE) == Some(wanted) && condition_reason(before, TYPE) != Some(wanted);
-    let was = |wanted| condition_reason(before, TYPE) == Some(wanted) && condition_reason(after, TYPE) != Some(wanted);
-    let so_far = || condition_message(after, TYPE);
+    let so_far = || after.message(RolloutComplete).to_owned();
     let mut notices = Vec::new();
     let in_canary = |status: &LinkerdConfigStatus| status.canary.as_ref().is_some_and(|it| it.phase.is_active());
     let of_canary = in_canary(before) || in_canary(after);
@@ -194,13 +196,13 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
     {
         notices.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
     }
-    if became("Paused") {
+    if became(before, after, RolloutComplete, ConditionReason::Paused) {
         notices.push((Reason::RolloutPaused, so_far()));
     }
-    if was("Paused") {
+    if became(after, before, RolloutComplete, ConditionReason::Paused) {
         notices.push((Reason::RolloutResumed, so_far()));
     }
-    if became("Halted") {
+    if became(before, after, RolloutComplete, ConditionReason::Halted) {
         notices.push((Reason::RolloutHalted, so_far()));
     }
     if !of_canary && rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
@@ -212,13 +214,13 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
 /// Adds LinkerdConfigUpdated as the last Event, once for each generation that takes effect.
 fn add_updated_event(mut notices: Vec<Notice>, input: &EventInput<'_>) -> Vec<Notice> {
     let EventInput { config, live, before, after, plan, .. } = input;
-    let ready = |status: &LinkerdConfigStatus| condition_reason(status, READY) == Some("Reconciled");
+    let ready = |status: &LinkerdConfigStatus| status.reason(Ready) == Some(ConditionReason::Reconciled);
     let synced = plan.is_some_and(|plan| plan.verdict == PlanVerdict::Synced);
     let is_new = before.observed_generation != after.observed_generation;
     // Neither a revert nor a replica that catches up is an update: the generation was already in effect.
     let good = |status: &LinkerdConfigStatus| status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
     let was_in_effect =
-        condition_reason(after, INJECTOR_SYNCED) == Some("AllReplicasCurrent") && good(before) == good(after);
+        after.reason(InjectorSynced) == Some(ConditionReason::AllReplicasCurrent) && good(before) == good(after);
     let became_ready = !ready(before) && !was_in_effect && plan.is_some_and(|plan| plan.drift.is_none());
     if synced && ready(after) && (is_new || became_ready) {
         let note = format!("Generation {} is in effect", config.generation);

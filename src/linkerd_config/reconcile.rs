@@ -36,7 +36,7 @@ use super::{
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
-        linkerd_config::{LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
+        linkerd_config::{ConditionReason, LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     controller::NextReconcile,
@@ -395,11 +395,11 @@ fn is_conflict(error: &WriteError) -> bool {
 }
 
 /// Returns the reason of ConfigMapSynced for a plan that was not applied.
-fn reason_of(error: &WriteError) -> &'static str {
+fn reason_of(error: &WriteError) -> ConditionReason {
     match error.label() {
-        "forbidden" => "WriteForbidden",
-        "conflict" | "already_exists" => "WriteConflict",
-        _ => "WriteFailed",
+        "forbidden" => ConditionReason::WriteForbidden,
+        "conflict" | "already_exists" => ConditionReason::WriteConflict,
+        _ => ConditionReason::WriteFailed,
     }
 }
 

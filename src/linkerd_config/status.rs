@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{
-        CanaryPhase, CanaryStatus, DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode, RevisionsStatus,
-        RolloutStatus, TargetStatus,
+        CanaryPhase, CanaryStatus, ConditionReason, DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode,
+        RevisionsStatus, RolloutStatus, TargetStatus,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::truncated,
@@ -50,7 +50,7 @@ pub(super) struct ActiveStatusInput<'a> {
     /// The injection hash of Pods without LINKERD_CONFIG_HASH, unless the status has it already.
     pub(super) baseline: Option<String>,
     /// The reason and the message, if the plan was not applied.
-    pub(super) failure: Option<(&'static str, String)>,
+    pub(super) failure: Option<(ConditionReason, String)>,
     pub(super) target: TargetStatus,
     pub(super) base_revision: Option<i64>,
     /// The revision in the annotation of the ConfigMap before this reconcile.
@@ -267,7 +267,7 @@ pub(super) fn foreign_namespace_status(
     now: Timestamp,
 ) -> LinkerdConfigStatus {
     let message = foreign_namespace_message(config, namespace);
-    inactive_status(config, before, &not_accepted("TargetNotFound", message), now)
+    inactive_status(config, before, &not_accepted(ConditionReason::TargetNotFound, message), now)
 }
 
 /// Returns why a resource for the namespace of another control plane is not accepted.

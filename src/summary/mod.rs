@@ -17,6 +17,8 @@ use serde::Serialize;
 pub use self::duration::rounded;
 use crate::{
     api::linkerd_config::{
+        ConditionReason,
+        ConditionType::{self, Accepted, ConfigMapSynced, InjectorSynced, Ready, RolloutComplete, Stalled},
         LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutSpec, RolloutStatus,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
@@ -97,9 +99,12 @@ struct Judgement {
 }
 
 /// The conditions that are warnings.
-const WARNINGS: [&str; 4] = ["ControlPlaneMismatch", "IneffectiveValues", "SuspectBase", "VersionSkew"];
-/// The reasons of RolloutComplete that end without help.
-const ON_ITS_WAY: [&str; 4] = ["Progressing", "Canary", "WaitingForConfigMap", "WaitingForInjector"];
+const WARNINGS: [ConditionType; 4] = [
+    ConditionType::ControlPlaneMismatch,
+    ConditionType::IneffectiveValues,
+    ConditionType::SuspectBase,
+    ConditionType::VersionSkew,
+];
 
 // === impl ConfigSummary ===
 
@@ -108,7 +113,7 @@ impl ConfigSummary {
         let Judgement { attention, reason, sentence, next, command } = judged(config, in_effect, now);
         let rollout = config.status.rollout.as_ref().filter(|_| in_effect);
         let warnings =
-            config.status.conditions.iter().filter(|it| WARNINGS.contains(&&*it.type_) && it.status == "True");
+            WARNINGS.into_iter().filter_map(|type_| config.status.condition(type_)).filter(|it| it.status == "True");
         Self {
             name: config.name.to_string(),
             target: config.target.to_string(),
@@ -126,7 +131,7 @@ impl ConfigSummary {
 }
 
 fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement {
-    let find = |type_: &str| config.status.conditions.iter().find(|it| it.type_ == type_);
+    let status = &config.status;
     let of = |attention, condition: &Condition, command: Option<String>| Judgement {
         attention,
         reason: condition.reason.clone(),
@@ -150,8 +155,9 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
         judgement.next = Some("If this persists, run linkerd-operator check.".to_owned());
         return judgement;
     }
-    let accepted = find("Accepted");
-    if let Some(accepted) = accepted.filter(|it| it.reason == "Conflicted") {
+    let accepted = status.condition(Accepted);
+    let reason = status.reason(Accepted);
+    if let Some(accepted) = accepted.filter(|_| reason == Some(ConditionReason::Conflicted)) {
         let mut judgement = of(Attention::Done, accepted, None);
         judgement.sentence = format!("in reserve: {}", judgement.sentence);
         judgement.next = None;
@@ -162,30 +168,32 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
     }
     let name = &config.name;
     let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {name}"));
-    if let Some(stalled) = find("Stalled") {
-        let command = match &*stalled.reason {
-            "RolloutHalted" => run("rollout retry"),
-            "RolledBack" | "Denied" | "CanaryFailed" => run("explain"),
+    if let Some(stalled) = status.condition(Stalled) {
+        let command = match ConditionReason::of(stalled) {
+            Some(ConditionReason::RolloutHalted) => run("rollout retry"),
+            Some(ConditionReason::RolledBack | ConditionReason::Denied | ConditionReason::CanaryFailed) => {
+                run("explain")
+            }
             _ => None,
         };
         return of(Attention::Problem, stalled, command);
     }
     if let Some(accepted) = accepted.filter(|it| it.status == "False") {
-        let suspended = accepted.reason == "Suspended";
+        let suspended = reason == Some(ConditionReason::Suspended);
         let attention = if suspended { Attention::Waiting } else { Attention::Problem };
         return of(attention, accepted, if suspended { run("rollout resume") } else { run("explain") });
     }
-    if let Some(ready) = find("Ready").filter(|it| it.status != "True") {
-        let attention = match &*ready.reason {
-            "Propagating" | "Canary" => Attention::Progressing,
+    if let Some(ready) = status.condition(Ready).filter(|it| it.status != "True") {
+        let attention = match ConditionReason::of(ready) {
+            Some(ConditionReason::Propagating | ConditionReason::Canary) => Attention::Progressing,
             _ => Attention::Problem,
         };
-        let cause = ["ConfigMapSynced", "InjectorSynced"].into_iter().filter_map(find);
+        let cause = [ConfigMapSynced, InjectorSynced].into_iter().filter_map(|type_| status.condition(type_));
         let cause = cause.filter(|it| it.status != "True").find(|it| it.reason == ready.reason);
         return of(attention, cause.unwrap_or(ready), None);
     }
     if config.spec.mode == Mode::Observe {
-        return match find("ConfigMapSynced") {
+        return match status.condition(ConfigMapSynced) {
             Some(differs) if differs.status == "False" => {
                 let mut judgement = of(Attention::Done, differs, run("explain"));
                 judgement.sentence = format!("it observes and writes nothing: {}", differs.message);
@@ -198,26 +206,39 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
             ),
         };
     }
-    let Some(complete) = find("RolloutComplete") else {
+    let Some(complete) = status.condition(RolloutComplete) else {
         return plain(Attention::Done, "Reconciled", "the declared configuration is in effect".to_owned());
     };
     if complete.status == "True" {
         return of(Attention::Done, complete, None);
     }
-    let command = match &*complete.reason {
-        "Paused" => run("rollout resume"),
-        "WorkloadsFailed" => run("rollout retry"),
-        "WorkloadsSkipped" | "NoProgress" => run("explain --workloads"),
+    let reason = ConditionReason::of(complete);
+    let command = match reason {
+        Some(ConditionReason::Paused) => run("rollout resume"),
+        Some(ConditionReason::WorkloadsFailed) => run("rollout retry"),
+        Some(ConditionReason::WorkloadsSkipped | ConditionReason::NoProgress) => run("explain --workloads"),
         _ => None,
     };
-    let attention = match &*complete.reason {
-        reason if ON_ITS_WAY.contains(&reason) => Attention::Progressing,
-        "NoProgress" | "Halted" | "RolledBack" | "WorkloadsFailed" | "WriteFailed" => Attention::Problem,
+    let attention = match reason {
+        // These end without help.
+        Some(
+            ConditionReason::Progressing
+            | ConditionReason::Canary
+            | ConditionReason::WaitingForConfigMap
+            | ConditionReason::WaitingForInjector,
+        ) => Attention::Progressing,
+        Some(
+            ConditionReason::NoProgress
+            | ConditionReason::Halted
+            | ConditionReason::RolledBack
+            | ConditionReason::WorkloadsFailed
+            | ConditionReason::WriteFailed,
+        ) => Attention::Problem,
         _ => Attention::Waiting,
     };
     let mut judgement = of(attention, complete, command);
     let window = config.status.rollout.as_ref().and_then(|rollout| rollout.next_window.as_ref());
-    if let Some(opens) = window.filter(|_| complete.reason == "OutsideWindow") {
+    if let Some(opens) = window.filter(|_| reason == Some(ConditionReason::OutsideWindow)) {
         let wait = Duration::try_from(opens.0.duration_since(now)).unwrap_or_default();
         judgement.next = Some(format!("Wait: restarts begin in {}, at {}.", rounded(wait), opens.0));
     }

@@ -8,6 +8,7 @@
 //! * Decoding is lenient: what an older schema accepted still decodes. The code that uses a value validates it.
 
 mod canary;
+mod conditions;
 mod duration;
 mod global;
 mod injector_sync;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use canary::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus};
+pub use conditions::{ConditionReason, ConditionType};
 pub use global::{GlobalSpec, IdentityContextSpec, TrustAnchorsPolicy};
 pub use injector_sync::{InjectorSyncMethod, InjectorSyncSpec, OnTimeout};
 pub use proxy::{EnvVar, ImageSpec, ProxySpec, ResourceAmounts, ResourceSpec};

@@ -28,9 +28,8 @@ use self::{
 };
 use super::{
     LinkerdConfigReconciler,
-    conditions::condition_reason,
     dereference::ReconcileInput,
-    injector::{CanaryProbe, INJECTOR_SYNCED},
+    injector::CanaryProbe,
     plan::{ConfigPlan, PlanVerdict},
     rollout::{assess::selection::LabelFilter, progress::RolloutProgress, target::ActiveCanary},
     status::is_current,
@@ -38,7 +37,10 @@ use super::{
 use crate::{
     api::{
         CANARY_CONFIG_MAP, INJECT_ANNOTATION, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
-        linkerd_config::{CanaryPhase, CanarySpec, CanaryStatus, InjectorSyncMethod, Mode, RolloutTrigger},
+        linkerd_config::{
+            CanaryPhase, CanarySpec, CanaryStatus, ConditionReason, ConditionType, InjectorSyncMethod, Mode,
+            RolloutTrigger,
+        },
     },
     cluster::{
         State,
@@ -144,7 +146,8 @@ fn is_late(before: &LinkerdConfigStatus, hash: &str, timeout: Duration, now: Tim
     let canary = before.canary.as_ref().filter(|canary| canary.hash == hash && canary.phase.is_active());
     let since = canary.and_then(|canary| canary.since.as_ref());
     let waited = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
-    waited.is_some_and(|waited| waited >= timeout) && condition_reason(before, INJECTOR_SYNCED) == Some("Timeout")
+    waited.is_some_and(|waited| waited >= timeout)
+        && before.reason(ConditionType::InjectorSynced) == Some(ConditionReason::Timeout)
 }
 
 /// Returns the first failure among the workloads of these namespaces, for people.

@@ -5,7 +5,7 @@ use crate::{
     api::{NamespacedName, linkerd_config::Mode},
     cluster::{Problems, Projected, testing::Feed},
     linkerd_config::{
-        conditions::{add_canary, condition_message, condition_rows, to_conditions},
+        conditions::{add_canary, condition_rows, to_conditions},
         status::conflicted_status,
     },
 };
@@ -47,7 +47,7 @@ fn only_a_canary_that_makes_no_progress_prevents_ready() {
         let (status, texts) = conditions(phase);
         assert_eq!(texts, [accepted, synced, "Ready=True/Canary"], "{phase:?}");
         let expected = format!("configuration {HASH} is {phase:?}: so far");
-        assert_eq!(condition_message(&status, "Ready"), expected);
+        assert_eq!(status.message(ConditionType::Ready), expected);
     }
     assert_eq!(conditions(CanaryPhase::Waiting).1, [accepted, synced, "Ready=False/Canary"]);
     for (phase, stalled) in [
@@ -56,7 +56,7 @@ fn only_a_canary_that_makes_no_progress_prevents_ready() {
     ] {
         let (status, texts) = conditions(phase);
         assert_eq!(texts, [accepted, synced, "Ready=False/Canary", stalled]);
-        assert!(condition_message(&status, "Ready").ends_with("so far"));
+        assert!(status.message(ConditionType::Ready).ends_with("so far"));
     }
 }
 

@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use crate::{
+    api::linkerd_config::ConditionReason,
     linkerd_config::overlay::proxy_version,
     values::{Document, EdgeRelease, LinkerdVersion, Path, Problem},
 };
@@ -22,7 +23,7 @@ const LINKERD_VERSION: [&str; 1] = ["linkerdVersion"];
 /// The condition VersionSkew, which exists only while it is True.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionSkew {
-    pub reason: &'static str,
+    pub reason: ConditionReason,
     pub message: String,
 }
 
@@ -67,7 +68,7 @@ pub fn problems(effective: &Document, installed: &Document) -> Vec<Problem> {
 /// Returns the difference between the versions of a document that can be used and the control plane.
 pub fn version_skew(effective: &Document, installed: &Document) -> Option<VersionSkew> {
     let control_plane = text(installed, &LINKERD_VERSION)?;
-    let mut found: Vec<(&'static str, String)> = Vec::new();
+    let mut found: Vec<(ConditionReason, String)> = Vec::new();
     if let Some(proxy) = proxy_version(effective)
         && let (Some(version), Some(wanted)) = (LinkerdVersion::parse(&proxy), LinkerdVersion::parse(control_plane))
     {
@@ -75,7 +76,7 @@ pub fn version_skew(effective: &Document, installed: &Document) -> Option<Versio
             let message = format!(
                 "new proxies get {proxy}, which is newer than the control plane ({control_plane}): upgrade the control plane first"
             );
-            found.push(("ProxyNewer", message));
+            found.push((ConditionReason::ProxyNewer, message));
         } else if wanted.is_newer_than(version) {
             let support = match wanted.series().saturating_sub(version.series()) {
                 0 | 1 => "",
@@ -85,7 +86,7 @@ pub fn version_skew(effective: &Document, installed: &Document) -> Option<Versio
                 "new proxies get {proxy}, which is older than the control plane ({control_plane}){support}: raise or \
                  remove the declared proxy version"
             );
-            found.push(("ProxyOlder", message));
+            found.push((ConditionReason::ProxyOlder, message));
         }
     }
     if let Some(declared) = text(effective, &LINKERD_VERSION).filter(|declared| *declared != control_plane) {
@@ -93,7 +94,7 @@ pub fn version_skew(effective: &Document, installed: &Document) -> Option<Versio
             "linkerdVersion is declared as {declared}, but the installer wrote {control_plane}: `linkerd version` and \
              `linkerd check` show the declared version; to set only the version of proxies, use spec.proxy.proxyVersion"
         );
-        found.push(("VersionOverridden", message));
+        found.push((ConditionReason::VersionOverridden, message));
     }
     let reason = found.first()?.0;
     let message = found.into_iter().map(|(_, message)| message).collect::<Vec<_>>().join("; ");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     fn reason(installed: &str, effective: &str) -> Option<&'static str> {
-        version_skew(&document(effective), &document(installed)).map(|skew| skew.reason)
+        version_skew(&document(effective), &document(installed)).map(|skew| skew.reason.as_str())
     }
 
     const INSTALLED: &str = "linkerdVersion: edge-26.8.3";
@@ -170,7 +171,7 @@ mod tests {
         let far = version_skew(&document(&pinned("edge-25.4.4")), &document(INSTALLED)).unwrap().message;
         assert!(far.contains("more than the one stable release"), "{far}");
         let both = version_skew(&document("linkerdVersion: edge-26.9.1"), &document(INSTALLED)).unwrap();
-        assert_eq!(both.reason, "ProxyNewer");
+        assert_eq!(both.reason.as_str(), "ProxyNewer");
         assert!(both.message.contains("linkerdVersion is declared as edge-26.9.1"), "{}", both.message);
     }
 

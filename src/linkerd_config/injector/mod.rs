@@ -39,7 +39,7 @@ use super::canary::{CanaryAdoption, InjectorKind};
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, POD_TEMPLATE_HASH_LABEL,
-        linkerd_config::InjectorSyncMethod,
+        linkerd_config::{ConditionType, InjectorSyncMethod},
     },
     cluster::{
         Cluster, State,
@@ -47,8 +47,6 @@ use crate::{
     },
 };
 
-/// The type of the condition that shows a [`SyncStatus`].
-pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
 /// The name of the one port that injectors serve on.
 const PORT: &str = "proxy-injector";
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
@@ -197,7 +195,7 @@ impl Injectors {
             replicas,
             spec: spec.clone(),
         });
-        let condition = before.conditions.iter().find(|it| it.type_ == INJECTOR_SYNCED && it.status == "False");
+        let condition = before.condition(ConditionType::InjectorSynced).filter(|it| it.status == "False");
         // The timeout starts with the last progress: the write, a change of the counts, or the time when the condition
         // became False.
         let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);

@@ -6,17 +6,15 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use strum::{IntoStaticStr, VariantNames};
-
 use super::{
     Replica,
     admission_review::{ProbeAnswer, Stale},
 };
 use crate::{
-    api::linkerd_config::{InjectorSyncMethod, InjectorSyncSpec, OnTimeout},
+    api::linkerd_config::{ConditionReason, InjectorSyncMethod, InjectorSyncSpec, OnTimeout},
     text::and_more,
 };
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 /// The maximum number of replicas that a message names.
 const MAX_SHOWN: usize = 3;
@@ -48,8 +46,7 @@ pub(in crate::linkerd_config) struct SyncStatus {
 }
 
 /// The reason of the condition InjectorSynced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
-#[strum(const_into_str)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::linkerd_config) enum SyncReason {
     AllReplicasCurrent,
     Propagating,
@@ -59,6 +56,22 @@ pub(in crate::linkerd_config) enum SyncReason {
     Timeout,
     /// The replicas are not probed.
     ProbeDisabled,
+}
+
+// === impl SyncReason ===
+
+impl From<SyncReason> for ConditionReason {
+    fn from(reason: SyncReason) -> Self {
+        match reason {
+            SyncReason::AllReplicasCurrent => Self::AllReplicasCurrent,
+            SyncReason::Propagating => Self::Propagating,
+            SyncReason::NoReadyReplicas => Self::NoReadyReplicas,
+            SyncReason::ProbeFailed => Self::ProbeFailed,
+            SyncReason::Denied => Self::Denied,
+            SyncReason::Timeout => Self::Timeout,
+            SyncReason::ProbeDisabled => Self::ProbeDisabled,
+        }
+    }
 }
 
 // === impl SyncStatus ===

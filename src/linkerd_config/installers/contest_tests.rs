@@ -18,7 +18,10 @@ const NOW: &str = "2026-01-01T00:00:00Z";
 fn status(before: &LinkerdConfigStatus, verdict: &PlanVerdict, is_contested: bool) -> LinkerdConfigStatus {
     let target = NamespacedName::new("linkerd", "linkerd-config");
     let mut rows = condition_rows(&target, Mode::Enforce, verdict, None, None);
-    rows.insert(2, ConditionRow::new(INJECTOR_SYNCED, Some(true), "AllReplicasCurrent", ""));
+    rows.insert(
+        2,
+        ConditionRow::new(ConditionType::InjectorSynced, Some(true), ConditionReason::AllReplicasCurrent, ""),
+    );
     let rows = if is_contested { add_contest(rows, before, verdict) } else { rows };
     LinkerdConfigStatus {
         conditions: to_conditions(&rows, before, 1, NOW.parse().unwrap()),
@@ -48,6 +51,10 @@ fn a_resource_that_observes_says_that_nothing_is_written_whatever_the_document_i
     }
 }
 
+fn reason_of(status: &LinkerdConfigStatus, type_: ConditionType) -> Option<&str> {
+    status.condition(type_).map(|condition| condition.reason.as_str())
+}
+
 fn gate(status: &LinkerdConfigStatus) -> Option<&'static str> {
     gate_of(&json!({}), status)
 }
@@ -62,7 +69,7 @@ fn gate_of(spec: &serde_json::Value, status: &LinkerdConfigStatus) -> Option<&'s
         trust_bundles: TrustBundles::default(),
         canary: None,
     };
-    RolloutTarget::of(&config, status, &context).gates.closed.map(|gate| gate.reason)
+    RolloutTarget::of(&config, status, &context).gates.closed.map(|gate| gate.reason.as_str())
 }
 
 #[test]
@@ -73,15 +80,15 @@ fn a_contested_config_map_stays_stalled_and_restarts_wait_although_the_declared_
         (PlanVerdict::RepeatedDrift, "RepeatedDrift"),
     ] {
         let paused = status(&new, &verdict, true);
-        assert_eq!(condition_reason(&paused, STALLED), Some(reason));
+        assert_eq!(reason_of(&paused, ConditionType::Stalled), Some(reason));
         assert_eq!(gate(&paused), Some("WaitingForConfigMap"));
         let between = status(&paused, &PlanVerdict::Synced, true);
-        assert_eq!(condition_reason(&between, CONFIG_MAP_SYNCED), Some("Synced"));
-        assert_eq!(condition_reason(&between, STALLED), Some(reason));
-        assert_eq!(condition_message(&between, STALLED), condition_message(&paused, STALLED));
+        assert_eq!(reason_of(&between, ConditionType::ConfigMapSynced), Some("Synced"));
+        assert_eq!(reason_of(&between, ConditionType::Stalled), Some(reason));
+        assert_eq!(between.message(ConditionType::Stalled), paused.message(ConditionType::Stalled));
         assert_eq!(gate(&between), Some("WaitingForConfigMap"));
         let over = status(&between, &PlanVerdict::Synced, false);
-        assert_eq!((condition_reason(&over, STALLED), gate(&over)), (None, None));
+        assert_eq!((reason_of(&over, ConditionType::Stalled), gate(&over)), (None, None));
     }
 }
 
@@ -89,18 +96,19 @@ fn a_contested_config_map_stays_stalled_and_restarts_wait_although_the_declared_
 fn a_contest_is_not_reported_for_another_reason_to_stall_or_another_mode() {
     let paused = status(&LinkerdConfigStatus::default(), &PlanVerdict::InstallerReverts("helm".into()), true);
     for verdict in [PlanVerdict::Suspended, PlanVerdict::Observing(Vec::new()), PlanVerdict::Drifted] {
-        assert_eq!(condition_reason(&status(&paused, &verdict, true), STALLED), None, "{verdict:?}");
+        assert_eq!(reason_of(&status(&paused, &verdict, true), ConditionType::Stalled), None, "{verdict:?}");
     }
     let invalid = status(&paused, &PlanVerdict::InvalidBase("unreadable".into()), true);
-    assert_eq!(condition_reason(&invalid, STALLED), Some("InvalidBase"));
+    assert_eq!(reason_of(&invalid, ConditionType::Stalled), Some("InvalidBase"));
     let other = status(&invalid, &PlanVerdict::Synced, true);
-    assert_eq!(condition_reason(&other, STALLED), None, "the reason before was another one");
+    assert_eq!(reason_of(&other, ConditionType::Stalled), None, "the reason before was another one");
 }
 
 #[test]
 fn the_condition_of_a_contest_names_the_installer_and_the_setting() {
     let verdict = PlanVerdict::InstallerReverts("argocd-controller".into());
-    let message = condition_message(&status(&LinkerdConfigStatus::default(), &verdict, true), READY);
+    let status = status(&LinkerdConfigStatus::default(), &verdict, true);
+    let message = status.message(ConditionType::Ready);
     assert_eq!(
         message,
         "argocd-controller keeps writing its own document to ConfigMap linkerd/linkerd-config, so the declared values \

@@ -437,7 +437,7 @@ fn versions_that_break_pods_are_refused_and_others_are_flagged() {
     let upgraded = INSTALLED.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
     pinned.write("helm", &upgraded);
     let plan = pinned.reconcile();
-    assert_eq!((plan.verdict, plan.skew.unwrap().reason), (PlanVerdict::Synced, "ProxyOlder"));
+    assert_eq!((plan.verdict, plan.skew.unwrap().reason.as_str()), (PlanVerdict::Synced, "ProxyOlder"));
     assert!(pinned.is_settled());
 }
 

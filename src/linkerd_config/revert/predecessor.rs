@@ -7,11 +7,13 @@
 use k8s_openapi::api::apps::v1::ControllerRevision;
 
 use crate::{
-    api::LinkerdConfigStatus,
+    api::{
+        LinkerdConfigStatus,
+        linkerd_config::{ConditionReason, ConditionType},
+    },
     linkerd_config::{
         base::Base,
-        conditions::{CONFIG_MAP_SYNCED, RESTORED, condition_reason, list_problems},
-        injector::INJECTOR_SYNCED,
+        conditions::list_problems,
         plan::{ConfigPlan, PlanVerdict},
         revert::redeclare::redeclare,
     },
@@ -131,7 +133,7 @@ fn previous(status: &LinkerdConfigStatus) -> Option<i64> {
 
 /// Whether the ConfigMap has a fallback document.
 fn is_restored(status: &LinkerdConfigStatus) -> bool {
-    condition_reason(status, CONFIG_MAP_SYNCED) == Some(RESTORED)
+    status.reason(ConditionType::ConfigMapSynced) == Some(ConditionReason::Restored)
 }
 
 /// Returns the revision of the predecessor in the next status. `written` is the revision in the annotation of the
@@ -167,8 +169,15 @@ pub(in crate::linkerd_config) fn next_previous(
 /// Whether the injectors have accepted the document with this hash, or cannot be asked, or were late.
 fn is_accepted(before: &LinkerdConfigStatus, hash: &String) -> bool {
     let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
-    let is_open = condition_reason(before, INJECTOR_SYNCED)
-        .is_some_and(|reason| ["Propagating", "ProbeFailed", "NoReadyReplicas", "Denied"].contains(&reason));
+    let is_open = matches!(
+        before.reason(ConditionType::InjectorSynced),
+        Some(
+            ConditionReason::Propagating
+                | ConditionReason::ProbeFailed
+                | ConditionReason::NoReadyReplicas
+                | ConditionReason::Denied
+        )
+    );
     good == Some(hash) || !is_open
 }
 

@@ -19,7 +19,7 @@ use super::{
     assess::workload_state::Assessment,
     assess_workload,
     events::WorkloadEvents,
-    gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
+    gate::Gate,
     no_progress::NoProgressTimer,
     observer::{KINDS, RolloutObserver},
     progress::{is_halted, rollout_progress},
@@ -31,6 +31,7 @@ use super::{
     window::WindowCache,
 };
 use crate::{
+    api::linkerd_config::ConditionReason,
     cluster::{
         Cluster,
         index::workload_key::WorkloadKey,
@@ -231,7 +232,7 @@ impl Engine {
         loop {
             let now = Timestamp::now();
             (gate, next_window) = self.gate(target, now);
-            if gate.as_ref().is_some_and(|gate| gate.reason == DISABLED) {
+            if gate.as_ref().is_some_and(|gate| gate.reason == ConditionReason::RolloutDisabled) {
                 next_run = None;
                 break;
             }
@@ -263,17 +264,20 @@ impl Engine {
         let changes = window.as_ref().and_then(|window| window.changes);
         let is_disabled = target.gates.disabled().is_some();
         let gate = if target.rollout().paused && !is_disabled {
-            gate(PAUSED, "spec.rollout.paused is true")
+            gate(ConditionReason::Paused, "spec.rollout.paused is true")
         } else if let Some(unapproved) = self.unapproved(target).filter(|_| !is_disabled) {
             Some(unapproved)
         } else if target.gates.closed.is_some() {
             target.gates.closed.clone()
         } else if !self.cluster.follows(KINDS) {
-            gate("WaitingForWatches", "a watch fails, so the state of the cluster is unknown: see /ready")
+            gate(
+                ConditionReason::WaitingForWatches,
+                "a watch fails, so the state of the cluster is unknown: see /ready",
+            )
         } else if let Some(message) = self.waits_for_control_plane(target) {
-            gate("WaitingForControlPlane", &message)
+            gate(ConditionReason::WaitingForControlPlane, &message)
         } else if window.is_some_and(|window| !window.open) {
-            gate(OUTSIDE_WINDOW, "the maintenance window is closed")
+            gate(ConditionReason::OutsideWindow, "the maintenance window is closed")
         } else {
             None
         };
@@ -455,7 +459,8 @@ mod tests {
             let deleted = |world: &mut World| world.feed.apply(Kind::LinkerdConfig, Event::Delete(mesh()));
             assert_eq!(notes(&over, deleted), [""; 0], "the resource was deleted");
             let off = |world: &mut World| {
-                world.target.gates.closed = Some(Gate { reason: DISABLED, message: String::new() });
+                world.target.gates.closed =
+                    Some(Gate { reason: ConditionReason::RolloutDisabled, message: String::new() });
             };
             assert_eq!(notes(&over, off), [""; 0], "nothing is restarted for it");
         }

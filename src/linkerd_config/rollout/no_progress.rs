@@ -10,23 +10,25 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{
     assess::workload_state::{Health, WorkloadState},
-    gate::OUTSIDE_WINDOW,
     key::RolloutKey,
     progress::{RolloutPhase, RolloutProgress},
     schedule::RolloutSchedule,
 };
-use crate::{api::linkerd_config::RolloutSpec, text::and_more};
+use crate::{
+    api::linkerd_config::{ConditionReason, RolloutSpec},
+    text::and_more,
+};
 
 /// Maximum number of workloads that the message names.
 const NAMED: usize = 3;
 /// The reasons of RolloutComplete that only a person can resolve, or that have an alert already.
-const DECIDED: [&str; 6] = [
-    OUTSIDE_WINDOW,
-    "AwaitingApproval",
-    "WaitingForConfigMap",
-    "WaitingForInjector",
-    "WorkloadsFailed",
-    "WorkloadsSkipped",
+const DECIDED: [ConditionReason; 6] = [
+    ConditionReason::OutsideWindow,
+    ConditionReason::AwaitingApproval,
+    ConditionReason::WaitingForConfigMap,
+    ConditionReason::WaitingForInjector,
+    ConditionReason::WorkloadsFailed,
+    ConditionReason::WorkloadsSkipped,
 ];
 
 /// Since when a rollout has not advanced.
@@ -72,10 +74,10 @@ impl NoProgressTimer {
             return Some(due);
         }
         progress.no_progress = true;
-        if progress.complete.reason == "Progressing" {
+        if progress.complete.reason == ConditionReason::Progressing {
             let so_far = &progress.complete.message;
             let message = format!("nothing has advanced since {since:.0}: {}; {so_far}", what_blocks(schedule));
-            progress.complete.reason = "NoProgress";
+            progress.complete.reason = ConditionReason::NoProgress;
             progress.complete.message = message;
         }
         None
@@ -188,7 +190,7 @@ mod tests {
         schedule.set(&WorkloadKey::new("ns", "Deployment", "web"), Some(assessment), time("12:00:00"));
         let mut progress = rollout_progress(&schedule, &Arc::new(rollout_target(&rollout())), gate, None);
         clock.check(&mut progress, &schedule, time(now));
-        (progress.complete.reason, progress.no_progress, progress.complete.message)
+        (progress.complete.reason.as_str(), progress.no_progress, progress.complete.message)
     }
 
     #[test]
@@ -245,7 +247,7 @@ mod tests {
     fn a_reason_that_names_the_cause_stays_and_a_decision_of_a_person_is_waited_for() {
         for (reason, no_progress) in [("WaitingForControlPlane", true), ("OutsideWindow", false), ("Paused", false)] {
             let mut clock = NoProgressTimer::default();
-            let gate = Gate { reason, message: "why".to_owned() };
+            let gate = Gate { reason: reason.parse().unwrap(), message: "why".to_owned() };
             check(&mut clock, pending(), 2, Some(&gate), "12:00:00");
             let (found, is_stuck, _) = check(&mut clock, pending(), 2, Some(&gate), "13:00:00");
             assert_eq!((found, is_stuck), (reason, no_progress));

@@ -11,13 +11,15 @@ use strum::{EnumIter, IntoStaticStr};
 
 use super::{
     assess::workload_state::{FailureWeight, WorkloadFailure},
-    gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
+    gate::Gate,
     schedule::RolloutSchedule,
     target::RolloutTarget,
     totals::{CanaryTotals, RolloutTotals},
 };
 use crate::{
-    api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
+    api::linkerd_config::{
+        ConditionReason, OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads,
+    },
     cluster::index::workload_key::WorkloadKey,
     text::and_more,
 };
@@ -43,7 +45,7 @@ pub enum RolloutPhase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompleteCondition {
     pub holds: bool,
-    pub reason: &'static str,
+    pub reason: ConditionReason,
     pub message: String,
 }
 
@@ -124,7 +126,7 @@ pub fn rollout_progress(
             .iter()
             .map(|(skip, count)| RolloutSkipped { reason: skip.as_str().to_owned(), count: *count })
             .collect(),
-        next_window: next_window.filter(|_| gate.is_some_and(|gate| gate.reason == OUTSIDE_WINDOW)),
+        next_window: next_window.filter(|_| gate.is_some_and(|gate| gate.reason == ConditionReason::OutsideWindow)),
         replaced: target.proxies.trust.replaced(&totals.trust).map(|(hash, _)| hash.to_owned()),
         suspects: totals.suspects > 0,
         no_progress: false,
@@ -143,7 +145,7 @@ fn phase_and_condition(
     let because = |phase, reason, message: String| (phase, CompleteCondition { holds: false, reason, message });
     let holds = |phase, reason, message: String| (phase, CompleteCondition { holds: true, reason, message });
     let so_far = format!("{updated} of {selected} workloads run with the configuration");
-    if let Some(gate) = gate.filter(|gate| gate.reason == DISABLED) {
+    if let Some(gate) = gate.filter(|gate| gate.reason == ConditionReason::RolloutDisabled) {
         return because(RolloutPhase::Idle, gate.reason, gate.message.clone());
     }
     if target.rolled_back.is_some() {
@@ -151,17 +153,17 @@ fn phase_and_condition(
             "the configuration failed and was rolled back: see the condition Stalled, and change the resource; {updated} of \
              {selected} workloads run with the previous configuration"
         );
-        return because(RolloutPhase::RolledBack, "RolledBack", message);
+        return because(RolloutPhase::RolledBack, ConditionReason::RolledBack, message);
     }
     if selected == 0 {
-        return holds(RolloutPhase::Idle, "NothingSelected", "no meshed workload opted in".to_owned());
+        return holds(RolloutPhase::Idle, ConditionReason::NothingSelected, "no meshed workload opted in".to_owned());
     }
     if updated == selected {
         let message = match selected {
             1 => "the only workload runs with the configuration".to_owned(),
             _ => format!("all {selected} workloads run with the configuration"),
         };
-        return holds(RolloutPhase::Complete, "UpToDate", message);
+        return holds(RolloutPhase::Complete, ConditionReason::UpToDate, message);
     }
     if is_halted(schedule, target) {
         let is_kept = target.rollout().on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);
@@ -171,34 +173,38 @@ fn phase_and_condition(
             if is_kept { why } else { "" },
             failures(schedule)
         );
-        return because(RolloutPhase::Halted, "Halted", message);
+        return because(RolloutPhase::Halted, ConditionReason::Halted, message);
     }
     if let Some(gate) = gate.filter(|_| pending > 0 || updating > 0) {
-        let phase = if gate.reason == PAUSED { RolloutPhase::Paused } else { RolloutPhase::Waiting };
+        let phase = if gate.reason == ConditionReason::Paused { RolloutPhase::Paused } else { RolloutPhase::Waiting };
         return because(phase, gate.reason, format!("{}; {so_far}", gate.message));
     }
     if updating > 0 || schedule.is_startable() {
         // Restarts that wait without progress are named, because they may hold up the others.
         let blocked = refused(schedule).or_else(|| waiting_for_nodes(schedule)).map(|blocked| format!("{blocked}; "));
         let message = format!("{}{so_far}", blocked.unwrap_or_default());
-        return because(RolloutPhase::Progressing, "Progressing", message);
+        return because(RolloutPhase::Progressing, ConditionReason::Progressing, message);
     }
     if let Some(refused) = refused(schedule) {
-        return because(RolloutPhase::Waiting, "WriteFailed", format!("{refused}; {so_far}"));
+        return because(RolloutPhase::Waiting, ConditionReason::WriteFailed, format!("{refused}; {so_far}"));
     }
     if totals.blocked > 0 {
         let message = format!("workloads blocked by PodDisruptionBudgets: {}; {so_far}", totals.blocked);
-        return because(RolloutPhase::Waiting, "BlockedByPDB", message);
+        return because(RolloutPhase::Waiting, ConditionReason::BlockedByPDB, message);
     }
     if failed > 0 {
-        return because(RolloutPhase::Waiting, "WorkloadsFailed", format!("{}; {so_far}", failures(schedule)));
+        return because(
+            RolloutPhase::Waiting,
+            ConditionReason::WorkloadsFailed,
+            format!("{}; {so_far}", failures(schedule)),
+        );
     }
     let reasons: Vec<String> =
         totals.skipped.iter().map(|(skip, count)| format!("{} {count}", skip.as_str())).collect();
     let unhealthy = and_more(schedule.unhealthy.iter().take(NAMED), schedule.unhealthy.len(), ", ");
     let unhealthy = if unhealthy.is_empty() { unhealthy } else { format!("; not healthy: {unhealthy}") };
     let message = format!("skipped: {}{unhealthy}; {so_far}", reasons.join(", "));
-    because(RolloutPhase::Waiting, "WorkloadsSkipped", message)
+    because(RolloutPhase::Waiting, ConditionReason::WorkloadsSkipped, message)
 }
 
 fn failures(schedule: &RolloutSchedule) -> String {

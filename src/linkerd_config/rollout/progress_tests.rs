@@ -53,11 +53,11 @@ fn failure(reason: &str, message: &str, weight: FailureWeight) -> WorkloadState 
 fn outcome(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
     let gates = ["Paused", "OutsideWindow", "RolloutDisabled", "WaitingForInjector"];
     let gate = gate.and_then(|wanted| gates.into_iter().find(|it| *it == wanted));
-    let gate = gate.map(|reason| Gate { reason, message: "why".to_owned() });
+    let gate = gate.map(|reason| Gate { reason: reason.parse().unwrap(), message: "why".to_owned() });
     let progress =
         rollout_progress(&schedule(states), &Arc::new(rollout_target(rollout)), gate.as_ref(), Some(time("13:00:00")));
-    assert_eq!(progress.next_window.is_some(), gate.is_some_and(|gate| gate.reason == "OutsideWindow"));
-    (progress.phase.as_str(), progress.complete.reason, progress.complete.holds)
+    assert_eq!(progress.next_window.is_some(), gate.is_some_and(|gate| gate.reason.as_str() == "OutsideWindow"));
+    (progress.phase.as_str(), progress.complete.reason.as_str(), progress.complete.holds)
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn what_is_not_healthy_or_blocks_a_restart_is_named() {
     }
     let progress = rollout_progress(&schedule, &Arc::new(rollout_target(&json!({}))), None, None);
     assert_eq!(
-        (progress.complete.reason, progress.complete.message.as_str()),
+        (progress.complete.reason.as_str(), progress.complete.message.as_str()),
         (
             "Progressing",
             "could not update ns/Deployment/0: Cannot evict pod as it would violate the pod's disruption budget.; \
@@ -167,7 +167,7 @@ fn what_is_not_healthy_or_blocks_a_restart_is_named() {
         refused.record_failure(&workload, "denied".to_owned(), false, time("12:00:00"), pause);
     }
     let progress = rollout_progress(&refused, &Arc::new(rollout_target(&json!({}))), None, None);
-    assert_eq!((progress.phase, progress.complete.reason), (RolloutPhase::Waiting, "WriteFailed"));
+    assert_eq!((progress.phase, progress.complete.reason.as_str()), (RolloutPhase::Waiting, "WriteFailed"));
     assert!(progress.complete.message.contains("ns/Deployment/0: denied"), "{}", progress.complete.message);
 }
 

@@ -4,23 +4,22 @@
 //! RolloutComplete, the last revision that was rolled out. Always holds: no result of another hash, and no success of
 //! another generation, is reported for the current one.
 
-use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::{Condition, Time},
-    jiff::Timestamp,
-};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
-    gate::{Gate, UNDECLARED},
+    gate::{Gate, is_undeclared},
     key::RolloutKey,
     progress::{CompleteCondition, RolloutPhase, RolloutProgress},
     target::RolloutTarget,
 };
 use crate::{
-    api::linkerd_config::{LinkerdConfigStatus, RolloutStatus},
+    api::linkerd_config::{
+        ConditionReason,
+        ConditionType::{InjectorSynced, RolloutComplete, Stalled},
+        LinkerdConfigStatus, RolloutStatus,
+    },
     linkerd_config::conditions::{ConditionRow, to_condition},
 };
-
-const TYPE: &str = "RolloutComplete";
 
 /// Sets the rollout part of the status. `after` has the rest of the new status; `revision` is the declared revision.
 pub fn set_rollout_status(
@@ -45,25 +44,30 @@ pub fn set_rollout_status(
         None => disabled(target),
     };
     let generation = after.observed_generation.unwrap_or_default();
-    let known_condition = before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some());
+    let known_condition = before.condition(RolloutComplete).filter(|_| same.is_some());
     // Until the engine has assessed the workloads for this target, the condition stays as another leader, or the
     // previous generation, left it. It keeps its observedGeneration. Success of another generation is not kept, and
     // neither is a statement about the document that is not true any more.
     let is_declared = target.gates.undeclared.is_none();
     let is_kept = known_condition.is_some_and(|it| match it.status.as_str() {
         "True" => it.observed_generation == Some(generation) && is_declared,
-        _ => !(is_declared && UNDECLARED.contains(&&*it.reason)),
+        _ => !(is_declared && ConditionReason::of(it).is_some_and(is_undeclared)),
     });
     let rollout_complete = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
-            to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)
+            to_condition(&ConditionRow::new(RolloutComplete, Some(holds), reason, message), before, generation, now)
         }
         None => match known_condition.filter(|_| is_kept) {
             Some(known) => known.clone(),
             None => {
                 let message =
                     "the workloads are being assessed; if this persists, see /ready for failing watches".to_owned();
-                to_condition(&ConditionRow::new(TYPE, Some(false), "Progressing", message), before, generation, now)
+                to_condition(
+                    &ConditionRow::new(RolloutComplete, Some(false), ConditionReason::Progressing, message),
+                    before,
+                    generation,
+                    now,
+                )
             }
         },
     };
@@ -89,12 +93,12 @@ pub fn set_rollout_status(
         Some(_) if progress.is_none() => previous.completed_at.clone(),
         _ => None,
     };
-    if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
-    {
-        let stalled = ConditionRow::new("Stalled", Some(true), "RolloutHalted", rollout_complete.message.clone());
+    if phase == RolloutPhase::Halted.as_str() && after.condition(Stalled).is_none() {
+        let stalled =
+            ConditionRow::new(Stalled, Some(true), ConditionReason::RolloutHalted, rollout_complete.message.clone());
         after.conditions.push(to_condition(&stalled, before, generation, now));
     }
-    let at = after.conditions.iter().position(|it| it.type_ == "Stalled").unwrap_or(after.conditions.len());
+    let at = after.conditions.iter().position(|it| it.type_ == Stalled.as_str()).unwrap_or(after.conditions.len());
     after.conditions.insert(at, rollout_complete);
     let counts = match progress {
         Some(progress) => RolloutStatus {
@@ -128,14 +132,14 @@ pub fn set_rollout_status(
     }
     let is_of_this =
         |progress: &&RolloutProgress| progress.target.rolled_back.is_none() && target.rolled_back.is_none();
+    let is_unproven = after.fails(InjectorSynced);
     if holds && progress.filter(is_of_this).is_some() {
         let revisions = after.revisions.get_or_insert_default();
         revisions.last_rolled_out = revision.or(revisions.last_rolled_out);
         // The injectors may have accepted the document, and deny Pods for another reason since.
         let is_accepted =
             revisions.last_known_good_hash.is_some() && revisions.last_known_good_hash == after.injection_hash;
-        let is_unproven = |it: &Condition| it.type_ == "InjectorSynced" && it.status == "False";
-        if revision.is_some() && (is_accepted || !after.conditions.iter().any(is_unproven)) {
+        if revision.is_some() && (is_accepted || !is_unproven) {
             // The document is proven: a later failure has another cause, so it must not take the document back.
             revisions.previous = None;
         }
@@ -153,7 +157,7 @@ pub fn set_rollout_status(
 fn declared_only(complete: &CompleteCondition, target: &RolloutTarget) -> CompleteCondition {
     match target.gates.undeclared.as_ref().filter(|_| complete.holds) {
         Some(Gate { reason, message }) => {
-            CompleteCondition { holds: false, reason, message: format!("{message}; {}", complete.message) }
+            CompleteCondition { holds: false, reason: *reason, message: format!("{message}; {}", complete.message) }
         }
         None => complete.clone(),
     }

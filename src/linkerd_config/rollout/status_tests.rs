@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
     linkerd_config::rollout::{
-        gate::{DISABLED, Gate},
+        gate::Gate,
         target::TimeRange,
         testing::{WANTED, rollout_target, time},
         totals::CanaryTotals,
@@ -16,7 +16,7 @@ use crate::{
 fn progress(
     target: &RolloutTarget,
     phase: RolloutPhase,
-    reason: &'static str,
+    reason: ConditionReason,
     workloads: RolloutWorkloads,
 ) -> RolloutProgress {
     RolloutProgress {
@@ -50,7 +50,7 @@ fn status_after(
 }
 
 fn complete(status: &LinkerdConfigStatus) -> (&str, &str) {
-    let condition = status.conditions.iter().find(|condition| condition.type_ == TYPE).unwrap();
+    let condition = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete").unwrap();
     (&condition.status, &condition.reason)
 }
 
@@ -62,7 +62,7 @@ fn summary(status: &LinkerdConfigStatus) -> Option<&str> {
 fn results_of_another_hash_are_not_reported() {
     let mut target = rollout_target(&json!({}));
     let workloads = RolloutWorkloads { selected: 3, updated: 3, ..RolloutWorkloads::default() };
-    let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
+    let done = progress(&target, RolloutPhase::Complete, ConditionReason::UpToDate, workloads);
     let status = status_after(&LinkerdConfigStatus::default(), &target, Some(&done), "12:00:00");
     assert_eq!(complete(&status), ("True", "UpToDate"));
     // A new leader has not assessed the workloads yet.
@@ -71,8 +71,8 @@ fn results_of_another_hash_are_not_reported() {
     target.proxies.injection_hash = Some("another".into());
     let other = status_after(&status, &target, None, "12:01:00");
     assert_eq!((complete(&other), summary(&other)), (("False", "Progressing"), None));
-    target.gates.closed = Some(Gate { reason: DISABLED, message: "off".to_owned() });
-    assert_eq!(complete(&status_after(&status, &target, None, "12:01:00")), ("False", DISABLED));
+    target.gates.closed = Some(Gate { reason: ConditionReason::RolloutDisabled, message: "off".to_owned() });
+    assert_eq!(complete(&status_after(&status, &target, None, "12:01:00")), ("False", "RolloutDisabled"));
 }
 
 #[test]
@@ -87,9 +87,9 @@ fn success_of_another_generation_is_not_reported_before_the_workloads_are_assess
         after
     };
     let generation = |status: &LinkerdConfigStatus| {
-        status.conditions.iter().find(|condition| condition.type_ == TYPE).unwrap().observed_generation
+        status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete").unwrap().observed_generation
     };
-    let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
+    let done = progress(&target, RolloutPhase::Complete, ConditionReason::UpToDate, workloads);
     let status = status_of(&of_generation(1), 1, Some(&done), "12:00:00");
     let next = status_of(&status, 2, None, "12:01:00");
     assert_eq!((complete(&next), generation(&next), summary(&next)), (("False", "Progressing"), Some(2), None));
@@ -100,7 +100,7 @@ fn success_of_another_generation_is_not_reported_before_the_workloads_are_assess
     let completed = |status: &LinkerdConfigStatus| status.rollout.clone().unwrap().completed_at;
     assert_eq!(completed(&assessed), completed(&status), "it does not complete a second time");
 
-    let paused = progress(&target, RolloutPhase::Paused, "Paused", workloads);
+    let paused = progress(&target, RolloutPhase::Paused, ConditionReason::Paused, workloads);
     let status = status_of(&of_generation(1), 1, Some(&paused), "12:00:00");
     let next = status_of(&status, 2, None, "12:01:00");
     assert_eq!((complete(&next), generation(&next), summary(&next)), (("False", "Paused"), Some(1), Some("3/3")));
@@ -114,11 +114,11 @@ fn a_rollout_starts_once_and_completes_once() {
     let mut status = LinkerdConfigStatus::default();
     let mut times = Vec::new();
     for (phase, reason, workloads, now) in [
-        (RolloutPhase::Waiting, "OutsideWindow", workloads(0, 0), "12:00:00"),
-        (RolloutPhase::Progressing, "Progressing", workloads(0, 1), "12:00:01"),
-        (RolloutPhase::Progressing, "Progressing", workloads(2, 1), "12:00:02"),
-        (RolloutPhase::Complete, "UpToDate", workloads(3, 0), "12:00:03"),
-        (RolloutPhase::Complete, "UpToDate", workloads(3, 0), "12:00:04"),
+        (RolloutPhase::Waiting, ConditionReason::OutsideWindow, workloads(0, 0), "12:00:00"),
+        (RolloutPhase::Progressing, ConditionReason::Progressing, workloads(0, 1), "12:00:01"),
+        (RolloutPhase::Progressing, ConditionReason::Progressing, workloads(2, 1), "12:00:02"),
+        (RolloutPhase::Complete, ConditionReason::UpToDate, workloads(3, 0), "12:00:03"),
+        (RolloutPhase::Complete, ConditionReason::UpToDate, workloads(3, 0), "12:00:04"),
     ] {
         status = status_after(&status, &target, Some(&progress(&target, phase, reason, workloads)), now);
         let rollout = status.rollout.clone().unwrap();
@@ -139,19 +139,19 @@ fn a_rollout_starts_once_and_completes_once() {
 #[test]
 fn a_halted_or_rolled_back_rollout_does_not_update_the_last_revision() {
     let mut target = rollout_target(&json!({}));
-    let halted = progress(&target, RolloutPhase::Halted, "Halted", RolloutWorkloads::default());
+    let halted = progress(&target, RolloutPhase::Halted, ConditionReason::Halted, RolloutWorkloads::default());
     let status = status_after(&LinkerdConfigStatus::default(), &target, Some(&halted), "12:00:00");
     assert_eq!(status.revisions, None);
     assert!(status.conditions.iter().any(|it| it.type_ == "Stalled" && it.reason == "RolloutHalted"), "{status:?}");
     target.rolled_back = Some(RolloutKey::from(WANTED));
-    let done = progress(&target, RolloutPhase::Complete, "UpToDate", RolloutWorkloads::default());
+    let done = progress(&target, RolloutPhase::Complete, ConditionReason::UpToDate, RolloutWorkloads::default());
     assert_eq!(status_after(&LinkerdConfigStatus::default(), &target, Some(&done), "12:00:00").revisions, None);
 }
 
 #[test]
 fn a_complete_rollout_of_another_document_is_none_of_the_declared_one() {
     let mut target = rollout_target(&json!({}));
-    let done = progress(&target, RolloutPhase::Complete, "UpToDate", RolloutWorkloads::default());
+    let done = progress(&target, RolloutPhase::Complete, ConditionReason::UpToDate, RolloutWorkloads::default());
     let complete = |target: &RolloutTarget, progress, before: &LinkerdConfigStatus| {
         let mut after = LinkerdConfigStatus { observed_generation: Some(1), ..LinkerdConfigStatus::default() };
         set_rollout_status(&mut after, before, target, progress, Some(7), time("12:00:00"));
@@ -159,7 +159,9 @@ fn a_complete_rollout_of_another_document_is_none_of_the_declared_one() {
     };
     let declared = complete(&target, Some(&done), &LinkerdConfigStatus::default());
     assert_eq!(declared.revisions.clone().and_then(|revisions| revisions.last_rolled_out), Some(7));
-    for (reason, message) in [("Canary", ""), ("RolledBack", ""), ("WaitingForConfigMap", "")] {
+    for (reason, message) in
+        [(ConditionReason::Canary, ""), (ConditionReason::RolledBack, ""), (ConditionReason::WaitingForConfigMap, "")]
+    {
         target.gates.undeclared = Some(Gate { reason, message: message.to_owned() });
         // Also before the engine knows the new target.
         for progress in [Some(&done), None] {
@@ -168,7 +170,7 @@ fn a_complete_rollout_of_another_document_is_none_of_the_declared_one() {
             assert_eq!(condition.status, "False", "{after:?}");
             assert_eq!(after.rollout.unwrap().phase.as_deref(), Some("Waiting"));
             assert_eq!(after.revisions, None);
-            assert!(progress.is_none() || condition.reason == reason, "{condition:?}");
+            assert!(progress.is_none() || condition.reason == reason.as_str(), "{condition:?}");
         }
     }
 }
@@ -189,7 +191,7 @@ fn a_rollback_is_forgotten_with_the_document_that_failed_also_before_the_workloa
     };
     // The resource declares again what the rollback restored.
     assert_eq!(reason(None).as_deref(), Some("Progressing"));
-    let gate = Gate { reason: "RolledBack", message: String::new() };
+    let gate = Gate { reason: ConditionReason::RolledBack, message: String::new() };
     assert_eq!(reason(Some(gate)).as_deref(), Some("RolledBack"));
 }
 
@@ -206,7 +208,7 @@ fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
     let left = |suspects, target: &RolloutTarget| {
         let done = RolloutProgress {
             suspects,
-            ..progress(target, RolloutPhase::Complete, "UpToDate", RolloutWorkloads::default())
+            ..progress(target, RolloutPhase::Complete, ConditionReason::UpToDate, RolloutWorkloads::default())
         };
         status_after(&before, target, Some(&done), "13:00:00").drift.unwrap().windows.len()
     };
@@ -219,7 +221,7 @@ fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
 fn a_complete_rollout_proves_the_document_unless_injectors_do_not_use_it() {
     let target = rollout_target(&json!({}));
     let workloads = RolloutWorkloads { selected: 1, updated: 1, ..RolloutWorkloads::default() };
-    let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
+    let done = progress(&target, RolloutPhase::Complete, ConditionReason::UpToDate, workloads);
     let previous = |injectors: &str, revision| {
         let condition = json!({"type": "InjectorSynced", "status": injectors, "reason": "", "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z"});

@@ -30,7 +30,7 @@ fn bytes(status: &LinkerdConfigStatus) -> usize {
     serde_json::to_vec(status).unwrap().len()
 }
 
-fn status_of(plan: &ConfigPlan, failure: Option<(&'static str, String)>) -> LinkerdConfigStatus {
+fn status_of(plan: &ConfigPlan, failure: Option<(ConditionReason, String)>) -> LinkerdConfigStatus {
     let mut before = LinkerdConfigStatus::default();
     for _ in 0..20 {
         before = with_drift_window(&before, Timestamp::UNIX_EPOCH).unwrap_or(before);
@@ -78,7 +78,7 @@ fn a_status_of_hostile_texts_is_small() {
             proxy_version: Some(hostile(400_000)),
             ..ConfigPlan::only(verdict)
         };
-        for failure in [None, Some(("WriteFailed", hostile(1_000_000)))] {
+        for failure in [None, Some((ConditionReason::WriteFailed, hostile(1_000_000)))] {
             let status = status_of(&plan, failure);
             assert!(bytes(&status) < 128 << 10, "{} bytes", bytes(&status));
             assert_eq!(status.drift.unwrap().windows.len(), 5);

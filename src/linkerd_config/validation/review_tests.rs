@@ -139,7 +139,7 @@ fn a_denial_has_the_message_of_the_condition() {
         holds_back: false,
     });
     let condition = verdict_condition(&live.key, &plan.verdict, None);
-    assert_eq!(condition.reason, "Invalid");
+    assert_eq!(condition.reason.as_str(), "Invalid");
     assert_eq!(unknown(&declared), denied(&condition.message));
 }
 

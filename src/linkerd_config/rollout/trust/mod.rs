@@ -11,12 +11,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::gate::{APPROVE_ANNOTATION, Gate};
 use crate::{
+    api::linkerd_config::ConditionReason,
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
     text::counted,
 };
 
-/// The reason of the gate.
-const AWAITING_APPROVAL: &str = "AwaitingApproval";
 /// Number of digits of a hash in a message.
 const SHOWN: usize = 12;
 
@@ -90,7 +89,7 @@ impl DesiredTrust {
             None => return None,
         };
         let message = format!("{why}; to continue, annotate the resource with {APPROVE_ANNOTATION}: {}", wanted.hash);
-        Some(Gate { reason: AWAITING_APPROVAL, message })
+        Some(Gate { reason: ConditionReason::AwaitingApproval, message })
     }
 }
 

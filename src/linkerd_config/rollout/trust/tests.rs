@@ -117,7 +117,7 @@ impl Mesh {
 
     /// Returns the reason of the closed gate.
     fn gate(&self) -> Option<&'static str> {
-        self.world.target.proxies.trust.gate(&self.schedule().totals.trust).map(|gate| gate.reason)
+        self.world.target.proxies.trust.gate(&self.schedule().totals.trust).map(|gate| gate.reason.as_str())
     }
 
     /// Restarts a Deployment as the engine does. Returns whether it was restarted, or how that disconnects other Pods.
@@ -271,7 +271,7 @@ fn more_bundles_than_can_be_compared_need_an_approval() {
         is_approved: false,
     };
     let gate = trust.gate(&TrustCounts::from([("known".into(), 1)])).unwrap();
-    assert_eq!(gate.reason, "AwaitingApproval");
+    assert_eq!(gate.reason.as_str(), "AwaitingApproval");
     assert!(gate.message.ends_with("config.linkerd.io/approve-trust-roots: new"), "{}", gate.message);
     assert_eq!(DesiredTrust { is_approved: true, ..trust }.gate(&TrustCounts::new()), None);
 }
