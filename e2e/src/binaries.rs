@@ -212,14 +212,13 @@ impl Binaries {
         check_go(module)?;
         let Set { tools, tags, minutes, .. } = self.set;
         let count = tools.len();
+        eprintln!("the first build of these programs takes about {minutes} on two cores; later ones are skipped");
         for (number, (name, package)) in (1..).zip(*tools) {
             let output = self.directory.join(name);
             if output.is_file() {
                 continue;
             }
-            eprintln!(
-                "building {name} ({number} of {count}); the first build takes about {minutes} on two cores, later builds are skipped"
-            );
+            eprintln!("building {name} ({number} of {count})");
             // Built under a temporary name and then renamed, so that a file with the tool's name is always complete.
             let unfinished = self.directory.join(format!(".{name}.unfinished"));
             let status = go(module)
