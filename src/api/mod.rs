@@ -67,6 +67,8 @@ pub const CANARY_NAMESPACES_ANNOTATION: &str = "config.linkerd.io/canary-namespa
 /// The annotation of a ConfigMap that the operator writes, and its value.
 pub const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
 pub const OPERATOR: &str = "linkerd-operator";
+/// The annotation of a ConfigMap with a fallback document: the declared values that failed, as JSON.
+pub const RESTORED_FROM_ANNOTATION: &str = "config.linkerd.io/restored-from";
 /// The audit annotation in the answers of the operator's proxy injector. Its value begins with [`OPERATOR`].
 pub const WEBHOOK_AUDIT_ANNOTATION: &str = "answered-by";
 /// The Service and the Deployment of Linkerd's proxy injector.

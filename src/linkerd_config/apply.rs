@@ -17,6 +17,7 @@ use super::{
     drift::with_drift_window,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
+    revert::restored_from::RestoredFrom,
     status::kept_revisions,
     writer::written_revision,
 };
@@ -129,7 +130,8 @@ impl LinkerdConfigReconciler {
         }
         // The next change finds here what it replaces, also if the status says something else by then.
         let revision = outcome.plan.restored_revision.or(outcome.base_revision).unwrap_or_default();
-        let version = self.writer.write_config_map(live, write, revision).await?;
+        let restored_from = (outcome.plan.verdict == PlanVerdict::Restored).then(|| RestoredFrom::new(config, before));
+        let version = self.writer.write_config_map(live, write, revision, restored_from.as_ref()).await?;
         outcome.written = true;
         self.cache.note_own_write(target, version);
         if write.overwrites_others {

@@ -5,8 +5,12 @@
 use std::sync::Arc;
 
 use super::{
-    LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
-    revert::predecessor::Predecessor, status::failed_hashes, trust_anchors::bundles::TrustBundles,
+    LinkerdConfigReconciler, active,
+    base::Base,
+    control_plane::denials::without_past_denials,
+    revert::{predecessor::Predecessor, restored_from::with_restored_from},
+    status::failed_hashes,
+    trust_anchors::bundles::TrustBundles,
     writer::written_revision,
 };
 use crate::{
@@ -61,11 +65,13 @@ impl LinkerdConfigReconciler {
         let config = Arc::clone(state.linkerd_configs.by_name(name)?);
         let known = self.cache.unwritten_status(&config).or_else(|| self.cache.last_status(&config));
         let before = known.unwrap_or_else(|| Arc::clone(&config.status));
+        let live = state.config_maps.get(&config.target).cloned();
+        let before = with_restored_from(before, &config, live.as_deref());
         let ready = self.injectors.ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
             before: without_past_denials(before, ready.as_ref()),
             active: active::of(&state.linkerd_configs, &config.target).cloned(),
-            live: state.config_maps.get(&config.target).cloned(),
+            live,
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
             canary_map: state.config_maps.find(&config.target.namespace, CANARY_CONFIG_MAP).cloned(),
             config,

@@ -5,8 +5,9 @@
 //!   └────▶ prepare ─▶ dereference ─▶ plan (pure) ─▶ apply ─▶ status (pure) ─▶ Events, metrics, PUT of the status
 //! ```
 //!
-//! Always holds: the status is written last, so that a reconcile after a crash repeats the other writes. A failed
-//! document is rolled back before the status says so: the rollback must not depend on a write of the status.
+//! Always holds: what the status says is done before it is written, so that a reconcile after a crash repeats the other
+//! writes; only the time of a drift is written before the revert. A failed document is rolled back before the status says
+//! so: the rollback must not depend on a write of the status. The ConfigMap then says itself what failed.
 
 use std::{slice, sync::Arc, time::Duration};
 

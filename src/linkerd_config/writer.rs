@@ -27,12 +27,14 @@ use super::{
         kept::{self, MAX_REVERTED},
         predecessor::Predecessor,
         restore::{RestorePlan, restore_plan},
+        restored_from::RestoredFrom,
     },
 };
 use crate::{
     api::{
         CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
         LinkerdConfigStatus, MANAGED_BY_ANNOTATION, OPERATOR, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
+        RESTORED_FROM_ANNOTATION,
     },
     cluster::{
         Problems, Projected,
@@ -153,11 +155,13 @@ impl ConfigWriter {
         live: &ConfigMap,
         write: &ConfigMapWrite,
         revision: i64,
+        restored_from: Option<&RestoredFrom>,
     ) -> Result<Arc<str>, WriteError> {
         let annotations = json!({
             MANAGED_BY_ANNOTATION: OPERATOR,
             HASH_ANNOTATION: write.hash,
             REVISION_ANNOTATION: revision.to_string(),
+            RESTORED_FROM_ANNOTATION: restored_from.map(RestoredFrom::to_annotation),
         });
         self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
     }
@@ -233,7 +237,12 @@ impl ConfigWriter {
             RestorePlan::RemoveAnnotations => None,
             RestorePlan::KeepText { values } => values.as_deref(),
         };
-        let annotations = json!({ MANAGED_BY_ANNOTATION: null, HASH_ANNOTATION: null, REVISION_ANNOTATION: null });
+        let annotations = json!({
+            MANAGED_BY_ANNOTATION: null,
+            HASH_ANNOTATION: null,
+            REVISION_ANNOTATION: null,
+            RESTORED_FROM_ANNOTATION: null,
+        });
         self.patch_config_map(config_map, &live.version, values, annotations).await?;
         Ok(match plan {
             RestorePlan::KeepText { .. } => RestoreOutcome::Kept { manager: last_writer(&live) },

@@ -80,6 +80,10 @@ struct Model {
     is_rejected: bool,
     /// Whether a failure may still be blamed on the document in force: it is new, and nothing else changed since.
     on_trial: bool,
+    /// Whether the declared document was written since it was declared, and whether another one replaced it. It is not
+    /// written a second time then, whichever leader has written the others.
+    is_written: bool,
+    is_taken_back: bool,
     /// Whether the injectors have accepted the document in force. Until then, the one before it stays the predecessor.
     is_accepted: bool,
 }
@@ -177,6 +181,7 @@ impl World {
                 spec.as_object_mut().unwrap().remove("canary");
             }),
             Step::Retry => {
+                (self.model.is_written, self.model.is_taken_back) = (false, false);
                 let mut objects = self.api.objects();
                 let version = objects.next_version();
                 let annotations = json!({"config.linkerd.io/retry": version});
@@ -225,6 +230,7 @@ impl World {
     }
 
     fn declare(&mut self, change: impl FnOnce(&mut Value)) {
+        (self.model.is_written, self.model.is_taken_back) = (false, false);
         let mut objects = self.api.objects();
         let generation = objects.config["metadata"]["generation"].as_i64().unwrap() + 1;
         let version = objects.next_version();
@@ -342,6 +348,11 @@ impl World {
         for text in written {
             let document = Document::parse(&text).unwrap().split_injection_hash().0;
             let is_declared = !self.model.is_rejected && self.has(&document, Some(&self.spec));
+            if is_declared && self.model.is_taken_back {
+                return Err("wrote a document again that was rolled back".to_owned());
+            }
+            self.model.is_taken_back |= self.model.is_written && !is_declared;
+            self.model.is_written |= is_declared;
             let of_model = [&self.model.in_force, &self.model.before];
             if !is_declared && !of_model.into_iter().any(|known| self.has(&document, known.as_ref())) {
                 return Err(format!("wrote {:?}", self.declared_in(&document)));
@@ -387,13 +398,6 @@ impl World {
                     self.model.in_force = self.model.before.take();
                 }
                 (self.model.is_rejected, self.model.on_trial, self.model.is_accepted) = (true, false, true);
-            }
-            // A kill after the rollback and before the write of the status: the next leader tries the document first.
-            "Canary"
-                if is_in_force && self.model.on_trial && self.has(&self.document(), self.model.before.as_ref()) =>
-            {
-                self.model.in_force = self.model.before.take();
-                (self.model.on_trial, self.model.is_accepted) = (false, true);
             }
             "Restored" | "Canary" => {}
             other => return Err(format!("ConfigMapSynced is {other:?}")),
