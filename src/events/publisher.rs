@@ -33,7 +33,8 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Cause, EventsApi, Notice, RateLimits, Reason};
+use super::{Cause, EventsApi, Notice, RateLimits, Reason, rate_limit::Refusal};
+use crate::write::is_namespace_terminating;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A repetition after a longer time creates a new Event, as in client-go.
@@ -96,7 +97,8 @@ impl Publisher {
                 return Ok(());
             }
             Ok(Err(kube::Error::Api(status))) if status.is_forbidden() => {
-                if self.limits.deny(&namespace, Instant::now()) {
+                let refusal = if is_namespace_terminating(&status) { Refusal::Terminating } else { Refusal::Forbidden };
+                if self.limits.deny(&namespace, refusal, Instant::now()) {
                     let error = status.message;
                     warn!(namespace, error, "Events are denied in this namespace; retrying at most every ten minutes");
                 }

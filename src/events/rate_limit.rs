@@ -14,9 +14,11 @@ const REVIEWS: BucketSize = BucketSize { per_second: 10.0, burst: 50.0 };
 const REVIEWS_OF_NAMESPACE: BucketSize = BucketSize { per_second: 0.5, burst: 20.0 };
 /// Minimum interval between two Events of one object and reason.
 const PER_OBJECT: Duration = Duration::from_secs(60);
-/// How long a namespace that answered 403 gets no Events. A terminating namespace and an exhausted quota also cause
-/// 403, and retries change neither.
+/// How long a namespace that answered 403 gets no Events. An exhausted quota also causes 403, and retries do not change
+/// that.
 const DENIED: Duration = Duration::from_secs(600);
+/// The same for a namespace that is being deleted: one with the same name may exist soon.
+const TERMINATING: Duration = Duration::from_secs(10);
 
 /// The size of a token bucket.
 struct BucketSize {
@@ -29,6 +31,14 @@ struct TokenBucket {
     filled: Instant,
 }
 
+/// Why a namespace gets no Events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Forbidden,
+    /// The namespace is being deleted.
+    Terminating,
+}
+
 pub(super) struct RateLimits {
     controllers: TokenBucket,
     reviews: TokenBucket,
@@ -38,7 +48,7 @@ pub(super) struct RateLimits {
     /// rates bound the number of newer ones.
     recent: HashMap<(String, Reason), Instant>,
     /// The namespaces that answered 403, and the times of these answers.
-    denied: HashMap<String, Instant>,
+    denied: HashMap<String, (Refusal, Instant)>,
 }
 
 // === impl RateLimits ===
@@ -58,7 +68,7 @@ impl RateLimits {
     #[allow(clippy::map_entry, reason = "an entry is made only when the overall rate admits it")]
     pub(super) fn admit(&mut self, notice: &Notice, now: Instant) -> Result<(), Cause> {
         if let Some(namespace) = &notice.regarding.namespace
-            && self.denied.get(namespace).is_some_and(|since| now - *since < DENIED)
+            && self.denied.get(namespace).is_some_and(|(refusal, since)| now - *since < refusal.pause())
         {
             return Err(Cause::Denied);
         }
@@ -103,15 +113,32 @@ impl RateLimits {
         Ok(())
     }
 
-    /// Records that a namespace answered 403. Returns whether this is the first denial.
-    pub(super) fn deny(&mut self, namespace: &str, now: Instant) -> bool {
-        self.denied.retain(|_, since| now - *since < 2 * DENIED);
-        self.denied.insert(namespace.to_owned(), now).is_none()
+    /// Records that a namespace answered 403. Returns whether the operator lacks a permission, and did not before.
+    pub(super) fn deny(&mut self, namespace: &str, refusal: Refusal, now: Instant) -> bool {
+        self.denied.retain(|_, (_, since)| now - *since < 2 * DENIED);
+        let known = self.denied.insert(namespace.to_owned(), (refusal, now));
+        refusal == Refusal::Forbidden && !is_forbidden(known)
     }
 
-    /// Records that a namespace accepted an Event. Returns whether it was denied before.
+    /// Records that a namespace accepted an Event. Returns whether the operator lacked a permission before.
     pub(super) fn allow(&mut self, namespace: &str) -> bool {
-        self.denied.remove(namespace).is_some()
+        is_forbidden(self.denied.remove(namespace))
+    }
+}
+
+fn is_forbidden(known: Option<(Refusal, Instant)>) -> bool {
+    known.is_some_and(|(refusal, _)| refusal == Refusal::Forbidden)
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// Returns how long the namespace gets no Events.
+    fn pause(self) -> Duration {
+        match self {
+            Self::Forbidden => DENIED,
+            Self::Terminating => TERMINATING,
+        }
     }
 }
 
@@ -227,9 +254,19 @@ mod tests {
     fn a_namespace_that_denies_events_gets_none_for_ten_minutes() {
         let now = Instant::now();
         let mut limits = RateLimits::new(now);
-        assert!(limits.deny("ns", now) && !limits.deny("ns", now));
+        assert!(limits.deny("ns", Refusal::Forbidden, now) && !limits.deny("ns", Refusal::Forbidden, now));
         assert_eq!(limits.admit(&notice("a", Reason::Published), now), Err(Cause::Denied));
         assert_eq!(limits.admit(&notice("a", Reason::Published), now + DENIED), Ok(()));
         assert!(limits.allow("ns") && !limits.allow("ns"));
+    }
+
+    #[test]
+    fn a_namespace_that_is_created_again_after_its_deletion_gets_events_after_seconds() {
+        let now = Instant::now();
+        let mut limits = RateLimits::new(now);
+        assert!(!limits.deny("ns", Refusal::Terminating, now), "nobody has to do anything");
+        assert_eq!(limits.admit(&notice("a", Reason::Published), now), Err(Cause::Denied));
+        assert_eq!(limits.admit(&notice("a", Reason::Published), now + Duration::from_secs(10)), Ok(()));
+        assert!(!limits.allow("ns"));
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     api::{NamespacedName, endpoint_slice::EndpointSlice},
     cluster::kinds::service::Service,
     lease::Fence,
-    write::WriteError,
+    write::{WriteError, is_namespace_terminating},
 };
 
 /// Writes EndpointSlices, while this process leads.
@@ -240,10 +240,6 @@ fn is_for(slice: &EndpointSlice, service: &Service) -> bool {
         && slice.service().as_ref() == Some(&service.key)
         && slice.is_owned_by(&service.uid)
         && !slice.is_terminating()
-}
-
-fn is_namespace_terminating(status: &kube::core::Status) -> bool {
-    status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 // === impl Outcome ===
