@@ -398,6 +398,7 @@ release-tools:
 .PHONY: release-artifacts
 release-artifacts: release-tools ## Write the files of a release for one architecture into dist/release: REGISTRY=registry.example.com/team (TRIPLE=aarch64-unknown-linux-gnu for arm64)
 	@rm -rf $(RELEASE); mkdir -p $(RELEASE)
+CARGO_DENY := 0.20.2
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) image BUILD="auditable build" IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) \
 		IMAGE_TAR=$(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar
 	@$(MAKE) release-cli
@@ -459,11 +460,12 @@ publish: ## Push the images and charts of dist/release to a registry with crane:
 ##@ Supply chain
 
 .PHONY: advisories
-advisories: ## Check all dependencies for known vulnerabilities, licenses and sources: .deny.toml (needs cargo-deny and the internet)
-	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
-	@$(CARGO) deny --version
-	@$(CARGO) deny --locked check bans licenses sources
-	@$(CARGO) deny --locked check advisories || { \
+advisories: ## Check all dependencies for known vulnerabilities, licenses and sources: .deny.toml (needs the internet)
+	@grep -qs '"cargo-deny $(CARGO_DENY) ' $(TOOLS)/.crates.toml || \
+		$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny@$(CARGO_DENY)
+	@$(DENY) --version
+	@$(DENY) --locked check bans licenses sources
+	@$(DENY) --locked check advisories || { \
 		echo "The findings are above. If the advisory database could not be fetched, nothing was checked: this needs the internet." >&2; \
 		exit 1; \
 	}
@@ -477,6 +479,7 @@ sbom: ## Write a CycloneDX SBOM of the operator to target/sbom (needs cargo-cycl
 	@sed 's|path+file://$(CURDIR)|path+file:///src|g' linkerd-operator.cdx.json > $(TARGET)/sbom/linkerd-operator.cdx.json
 	@rm linkerd-operator.cdx.json
 	@rm -f e2e/e2e.cdx.json
+DENY = PATH="$(TOOLS)/bin:$$PATH" $(CARGO) deny
 	@echo "$(TARGET)/sbom/linkerd-operator.cdx.json"
 
 ##@ Help
