@@ -185,6 +185,25 @@ soak: ## Check answers and memory under churn, reconnects, slow readers and faul
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin soak --bin supervisor
 	$(TARGET)/release/soak $(MINUTES)
 
+# The seconds for each target of the fuzzer, and the targets.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard e2e/fuzz/targets/*.rs)))
+CARGO_FUZZ := 0.13.2
+
+# The unit tests run the same targets over the corpus. No sanitizer, because the operator has no unsafe code. The
+# dependencies have the versions of the operator. New inputs are kept in target/fuzz, and findings in e2e/fuzz/artifacts.
+.PHONY: fuzz
+fuzz: ## Fuzz what strangers send with libFuzzer, FUZZ_SECONDS=60 for each target (needs a nightly toolchain and a C++ compiler; FUZZ_TARGETS="name …")
+	@grep -qs '"cargo-fuzz $(CARGO_FUZZ) ' $(TOOLS)/.crates.toml || \
+		$(CARGO) install --quiet --locked --root $(TOOLS) cargo-fuzz@$(CARGO_FUZZ)
+	@cp Cargo.lock e2e/fuzz/Cargo.lock; \
+	for target in $(FUZZ_TARGETS); do \
+		echo "==> $$target for $(FUZZ_SECONDS) s"; mkdir -p "$(abspath $(TARGET))/fuzz/$$target"; \
+		PATH="$(TOOLS)/bin:$$PATH" $(CARGO) +nightly fuzz run --fuzz-dir e2e/fuzz --sanitizer none \
+			--target-dir "$(abspath $(TARGET))/fuzz/build" $$target "$(abspath $(TARGET))/fuzz/$$target" e2e/fuzz/corpus/$$target \
+			-- -max_total_time=$(FUZZ_SECONDS) -dict=$(CURDIR)/e2e/fuzz/words.dict -timeout=25 -print_final_stats=1; \
+	done
+
 MDBOOK := 0.5.4
 
 # mdbook comes from crates.io, into the target directory. `make check` checks the links of the documentation and the
@@ -379,6 +398,7 @@ DOCS_URL ?=
 RELEASE_NAME = linkerd-operator-$(VERSION)
 TOOLS := $(abspath $(TARGET)/tools)
 CARGO_AUDITABLE := 0.7.7
+CARGO_DENY := 0.20.2
 CARGO_CYCLONEDX := 0.5.9
 # A tar archive that is the same in each build of one commit.
 TAR = tar --sort=name --mtime="@$$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar
@@ -398,7 +418,6 @@ release-tools:
 .PHONY: release-artifacts
 release-artifacts: release-tools ## Write the files of a release for one architecture into dist/release: REGISTRY=registry.example.com/team (TRIPLE=aarch64-unknown-linux-gnu for arm64)
 	@rm -rf $(RELEASE); mkdir -p $(RELEASE)
-CARGO_DENY := 0.20.2
 	@PATH="$(TOOLS)/bin:$$PATH" $(MAKE) image BUILD="auditable build" IMAGE=$(REGISTRY)/linkerd-operator:$(VERSION) \
 		IMAGE_TAR=$(RELEASE)/$(RELEASE_NAME)-image-$(ARCH).tar
 	@$(MAKE) release-cli
@@ -459,6 +478,7 @@ publish: ## Push the images and charts of dist/release to a registry with crane:
 
 ##@ Supply chain
 
+DENY = PATH="$(TOOLS)/bin:$$PATH" $(CARGO) deny
 .PHONY: advisories
 advisories: ## Check all dependencies for known vulnerabilities, licenses and sources: .deny.toml (needs the internet)
 	@grep -qs '"cargo-deny $(CARGO_DENY) ' $(TOOLS)/.crates.toml || \
@@ -479,7 +499,6 @@ sbom: ## Write a CycloneDX SBOM of the operator to target/sbom (needs cargo-cycl
 	@sed 's|path+file://$(CURDIR)|path+file:///src|g' linkerd-operator.cdx.json > $(TARGET)/sbom/linkerd-operator.cdx.json
 	@rm linkerd-operator.cdx.json
 	@rm -f e2e/e2e.cdx.json
-DENY = PATH="$(TOOLS)/bin:$$PATH" $(CARGO) deny
 	@echo "$(TARGET)/sbom/linkerd-operator.cdx.json"
 
 ##@ Help

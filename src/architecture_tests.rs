@@ -87,6 +87,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("destination_client", &["client", "proto"]),
+    (
+        "fuzz_targets",
+        &[
+            "cluster",
+            "destination",
+            "external_workload",
+            "linkerd_config",
+            "proxy_injector",
+            "service_profile_validator",
+            "webhook",
+        ],
+    ),
     ("summary", &["api", "cluster", "reasons", "text"]),
     ("explain", &["api", "cluster", "linkerd_config", "summary", "text", "values"]),
     (

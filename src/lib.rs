@@ -36,6 +36,15 @@ mod docs_tests;
 pub mod events;
 pub mod explain;
 pub mod external_workload;
+#[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a panic of a target is what the fuzzer looks for"
+)]
+pub mod fuzz_targets;
 pub mod lease;
 pub mod linkerd_config;
 mod listen;

@@ -10,7 +10,9 @@ mod change;
 pub mod index;
 pub mod kinds;
 mod problems;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "only tests and the fuzzer use it")]
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of it"))]
 pub(crate) mod testing;
 pub(crate) mod watch;
 

@@ -102,7 +102,7 @@ enum Target {
 }
 
 /// The updates of a new stream.
-enum Subscribed {
+pub(super) enum Subscribed {
     Get(EndpointUpdates),
     GetProfile(ProfileUpdates),
 }
@@ -223,7 +223,7 @@ impl Calls {
     }
 
     /// Subscribes to the view of the requested target.
-    fn subscribe(&self, method: RpcMethod, message: &GetDestination) -> Result<Subscribed, Status> {
+    pub(super) fn subscribe(&self, method: RpcMethod, message: &GetDestination) -> Result<Subscribed, Status> {
         let GetDestination { path, context_token, .. } = message;
         let cluster_domain = &self.views.settings.cluster_domain;
         let token = ContextToken::parse(context_token);

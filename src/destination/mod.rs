@@ -16,6 +16,15 @@ mod cases_tests;
 mod context_token;
 mod endpoint;
 mod frame;
+#[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a panic of a target is what the fuzzer looks for"
+)]
+pub(crate) mod fuzzing;
 mod get;
 mod handshakes;
 mod http2;
@@ -36,7 +45,9 @@ mod response;
 mod server;
 pub mod settings;
 mod stream;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "only tests and the fuzzer use it")]
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of it"))]
 mod testing;
 mod views;
 

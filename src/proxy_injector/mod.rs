@@ -15,6 +15,15 @@ mod configuration;
 mod containers;
 mod decision;
 mod events;
+#[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a panic of a target is what the fuzzer looks for"
+)]
+pub(crate) mod fuzzing;
 mod handler;
 mod inject;
 mod lookup;

@@ -11,6 +11,15 @@
 
 mod decode;
 mod drop_in;
+#[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a panic of a target is what the fuzzer looks for"
+)]
+pub(crate) mod fuzzing;
 mod path_regex;
 mod rules;
 mod shape;

@@ -19,6 +19,15 @@ mod answer;
 mod certificate;
 mod connection;
 mod connections;
+#[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a panic of a target is what the fuzzer looks for"
+)]
+pub(crate) mod fuzzing;
 mod requests;
 pub mod review;
 mod review_memory;

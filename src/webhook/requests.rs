@@ -112,6 +112,11 @@ impl Requests {
         WebhookAnswer { response, memory, unread }
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn free_kib(&self) -> usize {
+        self.memory.free_kib()
+    }
+
     async fn handle(&self, path: String, body: Bytes) -> Response<Full<Bytes>> {
         let handler = Arc::clone(&self.handler);
         let log_path = path.clone();
@@ -238,7 +243,7 @@ pub(super) fn closing(mut response: Response<Full<Bytes>>) -> Response<Full<Byte
 }
 
 /// Counts the commas and the lists and maps of a JSON text, which are about as many as its values.
-fn values(json: &[u8]) -> usize {
+pub(super) fn values(json: &[u8]) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for byte in json {
         match byte {

@@ -59,7 +59,7 @@ impl ReviewMemory {
         HeldMemory { all: Arc::clone(&self.all), share, kib: 0 }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn free_kib(&self) -> usize {
         self.all.available_permits()
     }

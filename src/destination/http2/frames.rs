@@ -11,7 +11,7 @@ const ACK: u8 = 0x1;
 
 /// The position in the current frame.
 #[derive(Default)]
-pub(super) struct FrameReader {
+pub(in crate::destination) struct FrameReader {
     /// The bytes of its head that were read.
     head: u128,
     read: usize,
@@ -23,7 +23,7 @@ pub(super) struct FrameReader {
 
 impl FrameReader {
     /// Returns how many heads of answers to PINGs end in these bytes.
-    pub(super) fn pongs(&mut self, mut bytes: &[u8]) -> usize {
+    pub(in crate::destination) fn pongs(&mut self, mut bytes: &[u8]) -> usize {
         let mut pongs = 0;
         loop {
             (_, bytes) = bytes.split_at(self.skip(bytes.len()));

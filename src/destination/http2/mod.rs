@@ -5,7 +5,7 @@
 
 mod budget;
 pub(super) mod connection;
-mod frames;
+pub(super) mod frames;
 mod keepalive;
 mod reset_limit;
 pub(super) mod stall;

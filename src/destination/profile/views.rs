@@ -119,7 +119,7 @@ impl ProfilesIndex {
         once.map(|(_, view)| (view.key.clone(), view.clients())).collect()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(in crate::destination) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }

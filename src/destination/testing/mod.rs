@@ -1,5 +1,6 @@
 //! Test fixtures of the destination server.
 
+#[cfg(test)]
 pub(super) mod rig;
 
 use std::{cell::RefCell, time::Duration};

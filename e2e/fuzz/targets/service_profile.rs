@@ -1,0 +1,3 @@
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| linkerd_operator::fuzz_targets::service_profile(data));
