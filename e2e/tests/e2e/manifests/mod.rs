@@ -6,6 +6,7 @@ mod make;
 mod policies;
 mod probe;
 mod rules;
+mod samples;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
