@@ -1,5 +1,6 @@
-//! The common part of all controllers: kube-runtime's `Controller`, fed by a cluster observer and active only while
-//! this process leads.
+//! The common part of the ExternalWorkload controller and the LinkerdConfig controller: kube-runtime's `Controller`,
+//! fed by a cluster observer and active only while this process leads. The rollout engine and the controller of the
+//! webhook certificates have loops of their own.
 //!
 //! ```text
 //! cluster ──observer──▶ WorkQueue ──▶ Controller ──▶ Reconciler::reconcile ──▶ may_act? ◀── Leadership

@@ -5,16 +5,22 @@
 //!                              │                         ├─ WorkQueue ─▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
 //!                              │                         ├─ DirtySet ──▶ linkerd_config::rollout: assess → schedule → restart ────write──▶ kube-apiserver
 //!                              └──────── read ──────────▶├─ DirtySet ──▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
-//!                                                        └─ injector prober: do all injectors use the configuration?
+//!                                                        ├─ injector prober: do all injectors use the configuration?
+//!                                                        └─ proxy_injector: reads its configuration again
+//!
+//! kube-apiserver ──review──▶ webhook ─┬─▶ proxy_injector: State, configuration → decision → JSON patch
+//!                                     └─▶ validators of LinkerdConfigs, ExternalWorkloads and ServiceProfiles
+//!
+//! kube-apiserver ──own watches──▶ webhook_certificates: Secret, webhook configurations → plan → issue ────write──▶ kube-apiserver
 //! ```
 //!
 //! Data flows in one direction: a reader of the state never writes it, and a controller's own write comes back through
 //! the watch like any other write. The cache publishes changes; each job derives its own keys from them. Decisions are
 //! functions from values to values (the controllers' `plan`, the destination's `members`, `view`, `weighted_addr` and
-//! `snapshot`); the code around them reads, waits, writes and serves. [`controller`], [`lease`] and [`events`] are
-//! shared by the controllers, which write only while they are the leader. [`manager`] connects the parts. [`cli`] prints,
-//! and [`dashboard`] shows, the endpoints and profiles that a proxy receives, and the changes that a LinkerdConfig would
-//! make.
+//! `snapshot`); the code around them reads, waits, writes and serves. All controllers share [`lease`] and [`events`],
+//! and write only while they are the leader. The controllers of ExternalWorkloads and LinkerdConfigs also share
+//! [`controller`]. [`manager`] connects the parts. [`cli`] prints, and [`dashboard`] shows, the endpoints and profiles
+//! that a proxy receives, and the changes that a LinkerdConfig would make.
 
 pub mod admin;
 pub mod api;

@@ -1,10 +1,10 @@
 //! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
-//! differences between two servers, the changes that a LinkerdConfig would make, its status, and whether the
-//! installation works, and what to do about an alert; `rollout` drives a rollout.
+//! differences between two servers, the changes that a LinkerdConfig would make, its status, whether the installation
+//! works, and what to do about an alert. `rollout` drives a rollout, and `dashboard` forwards a port to the dashboard.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
-//! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
-//!   `Destination API error: <message>`, with exit code 1.
+//! * Always: one thread; a result or an error in bounded time, except with `--watch` and for `dashboard`, which run
+//!   until Ctrl-C. A refused authority is printed as `Destination API error: <message>`, with exit code 1.
 
 mod authority_form;
 mod check;

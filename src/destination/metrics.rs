@@ -168,7 +168,7 @@ impl DiscoveryMetrics {
         if shared { &self.shared_deltas } else { &self.own_deltas }.inc();
     }
 
-    /// Returns the number of streams in a state.
+    /// Returns the gauge of the streams in a state.
     pub(super) fn streams(&self, state: StreamState) -> &IntGauge {
         let [opening, idle, blocked] = &self.states;
         match state {

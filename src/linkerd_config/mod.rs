@@ -11,8 +11,9 @@
 //! of `data.values`, ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the
 //! resource does not declare keeps the installer's value; a document with problems is not written, and one that
 //! injectors deny is rolled back; the base is saved before the first write; without a change nothing is written. Only
-//! [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document; [`overlay`] maps the
-//! fields of the resource to paths in it, and [`drift`] reads `cliVersion`.
+//! [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document. [`overlay`] maps the
+//! fields of the resource to paths in it. Two other modules read single paths: [`drift`] reads `cliVersion`, and
+//! [`control_plane::skew`] reads versions and `cniEnabled`.
 
 pub mod active;
 mod apply;

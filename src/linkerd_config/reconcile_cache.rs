@@ -1,7 +1,12 @@
 //! The controller's state between reconciles, kept while this process leads.
 //!
-//! The cache never affects the content of the document. A lost entry costs a read, a repeated reconcile, or an earlier
-//! revert.
+//! Some entries affect what is written. A status that is not written yet names the documents that failed, so it decides
+//! whether the next plan restores a fallback document. The history of reverts decides when the next revert may happen,
+//! and the first failed restore decides when a deletion no longer waits. The other entries only save reads and repeated
+//! reconciles.
+//!
+//! A new leader begins with an empty cache. A fallback document names the documents that failed in an annotation (see
+//! `revert/restored_from.rs`). Without the other entries, a revert happens earlier, or a deletion waits longer.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The keys that a publisher or a planner has to process again.
+//! The keys that the publisher of discovery or the rollout engine has to process again.
 //!
 //! In: keys, from cluster observers and other components. Out: all marked keys, in batches. Always holds: a key waits
 //! at most once, so the set never has more entries than distinct keys; a key that is marked after [`DirtySet::next`]

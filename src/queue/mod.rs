@@ -1,4 +1,5 @@
-//! Queues of keys: a [`WorkQueue`] feeds a controller, a [`DirtySet`] feeds a publisher or a planner.
+//! Queues of keys: a [`WorkQueue`] feeds a controller, a [`DirtySet`] feeds a task that processes all marked keys at
+//! once: the publisher of discovery, or the rollout engine.
 
 mod dirty_set;
 mod turns;

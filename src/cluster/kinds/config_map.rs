@@ -31,7 +31,7 @@ const LONGEST_MANAGER: usize = 128;
 /// The key of the bundle in [`TRUST_ROOTS`].
 const BUNDLE: &str = "ca-bundle.crt";
 
-/// A ConfigMap, reduced to the fields that the LinkerdConfig controller reads.
+/// A ConfigMap, reduced to the fields that the LinkerdConfig controller and the proxy injector read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigMap {
     pub key: NamespacedName,

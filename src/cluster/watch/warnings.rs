@@ -1,4 +1,4 @@
-//! The log lines about unusable objects, at a bounded rate. Pure except for the clock.
+//! The log lines about unusable objects, at a bounded rate. Pure except for the clock and the log.
 //!
 //! In: the new problems of each object. Out: a warning, or a line at the level debug. Always holds: a tenant who rewrites
 //! objects without end causes few warnings, and takes none from other namespaces; the memory is bounded by the number of

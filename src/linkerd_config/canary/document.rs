@@ -1,7 +1,9 @@
 //! The documents of a canary: the one in force for all other namespaces, and the declared one. Pure.
 //!
 //! In: the declared document, the saved base, the ConfigMap of the mesh. Out: the document that stays in force, and the
-//! content of the canary's ConfigMap. Always holds: the installer's values and the trust anchors are never held back.
+//! content of the canary's ConfigMap. Always holds: the trust anchors are never held back, and neither are the
+//! installer's values, except where the document in force declares a value. In `proxy.additionalEnv` it declares single
+//! variables, unless `spec.values` declares the whole list.
 
 use std::sync::Arc;
 
