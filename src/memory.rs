@@ -2,7 +2,7 @@
 //!
 //! In: every allocation, counted by the global allocator; the memory limit of the process. Out: whether there is room
 //! for more. Always holds: nothing is estimated that the allocator counts. Caches, views, frames, requests and pages of
-//! lists are all in one number, so whoever adds memory on behalf of a client compares that number with the budget.
+//! lists are all in one number. Code that adds memory on behalf of a client compares that number with the budget.
 
 use cap::Cap;
 use tikv_jemallocator::Jemalloc;
@@ -79,7 +79,7 @@ impl MemoryBudget {
     }
 
     /// Returns how many clients with one connection and some streams fit into an idle process: their connections and
-    /// their streams. The caches are not part of it, so clients may be refused earlier, for want of memory.
+    /// their streams. The caches are not part of it, so clients may be refused earlier, because memory is short.
     pub fn clients(self) -> (usize, usize) {
         let each = BYTES_OF_A_CONNECTION + STREAMS_OF_A_CLIENT * BYTES_OF_A_STREAM;
         let connections = (self.room.saturating_sub(BYTES_OF_THE_PROCESS) / each).max(1);

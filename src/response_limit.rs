@@ -115,7 +115,7 @@ struct LimitedBody {
     held: Option<HeldBytes>,
 }
 
-/// What may have at most so many bytes.
+/// The part of a response that a limit applies to, with the limit in bytes.
 #[derive(Clone, Copy)]
 enum Limit {
     Page(usize),

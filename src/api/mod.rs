@@ -64,8 +64,9 @@ pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
 pub const CANARY_CONFIG_MAP: &str = "linkerd-config-canary";
 /// The annotation of [`CANARY_CONFIG_MAP`] with the label selector of the canary namespaces, as JSON.
 pub const CANARY_NAMESPACES_ANNOTATION: &str = "config.linkerd.io/canary-namespaces";
-/// The annotation of a ConfigMap that the operator writes, and its value.
+/// The annotation of a ConfigMap that the operator writes. Its value is [`OPERATOR`].
 pub const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
+/// The operator's name in annotations and in audit annotations.
 pub const OPERATOR: &str = "linkerd-operator";
 /// The annotation of a ConfigMap with a fallback document: the declared values that failed, as JSON.
 pub const RESTORED_FROM_ANNOTATION: &str = "config.linkerd.io/restored-from";
@@ -73,12 +74,15 @@ pub const RESTORED_FROM_ANNOTATION: &str = "config.linkerd.io/restored-from";
 pub const WEBHOOK_AUDIT_ANNOTATION: &str = "answered-by";
 /// The Service and the Deployment of Linkerd's proxy injector.
 pub const INJECTOR: &str = "linkerd-proxy-injector";
-/// The MutatingWebhookConfiguration of the proxy injector, and the name of its webhook.
+/// The MutatingWebhookConfiguration of Linkerd's proxy injector.
 pub const INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-proxy-injector-webhook-config";
+/// The name of the webhook in [`INJECTOR_WEBHOOK_CONFIGURATION`].
 pub const INJECTOR_WEBHOOK: &str = "linkerd-proxy-injector.linkerd.io";
-/// The same of the operator's injector, and the Service of the operator's webhooks.
+/// The MutatingWebhookConfiguration of the operator's proxy injector.
 pub const OPERATOR_INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-operator-proxy-injector";
+/// The name of the webhook in [`OPERATOR_INJECTOR_WEBHOOK_CONFIGURATION`].
 pub const OPERATOR_INJECTOR_WEBHOOK: &str = "proxy-injector.linkerd-operator.linkerd.io";
+/// The Service of the operator's webhooks.
 pub const OPERATOR_WEBHOOK_SERVICE: &str = "linkerd-operator-webhook";
 /// The annotation with the name and version of the installer of Linkerd.
 pub const CREATED_BY_ANNOTATION: &str = "linkerd.io/created-by";

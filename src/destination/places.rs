@@ -1,4 +1,4 @@
-//! Places for what clients hold: streams, unfinished requests and connections.
+//! Places are permits, as those of a semaphore. A client needs one for each stream, unfinished request and connection.
 //!
 //! In: a maximum, and the peers that take places. Out: places, each held until it is dropped. Always holds: no more
 //! places than the maximum are held; while at least half of them are held, a peer gets a place only if it holds fewer

@@ -130,7 +130,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
         false
     }
 
-    /// Returns `None` after the status.
+    /// Returns the next frame; `None` after the trailers were sent.
     async fn next(&mut self) -> Option<BodyFrame> {
         // The transport requests the next frame only after it has sent the last one.
         if let Some(received) = self.in_flight.take() {

@@ -60,7 +60,8 @@ pub struct ExplainOutput {
     /// The namespaces that get the declared configuration before all others; absent if none do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canary: Option<CanaryOutput>,
-    /// What new Pods get from the write on; during a canary, those of all other namespaces.
+    /// The configuration that new Pods get once the document is written; during a canary, only new Pods outside the
+    /// canary namespaces get it.
     pub new_pods: NewPods,
     /// A warning about values that the control plane does not use.
     #[serde(skip_serializing_if = "Option::is_none")]

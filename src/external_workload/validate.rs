@@ -73,7 +73,7 @@ fn warnings(version: &str, object: api::ExternalWorkload) -> Vec<String> {
     warnings
 }
 
-/// Proxies ignore names that they cannot parse.
+/// Returns a warning if proxies cannot parse the identity or the server name: they then connect without TLS.
 fn identity(workload: &ExternalWorkload) -> Option<String> {
     let (identity, server_name) = (&*workload.mesh.identity, &*workload.mesh.server_name);
     let is_uri = identity.split_once("://").is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty());

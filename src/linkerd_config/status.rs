@@ -206,7 +206,7 @@ pub fn failed_hashes<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus
     revisions.map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
 }
 
-/// Returns the revisions in the status, which must not be deleted.
+/// Returns the revisions that the status refers to. They must not be deleted.
 pub(super) fn kept_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
     let revisions = before.revisions.clone().unwrap_or_default();
     [revisions.previous, revisions.last_rolled_out, revisions.last_known_good].into_iter().flatten().collect()

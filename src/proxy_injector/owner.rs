@@ -53,7 +53,7 @@ pub(super) struct Workload {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FoundOwner {
     pub(super) uid: Option<Uid>,
-    /// Its own only owner.
+    /// The owner of this owner, if there is exactly one.
     pub(super) above: Option<Owner>,
     pub(super) above_uid: Option<Uid>,
     pub(super) annotations: OwnAnnotations,

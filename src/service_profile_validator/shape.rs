@@ -160,7 +160,7 @@ impl Shape {
             Self::Ports => "map[uint32]struct {}".to_owned(),
             Self::Object(shape) => shape.qualified_name(),
             Self::List(item) => match &**item {
-                // Those of the metadata are not pointers.
+                // Lists in the metadata hold values, not pointers.
                 Self::Object(shape) if !shape.is_of_metadata() => format!("[]*{}", item.name()),
                 item => format!("[]{}", item.name()),
             },

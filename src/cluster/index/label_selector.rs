@@ -43,7 +43,7 @@ struct Requirements {
     forbidden: BTreeMap<String, Option<BTreeSet<String>>>,
 }
 
-/// The names of the objects of one namespace, by their label selector.
+/// An index of the objects of one namespace: from their label selectors to their names.
 #[derive(Debug, Default)]
 pub struct ByLabelSelector {
     equal: BySelector,

@@ -23,8 +23,8 @@ use crate::{
     text::truncate,
 };
 
-/// The maximum length of a value that is kept of a Pod, in bytes: that of an image's tag. Hashes are shorter, and anyone
-/// who can change a Pod can write a longer text.
+/// The maximum length in bytes of a value from a Pod that is stored: the maximum length of an image's tag. Hashes are
+/// shorter, and anyone who can change a Pod can write a longer text.
 const LONGEST_VALUE: usize = 128;
 
 /// The ports at which the proxy of a meshed Pod listens.

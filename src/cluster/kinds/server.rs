@@ -69,8 +69,8 @@ pub struct ServersOfNamespace {
 
 /// The Servers that make ports opaque in a namespace, until one of them changes.
 ///
-/// Whoever holds it needs no lock of the state: selectors are evaluated after the lock was released, and once for all
-/// objects whose labels the selectors cannot tell apart.
+/// The holder needs no lock of the state: selectors are evaluated after the lock was released, and once for all objects
+/// whose labels the selectors cannot tell apart.
 #[derive(Debug)]
 pub struct OpaqueServers {
     servers: Box<[Arc<Server>]>,

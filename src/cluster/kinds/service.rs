@@ -1,4 +1,4 @@
-//! Services: what of them decides about endpoints, and which of them select a workload.
+//! Services: the fields that determine endpoints, and the lookup of the Services that select a workload.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 

@@ -241,7 +241,8 @@ impl WatchContext {
                     }
                 }
                 Err(error) if let Some(other) = transport.instead(&error) => {
-                    // It stays: the objects will be as large when they are listed again, and the API server the same.
+                    // Later lists use this transport, too: the objects will be as large then, and the API server will
+                    // not have changed.
                     transport = other;
                     debug!(resource = T::KIND.resource(), ?transport, "listing in another way");
                     events = watch(transport);

@@ -106,8 +106,8 @@ impl Updates for EndpointUpdates {
                 Some(frames)
             }
             None if !snapshot.is_empty() => Some(Frames::first(&snapshot, self.request.port)),
-            // The API's message for a Service without endpoints, once all its clusters are known. Upstream sends no message, so that proxies retry every
-            // 3 s.
+            // The API's message for a Service without endpoints, once all its clusters are known. Linkerd's server
+            // sends no message, so that proxies retry every 3 s.
             None if content.is_complete && !views.settings.strict_upstream_parity => Some(Frames::no_endpoints()),
             None => return None,
         };

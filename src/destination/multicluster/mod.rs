@@ -102,7 +102,7 @@ impl Multicluster {
         }))
     }
 
-    /// Returns whether the links were read, so that a cluster without one is not linked.
+    /// Returns whether the Secrets of all links were read. Before that, a cluster that is missing here may be linked.
     pub(super) fn is_known(&self) -> bool {
         self.known.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! What happens to a declared document that canary namespaces get first. Pure.
+//! Decides the next step of a canary: a declared document that the canary namespaces get first. Pure.
 //!
 //! In: the [`CanaryFacts`], which are what the API server, the injectors and the rollout show. Out: the next action and
 //! `status.canary`. Always holds: a document is promoted only after evidence that every selected workload of the canary
@@ -28,7 +28,7 @@ const MAX_NAMESPACES: usize = 10;
 /// The interval at which a canary is looked at without a change: namespaces and timeouts of the injectors cause none.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a decision depends on.
+/// The inputs of a decision.
 pub(super) struct CanaryFacts<'a> {
     pub(super) spec: &'a CanarySpec,
     pub(super) rollout: &'a RolloutSpec,

@@ -126,7 +126,8 @@ impl NoFallback {
 /// Returns the revision of the predecessor in a status.
 fn previous(status: &LinkerdConfigStatus) -> Option<i64> {
     let revisions = status.revisions.as_ref()?;
-    // Operators before this field restored one of these. Without it, the next one would write the failed document again.
+    // Versions before the field `previous` existed restored one of these revisions. Without this fallback, the operator
+    // would write the failed document again after an upgrade.
     let restored = || revisions.last_rolled_out.or(revisions.last_known_good).unwrap_or(INSTALLER);
     revisions.previous.or_else(|| is_restored(status).then(restored))
 }

@@ -110,7 +110,7 @@ impl Engine {
         }
         let mut target: Option<Arc<RolloutTarget>> = None;
         let mut next_run = None;
-        // While watches fail: resolves when they have listed again. No change event reports that.
+        // Set while watches fail. It resolves when they have listed again, which no change event reports.
         let mut recovery: Option<BoxFuture<'static, ()>> = None;
         loop {
             tokio::select! {

@@ -80,7 +80,7 @@ pub fn review(
 /// that a rule combines with others. Without a probe of the injectors, problems of the installer's own document count,
 /// too, as in the plan.
 fn own_problems(spec: &LinkerdConfigSpec, installed: Option<&Document>) -> Vec<Problem> {
-    // Whether the trust anchors are those of the mesh depends on the mesh.
+    // Skips the comparison of the declared trust anchors with those of the mesh, which depends on more than the spec.
     let mut own = spec.clone();
     own.global.identity_context.trust_anchors_policy = TrustAnchorsPolicy::Reuse;
     let permissive = declared_problems(&own, None, &permissive_document());

@@ -18,13 +18,15 @@ pub const DEEPEST: usize = 20;
 /// The limit for a message of the Destination API, in bytes. gRPC clients reject messages of more than 4 MiB by
 /// default; the difference is a margin for the upper bound that is computed in advance.
 pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
-/// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
+/// The size of what an override adds to its authority, in bytes: the keys and lengths of the nested messages, a weight,
+/// and a port with a pair of brackets.
 const AROUND: usize = 32;
-/// A route without its texts, matches and classes, in bytes: the name is a label of metrics, a timeout may be negative.
+/// The size of a route without its texts, matches and classes, in bytes. It includes the key of the metric label with
+/// the name, and a timeout that may be negative, which takes the longest encoding.
 const AROUND_ROUTE: usize = 54;
-/// A response class without its match, in bytes.
+/// The size of a response class without its match, in bytes.
 const AROUND_CLASS: usize = 12;
-/// The keys and lengths of the up to three messages of a match that is in another, in bytes.
+/// The size of the keys and lengths of a nested match, in bytes: it has up to three messages.
 const AROUND_MATCH: usize = 15;
 /// The maximum length of an override's authority in bytes: more than any host name and port.
 const MAX_AUTHORITY_BYTES: usize = 1024;
@@ -37,7 +39,7 @@ pub struct ProfileContent {
     /// `None` for the default.
     pub retry_budget: Option<RetryBudget>,
     pub overrides: Vec<Override>,
-    /// The routes as the first client needed them encoded.
+    /// The encoded routes, set when the first client needs them.
     pub encoded_routes: OnceLock<Bytes>,
 }
 

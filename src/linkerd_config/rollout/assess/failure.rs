@@ -1,7 +1,7 @@
-//! What the record of a failed restart counts for. Pure.
+//! Decides how much a failed restart weighs against the configuration. Pure.
 //!
-//! Everyone who may change a workload can write its record, so the record alone is no evidence. What counts is what the
-//! Pods and the template show now.
+//! Everyone who may change a workload can write its record, so the record alone is no evidence. The evidence is the
+//! present state of the Pods and of the template.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -25,7 +25,7 @@ const LONGEST_REASON: usize = 63;
 /// The greatest difference between the clocks of the operator and of the API server that is compensated.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
-/// Returns what a failure of the restart in the record counts for now. `adopted` is when the operator adopted the
+/// Returns the weight that a failure of the restart in the record has now. `adopted` is when the operator adopted the
 /// configuration: it restarted no workload before.
 pub(super) fn failure_weight(
     resource: &AppsWorkload,

@@ -65,7 +65,7 @@ pub struct InProgress {
     pub evict: Option<Arc<str>>,
     /// The value of the template annotation for a retry.
     pub retry: String,
-    /// What a failure would count for now.
+    /// The weight that a failure would have now.
     pub weight: FailureWeight,
     pub marks: ProgressMarks,
     /// The creation time of its newest Pod.
@@ -118,8 +118,8 @@ pub struct WorkloadFailure {
     pub recovered: bool,
 }
 
-/// What a failed workload counts for. The record of a failure alone counts for nothing, because everyone who may change
-/// the workload can write it.
+/// How much a failed workload weighs against the configuration. The record of a failure alone has no weight, because
+/// everyone who may change the workload can write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureWeight {
     /// The workload shows no sign of our restart: it is only reported.
