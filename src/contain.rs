@@ -33,7 +33,7 @@ pub struct Panicked(String);
 pub enum Work {
     /// The decoding or the projection of an object.
     Reading,
-    /// What an observer does with a change.
+    /// The reaction of an observer to a change.
     Observing,
     /// A turn of the publisher for one view.
     Publishing,
@@ -54,10 +54,10 @@ pub enum Work {
     Reviewing,
 }
 
-/// Does the work.
+/// Does the work, and catches a panic.
 ///
 /// # Errors
-/// When it panics.
+/// When the work panics.
 pub fn contain<T>(kind: Work, work: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(|| {
         begin(kind);

@@ -52,7 +52,7 @@ const ERROR_BYTES: usize = 1024 * 1024;
 /// The deadline of a page and of an error, from its headers to its end.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the responses of all linked clusters hold.
+/// The number of bytes that the responses of all linked clusters hold.
 static LINKED: AtomicUsize = AtomicUsize::new(0);
 
 /// A page has more bytes than the maximum. The list should be repeated with fewer objects in a page.
@@ -80,7 +80,7 @@ pub(crate) struct ResponseLimitService<S> {
     layer: ResponseLimitLayer,
 }
 
-/// What the responses of a linked cluster hold, and those of all.
+/// The number of bytes that the responses of one linked cluster hold, and the number for all linked clusters.
 #[derive(Clone)]
 struct LinkShare {
     own: Arc<AtomicUsize>,
@@ -93,7 +93,7 @@ struct HeldBytes {
     bytes: usize,
 }
 
-/// What a request asks for.
+/// The kind of content that a request asks for.
 #[derive(Clone, Copy)]
 enum Content {
     /// A page of a list with at most so many objects.

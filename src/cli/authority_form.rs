@@ -1,4 +1,4 @@
-//! How to write an authority that a server refused.
+//! Explains how to write an authority that a server refused.
 //!
 //! * In: the authority, the refusal. Out: the form that the server accepts, with its cluster domain if it says that.
 //! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
@@ -9,9 +9,9 @@ use tonic::{Code, Status};
 use super::streams::FIRST_ANSWER;
 use crate::destination_client::{DestinationClient, destination_request, message_of};
 
-/// The begin of the refusals of `Get` and `GetProfile` that are about the text of the authority.
+/// The beginnings of the refusals of `Get` and `GetProfile` that are about the text of the authority.
 const ABOUT_TEXT: [&str; 3] = ["Invalid authority", "invalid authority", "invalid service"];
-/// What precedes the cluster domain in the refusal of a profile, of Linkerd's server, too.
+/// The text before the cluster domain in the refusal of a profile. Linkerd's server has the same text.
 const BEFORE_DOMAIN: &str = "does not match cluster domain ";
 
 /// Returns how to write the authority; `None` if the server refused it for another reason.

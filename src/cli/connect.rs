@@ -53,7 +53,7 @@ pub(super) struct PodPort {
     pub(super) namespace: String,
     pub(super) selector: String,
     pub(super) port: u16,
-    /// What to try if there is no such pod.
+    /// The suggestion to print if there is no such pod.
     pub(super) hint: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with the other clusters that Services have their endpoints in.
+//! Finds the problems of the other clusters that Services have their endpoints in.
 //!
 //! * In: the Services, from the API server; `/ready` of the Pod that answers. Out: its lines about these clusters.
 //! * Always: a help for people only. It has a deadline, and a failure is no error of the command.

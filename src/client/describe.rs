@@ -99,7 +99,7 @@ fn of_provider(name: &str) -> String {
     format!("the auth-provider {:?} of the kubeconfig gives no credentials: {instead}", truncate(name, NAME_BYTES))
 }
 
-/// What the messages about a client's errors say of its configuration.
+/// The parts of a client's configuration that messages about its errors name.
 #[derive(Clone, Debug)]
 pub(super) struct ClientOrigin {
     credentials: Option<CredentialSource>,
@@ -110,7 +110,7 @@ pub(super) struct ClientOrigin {
     server: String,
 }
 
-/// What makes the credentials of a client.
+/// The source of a client's credentials.
 #[derive(Clone, Debug)]
 enum CredentialSource {
     Exec(ExecPlugin),
@@ -131,7 +131,7 @@ enum Authority {
     HasLeaf,
 }
 
-/// An error whose text is complete.
+/// An error whose text explains its cause, so that it has no source.
 #[derive(Debug)]
 struct ExplainedError(String);
 

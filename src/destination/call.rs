@@ -94,7 +94,7 @@ pub(super) enum OverloadReason {
     Memory,
 }
 
-/// What a request asks for, according to its headers.
+/// The target of a request, according to its headers.
 enum Target {
     Rpc(RpcMethod),
     Health(Box<Request<()>>),

@@ -59,7 +59,7 @@ pub(super) enum DirtyKey {
     Zone(Zone),
     /// All keys that depend on some objects.
     Group(ObjectGroup),
-    /// What has changed in another cluster.
+    /// A change in another cluster.
     Remote(Arc<str>, RemoteChange),
 }
 

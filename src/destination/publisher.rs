@@ -175,8 +175,8 @@ impl ProfilesWork {
     /// Works until `is_over`. Returns whether work is left.
     fn proceed(&mut self, views: &Views, is_over: impl Fn() -> bool) -> bool {
         while let Some((view, received)) = self.waiting.pop_front() {
-            // This precedes the read of the state: a change that arrives after the read is not in this publication, so it
-            // must be able to queue the view again.
+            // This precedes the read of the state: a change that arrives after the read is not in this publication, so
+            // it must be able to queue the view again.
             self.known.remove(&Arc::as_ptr(&view).addr());
             views.publish_profile(&view, received);
             if is_over() {

@@ -51,7 +51,7 @@ pub(super) struct DestinationServer {
     places: ConnectionPlaces,
     /// Each connection that waits for a place has a clone.
     waiting: Arc<()>,
-    /// What the connections are asked to give up.
+    /// The resources that the connections must give up.
     shortage: watch::Sender<Shortage>,
 }
 

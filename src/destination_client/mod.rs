@@ -71,7 +71,7 @@ struct Http2(SendRequest<Body>);
 #[error("Destination API error: {}{}", message_of(.status), .hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default())]
 pub struct DestinationError {
     status: Status,
-    /// What to write instead.
+    /// The suggestion of what to write instead.
     hint: Option<String>,
 }
 

@@ -53,7 +53,7 @@ pub struct CanaryOutput {
     /// now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promote_command: Option<String>,
-    /// What Pods of the canary namespaces get, and all others do not get yet.
+    /// The changes that only Pods of the canary namespaces get so far.
     pub changes: Vec<PodChange>,
 }
 

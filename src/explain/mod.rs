@@ -1,4 +1,4 @@
-//! What a LinkerdConfig changes, where each value is from, and what the rollout decides about each workload.
+//! Explains what a LinkerdConfig changes, where each value is from, and what the rollout decides about each workload.
 //!
 //! * In: the objects that the controller works on. Out: a document, and its text. Always: the controller's own functions
 //!   decide; nothing is written; no secret is shown.

@@ -120,7 +120,7 @@ impl<'a> Annotations<'a> {
     }
 }
 
-/// What an annotation means for a proxy.
+/// The meaning of an annotation for a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnnotationKind {
     /// It configures a proxy, also in the namespace of its Pod.

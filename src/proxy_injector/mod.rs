@@ -56,7 +56,7 @@ use source::CurrentConfiguration;
 /// The path of the webhook, where the server has several.
 pub const PATH: &str = "/proxy-injector";
 
-/// What the injector needs from the rest of the process.
+/// The parts of the process that the injector uses.
 pub struct InjectorDeps<'a> {
     pub client: &'a Client,
     pub cluster: &'a Cluster,

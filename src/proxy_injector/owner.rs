@@ -49,7 +49,7 @@ pub(super) struct Workload {
     pub(super) annotated_kind: String,
 }
 
-/// What was found under the kind and name of a Pod's owner.
+/// The result of the lookup of a Pod's owner by its kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FoundOwner {
     pub(super) uid: Option<Uid>,

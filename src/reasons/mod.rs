@@ -31,7 +31,7 @@ pub struct ReasonGroup {
     pub reasons: &'static [ReasonEntry],
 }
 
-/// What a reason means, and what to do.
+/// The meaning and the remedy of a reason.
 pub struct ReasonEntry {
     pub reason: &'static str,
     /// The status of the condition, or the type of the Event; empty for a workload.

@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value, value::RawValue};
 use super::shape::{FieldShape, ObjectShape, SERVICE_PROFILE, Shape};
 use crate::api::{ServiceProfileSpec, go_quote::quoted, quantity::Quantity};
 
-/// What the rules examine.
+/// The parts of a ServiceProfile that the rules examine.
 #[derive(Debug, Default)]
 pub(super) struct DecodedProfile {
     pub(super) name: String,

@@ -1,9 +1,8 @@
-//! What a person wants to know about a LinkerdConfig: whether it is in effect, how far its rollout is, and what to do
-//! next. Pure.
+//! Summarizes a LinkerdConfig for a person: whether it is in effect, how far its rollout is, and what to do next. Pure.
 //!
 //! * In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
 //!   `linkerd-operator status` prints and the dashboard shows.
-//! * Always: the worst fact is the sentence; a remedy is that of the catalogue of reasons.
+//! * Always: the sentence states the worst fact; a remedy comes from the catalogue of reasons.
 
 mod duration;
 #[cfg(test)]
@@ -30,7 +29,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Attention {
-    /// What the resource requests is done.
+    /// Everything that the resource requests is done.
     Done,
     /// The operator makes progress without help.
     Progressing,
@@ -53,7 +52,7 @@ pub struct ConfigSummary {
     pub reason: String,
     /// One sentence.
     pub sentence: String,
-    /// What to do next; absent if there is nothing to do.
+    /// The next thing to do; absent if there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     /// A command that does it, to copy.

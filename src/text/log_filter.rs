@@ -7,13 +7,13 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// The longest filter that is checked, in bytes. A filter is a setting of the author, of any length.
 const LONGEST: usize = 4 << 10;
 
-/// What a directive does instead of what its author meant.
+/// The reason why a directive does not do what its author meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectiveMistake {
     /// It cannot be parsed. The proxy ignores it.
     Unreadable,
-    /// A word that is no level, or a text that is no path in Rust: it counts as the name of a module that does not exist.
-    /// Without a level beside it, nothing is logged.
+    /// The directive is a word that is no level, or a text that is no path in Rust. It counts as the name of a module
+    /// that does not exist. If the filter has no other level, nothing is logged.
     NoModule,
 }
 

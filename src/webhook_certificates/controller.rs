@@ -71,7 +71,7 @@ pub(super) struct CertificateController {
     pub(super) contest: BundleContest,
 }
 
-/// What a leader remembers between two passes.
+/// The state of a leader between two passes.
 #[derive(Default)]
 struct LeaderMemory {
     /// The newest authority, and since when it has been in each `caBundle`.

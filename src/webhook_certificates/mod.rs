@@ -46,7 +46,7 @@ pub use metrics::publish_expiry;
 /// the namespace of Linkerd.
 pub const LEASE: &str = "linkerd-operator-webhook-certificate";
 
-/// What the certificates need from the rest of the process.
+/// The parts of the process that the certificates use.
 pub struct CertificateDeps {
     pub client: Client,
     pub leadership: Leadership,

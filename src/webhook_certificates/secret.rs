@@ -43,7 +43,7 @@ pub(super) struct SecretContent {
     pub(super) leaf: Option<TrustCertificate>,
 }
 
-/// What a write changes in the Secret.
+/// A change to the content of the Secret.
 #[derive(Debug)]
 pub(super) enum SecretChange {
     /// A new authority, and the older ones that are kept. The leaf stays.

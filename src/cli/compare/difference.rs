@@ -38,7 +38,7 @@ pub(super) struct Comparison {
     pub(super) verdict: Verdict,
 }
 
-/// What an answer says.
+/// The answer of a server, or the reason why there is none.
 enum Answer<T> {
     Content(T),
     /// The code and the message. Another request would be refused, too.

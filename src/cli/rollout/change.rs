@@ -10,7 +10,7 @@ use crate::{
     linkerd_config::{PROMOTE_ANNOTATION, rollout::key::RETRY_ANNOTATION},
 };
 
-/// What a command writes.
+/// The writes of a command.
 #[derive(Debug, PartialEq)]
 pub(super) enum Steps {
     /// Nothing, for this reason.
@@ -24,7 +24,7 @@ pub(super) enum Steps {
 #[derive(Debug, PartialEq)]
 pub(super) struct ConfigChange {
     pub patch: Value,
-    /// What it changes, such as `spec.rollout.paused: false -> true`.
+    /// A description of the change, such as `spec.rollout.paused: false -> true`.
     pub what: String,
     /// Whether it changes spec, which a GitOps tool may own, and not an annotation.
     pub is_desired_state: bool,

@@ -33,7 +33,7 @@ pub struct ExternalWorkload {
     pub uid: Arc<str>,
     pub labels: Labels,
     pub addresses: Vec<Address>,
-    /// Of all protocols, for the slices of Services.
+    /// The ports of all protocols, for the slices of Services.
     pub all_ports: Vec<WorkloadPort>,
     /// Whether any condition `Ready` is `True`.
     pub ready: bool,

@@ -17,7 +17,7 @@ use crate::{
 /// costs a lookup whenever the endpoints are computed.
 const LONGEST: usize = 100;
 
-/// What a Service is joined from.
+/// The Services that a joined Service gets its endpoints from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedService {
     pub kind: JoinedKind,

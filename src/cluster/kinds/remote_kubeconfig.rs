@@ -27,7 +27,7 @@ pub struct RemoteKubeconfig {
     pub content: LinkContent,
 }
 
-/// What a Secret says about another cluster.
+/// The link to another cluster that a Secret has, or the reason why it has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkContent {
     /// The Secret is of another type.
@@ -39,7 +39,7 @@ pub enum LinkContent {
     Incomplete {
         /// The cluster that the label names.
         cluster: Option<Arc<str>>,
-        /// What is missing or cannot be used, and what to write instead.
+        /// A sentence about the part that is missing or cannot be used, with what to write instead.
         why: Arc<str>,
     },
 }
@@ -165,7 +165,7 @@ impl LinkContent {
     }
 }
 
-/// What is said about [`LinkContent::Unlabelled`].
+/// Returns the message about [`LinkContent::Unlabelled`].
 pub fn unlabelled() -> String {
     format!("the label {CLUSTER_NAME_LABEL} is missing: write the name of the cluster there, or delete the Secret")
 }

@@ -39,7 +39,7 @@ pub struct Service {
     /// `clusterIP: None`, literally: an empty `clusterIP` is one that was not assigned yet.
     pub headless: bool,
     pub families: Vec<Family>,
-    /// Of all protocols, for the slices of the Service.
+    /// The ports of all protocols, for the slices of the Service.
     pub all_ports: Vec<ServicePort>,
     pub deleting: bool,
     /// `internalTrafficPolicy: Local`: clients receive only Pods on their own node.

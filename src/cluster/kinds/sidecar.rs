@@ -18,7 +18,7 @@ const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const SIDECAR_IMAGES: [&str; 2] = ["cr.l5d.io/linkerd/proxy:", "gcr.io/istio-release/proxyv2:"];
 const SIDECAR_INIT_IMAGES: [&str; 2] = ["cr.l5d.io/linkerd/proxy-init:", "gcr.io/istio-release/proxy_init:"];
 
-/// What prevents the injection of a proxy into a Pod, apart from its annotations and its network.
+/// The obstacle to the injection of a proxy into a Pod, apart from its annotations and its network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InjectionBarrier {
     #[default]

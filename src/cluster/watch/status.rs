@@ -143,7 +143,7 @@ impl WatchStatus {
         Some(WatchProblem { text, blocks_readiness, is_failure: self.failure.is_some() })
     }
 
-    /// What to do about requests that an API server has denied with this message.
+    /// Returns what to do about requests that an API server has denied with this message.
     fn remedy(&self, message: &str) -> String {
         match (denied_user(message), &self.cluster) {
             (Some(ANONYMOUS), None) => {

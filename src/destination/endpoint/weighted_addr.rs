@@ -32,7 +32,7 @@ const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
 /// The inbound port of an ExternalWorkload's proxy, unless the workload declares another port.
 const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
-/// What a slice says about an endpoint, besides its address.
+/// The properties that an endpoint has from its slice, besides its address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::destination) struct SliceContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,

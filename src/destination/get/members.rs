@@ -43,11 +43,12 @@ pub(in crate::destination) struct Members {
     pub(super) slices: Vec<SourceSlice>,
     /// The members, in the order of the slices and of their endpoints.
     pub(in crate::destination) members: Vec<Member>,
-    /// Of two values for one Service, that of the higher generation is newer.
+    /// The generation of the state. Among several values for one Service, the one with the highest generation is
+    /// newest.
     pub(in crate::destination) generation: Generation,
     /// Whether the endpoints are those of other Services.
     pub(super) is_joined: bool,
-    /// Whether no cluster is missing of which it is not known yet whether it has endpoints of the Service.
+    /// Whether all clusters that may have endpoints of the Service are known.
     pub(super) is_complete: bool,
     /// Without and with the clusters of endpoints.
     labels: [OnceLock<SetLabels>; 2],

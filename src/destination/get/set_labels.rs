@@ -17,7 +17,7 @@ pub(super) struct SetLabels {
     own: Vec<Option<Arc<SourceTraits>>>,
 }
 
-/// What the encoding of an endpoint depends on because of its source.
+/// The properties of a source that affect the encoding of its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SourceTraits {
     /// The labels that other sources do not have.

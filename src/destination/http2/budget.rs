@@ -27,8 +27,9 @@ const HEADERS: usize = 64;
 /// of their streams leave unread are smaller, and close a connection with `too_many_data_frames` when the sum is too
 /// large.
 const SMALL_FRAME: usize = 256;
-/// Those clients accept at least this sum for 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an
-/// answered PING covers may still be unread, so the maximum is less than half of that.
+/// The maximum of this sum over the frames that no answered PING covers. Such clients accept at least the sum of 100 of
+/// the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING covers may still be unread, so the
+/// maximum is less than half of that.
 const MAX_MISSING: usize = 48 * SMALL_FRAME;
 /// The maximum number of answers to PINGs that were not sent. A client has no reason to send any, except one for the PING
 /// with which h2 ends a connection, and h2 logs each of them.

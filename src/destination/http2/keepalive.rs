@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Keepalive {
     /// The PING handle of h2. h2 returns it only to its first caller.
     pings: Option<PingPong>,
-    /// What the answer to the PING in flight acknowledges ([`Budget::unacknowledged`]).
+    /// The number of bytes that the answer to the PING in flight acknowledges ([`Budget::unacknowledged`]).
     in_flight: Option<usize>,
     /// When the next PING is sent, or when the PING in flight times out.
     timer: Pin<Box<Sleep>>,

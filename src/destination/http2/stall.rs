@@ -50,7 +50,7 @@ pub(in crate::destination) struct StreamProgress {
     task: AtomicWaker,
 }
 
-/// What the server needs from its connections. Each number counts the requests for it.
+/// The resources that the server needs back from its connections. Each number counts the requests for one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::destination) struct Shortage {
     /// Streams that wait for their clients are to end, because they hold frames.

@@ -23,8 +23,8 @@ use crate::{
     text::truncated,
 };
 
-/// How long a namespace is watched after the last view has needed it. Proxies reconnect after an hour at most, and their
-/// Services should not be listed again each time.
+/// The time for which a namespace is still watched when no view needs it any more. Proxies reconnect after an hour at
+/// most, and their Services should not be listed again each time.
 const UNUSED: Duration = Duration::from_secs(60);
 
 pub(in crate::destination) struct RemoteCluster {
@@ -33,7 +33,7 @@ pub(in crate::destination) struct RemoteCluster {
     clients: channel::Sender<Option<Client>>,
     /// The kubeconfig of the client.
     kubeconfig: Mutex<Option<HiddenText>>,
-    /// What is wrong with the Secrets of the cluster.
+    /// The problems of the Secrets of the cluster.
     secret_problems: Mutex<Vec<String>>,
     /// Why a watch was started again at the last sweep.
     fault: Mutex<Option<String>>,

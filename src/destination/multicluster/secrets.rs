@@ -1,6 +1,6 @@
 //! The Secrets of links, and the link of each cluster.
 //!
-//! In: all Secrets, whenever one of them has changed. Out: the link that each cluster has, and what is wrong with its
+//! In: all Secrets, whenever one of them has changed. Out: the link that each cluster has, and the problems of its
 //! Secrets. Always holds: a Secret whose content cannot be used keeps its last usable link until it is deleted, or is no
 //! link any more; a link that can be used now precedes one that is kept; among equals, the first Secret by name decides.
 
@@ -48,16 +48,16 @@ pub(super) struct UsableLink {
     pub(super) client: Client,
 }
 
-/// What the Secrets say about one cluster.
+/// The link of one cluster, from all Secrets that name it.
 #[derive(Default)]
 pub(super) struct LinkOfCluster {
     /// `None` if no Secret could ever be used.
     pub(super) usable: Option<Arc<UsableLink>>,
-    /// What is wrong with its Secrets.
+    /// The problems of its Secrets.
     pub(super) problems: Vec<String>,
 }
 
-/// What a Secret says about a cluster.
+/// The link of a cluster that one Secret has, or the problem of the Secret.
 struct Claim<'a> {
     secret: &'a NamespacedName,
     usable: Option<&'a Arc<UsableLink>>,

@@ -44,7 +44,7 @@ pub(super) struct ProbeRequest {
     pub(super) spec: InjectorSyncSpec,
 }
 
-/// What replicas inject into Pods of canary namespaces.
+/// The configuration that replicas are expected to inject into Pods of canary namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::linkerd_config) struct CanaryProbe {
     /// The namespaces to probe, in this order, until the Pod of one of them has the configuration.
@@ -52,7 +52,7 @@ pub(in crate::linkerd_config) struct CanaryProbe {
     pub(in crate::linkerd_config) injection_hash: String,
 }
 
-/// What the answers of the replicas depend on.
+/// The parts of a request that the answers of the replicas depend on.
 type RequestKey = (ExpectedInjection, Option<CanaryProbe>, Option<Timestamp>, InjectorSyncMethod);
 
 /// The last answers of the replicas to the current request.

@@ -15,7 +15,7 @@ use crate::api::{
     OPERATOR_INJECTOR_WEBHOOK_CONFIGURATION,
 };
 
-/// Whose injector a webhook calls.
+/// The owner of the injector that a webhook calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum InjectorOwner {
     Linkerd,

@@ -1,4 +1,4 @@
-//! What the deletion of a LinkerdConfig with the policy RestoreBase writes. Pure.
+//! Decides what the deletion of a LinkerdConfig with the policy RestoreBase writes. Pure.
 //!
 //! In: the ConfigMap, the saved base. Out: a [`RestorePlan`]. Always holds: the base replaces only a text that the
 //! operator wrote. In any other text, only the lines of the injection hash are removed: the text may be newer than the

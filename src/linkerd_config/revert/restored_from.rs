@@ -1,9 +1,9 @@
-//! What a fallback document says of itself: which declared values it replaces, because they failed. Pure.
+//! The annotation of a fallback document, which names the documents that failed. Pure.
 //!
-//! In: the resource, its status, the annotation of the ConfigMap. Out: the annotation; the status with what the annotation
-//! says. Always holds: a leader that finds a fallback document and a status from before it does not write the document
-//! that failed once more; the annotation decides only while a rollback may restore something, so that a person who can
-//! write the ConfigMap cannot take back values that are proven.
+//! In: the resource, its status, the annotation of the ConfigMap. Out: the annotation; the status, completed from the
+//! annotation. Always holds: a leader that finds a fallback document, and a status from before the rollback, does not
+//! write the failed document again; the annotation decides only while a rollback may restore something, so that a
+//! person who can write the ConfigMap cannot take back values that are proven.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(in crate::linkerd_config) struct RestoredFrom {
 // === impl RestoredFrom ===
 
 impl RestoredFrom {
-    /// Returns what a fallback document says that is written for this status.
+    /// Returns the annotation for a fallback document that is written for this status.
     pub(in crate::linkerd_config) fn new(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> Self {
         let revisions = status.revisions.as_ref();
         Self {
@@ -54,7 +54,7 @@ impl RestoredFrom {
         json!(self).to_string()
     }
 
-    /// Returns what the document of the ConfigMap says; `None` if it is no fallback for the present declared values.
+    /// Returns the annotation of the ConfigMap; `None` if its document is no fallback for the present declared values.
     fn find(config: &LinkerdConfig, live: &ConfigMap) -> Option<Self> {
         let found: Self = serde_json::from_str(live.annotations.get(RESTORED_FROM_ANNOTATION)?).ok()?;
         let is_of = *found.uid == *config.uid && found.generation == config.generation && found.retry == retry(config);

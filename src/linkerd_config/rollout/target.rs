@@ -36,7 +36,7 @@ pub struct RolloutTarget {
     pub selection: SelectionPolicy,
     pub proxies: DesiredProxies,
     pub gates: Gates,
-    /// What the workloads of canary namespaces are compared with instead.
+    /// The target of the workloads in canary namespaces, instead of this one.
     pub canary: Option<Box<CanaryTarget>>,
 }
 

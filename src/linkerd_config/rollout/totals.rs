@@ -22,7 +22,7 @@ pub struct RolloutTotals {
     pub counted_failures: i64,
     /// Failed workloads with a Pod that has no proxy.
     pub uninjected: i64,
-    /// Those of the canary namespaces.
+    /// The totals of the canary namespaces.
     pub canary: CanaryTotals,
 }
 

@@ -1,7 +1,7 @@
-//! What is declared and has no effect. Pure.
+//! Finds declared values without effect. Pure.
 //!
-//! In: a spec, the bundle of the mesh's trust anchors. Out: one sentence for each such part. Always holds: the resource is
-//! accepted nevertheless, because a newer Linkerd may know more; no sentence shows a secret.
+//! In: a spec, the bundle of the mesh's trust anchors. Out: one sentence for each such value. Always holds: the
+//! resource is accepted nevertheless, because a newer Linkerd may know more; no sentence shows a secret.
 
 use serde_json::Value;
 

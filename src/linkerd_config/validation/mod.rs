@@ -1,4 +1,4 @@
-//! What is wrong with a LinkerdConfig, before it is stored. Pure, except for the [`LinkerdConfigValidator`].
+//! Finds the problems of a LinkerdConfig before it is stored. Pure, except for the [`LinkerdConfigValidator`].
 //!
 //! In: a spec, and what is known of the installed Linkerd. Out: the problems for which the resource is denied, and
 //! warnings. Always holds: the functions and the words are those of the conditions; a resource is denied only for what
@@ -29,7 +29,7 @@ pub use self::{dangers::dangers, ineffective::ineffective_values, validator::Lin
 /// The maximum number of warnings about problems.
 const PROBLEMS_SHOWN: usize = 3;
 
-/// What is known of the installed Linkerd.
+/// The installed Linkerd, as far as it is known.
 #[derive(Clone, Copy)]
 pub struct InstalledLinkerd<'a> {
     /// The document of the installer; `None` if it is unknown.

@@ -1,4 +1,4 @@
-//! The requirements on values, beyond their types, of the programs that read them.
+//! The requirements of the programs that read the values, beyond the types of the values.
 //!
 //! Each rule prevents a failure that was observed: denied or rejected Pods, a crash of the injector, a proxy that does
 //! not start, or a value without effect. Always holds: one table has the rules, for the LinkerdConfig controller, its
@@ -24,7 +24,7 @@ use super::{Document, Path, model::GoStruct, problems::Findings};
 use forms::Form;
 pub(super) use needed::is_needed;
 
-/// What does not work if a value violates a rule.
+/// The Pods or programs that do not work if a value violates a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Breaks {
     /// The API server rejects every injected Pod, or its proxy does not start.

@@ -1,6 +1,7 @@
-//! What the API server requires of an injected Pod: ids, ports, resources, variables and security contexts.
+//! The requirements of the API server for an injected Pod: ids, ports, resources, variables and security contexts.
 //!
-//! The rules stand here, and no dry run is sent, because the ServiceAccount of Linkerd's injector may not create Pods.
+//! The operator repeats these rules instead of sending a dry run, because the ServiceAccount of Linkerd's injector may
+//! not create Pods.
 
 use k8s_openapi::api::core::v1::SecurityContext;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,4 @@
-//! What the API server requires of a container's security context, beyond its types. Pure.
+//! The requirements of the API server for a container's security context, beyond its types. Pure.
 //!
 //! The rules are those of Kubernetes' `SecurityContext`.
 

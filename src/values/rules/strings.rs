@@ -1,4 +1,4 @@
-//! What Linux requires of the strings of a process: its arguments, and its variables as `NAME=value`. Pure.
+//! The requirements of Linux for the strings of a process: its arguments, and its variables as `NAME=value`. Pure.
 //!
 //! In: a text that becomes such a string. Out: what it must be, if it is not. The API server accepts every text, and the
 //! container does not start.

@@ -1,4 +1,4 @@
-//! What the API server requires of the source of a variable. Pure.
+//! The requirements of the API server for the source of a variable. Pure.
 //!
 //! In: a `valueFrom`, of the document or of an annotation. Out: what is wrong with it. Always holds: a reason shows no
 //! part of the value; null counts as absent. The rules are those of Kubernetes' `EnvVarSource`.

@@ -1,9 +1,9 @@
-//! Which Pods have no proxy that works as configured, whatever configuration it runs with. Pure.
+//! Finds the Pods without a proxy that works as configured, whatever configuration the proxy runs with. Pure.
 //!
 //! In: a Pod, the [`InjectionContext`] of its workload, the [`RolloutTarget`]. Out: its [`CoverageGap`]s. Always holds: a
 //! Pod that the injector skips for a reason that is known here has no gap; a Pod that waits for its network is only
-//! reported, because a restart does not repair the network of its node; without the configured shape no proxy has another
-//! one.
+//! reported, because a restart does not repair the network of its node; if the configured shape is unknown, the shape
+//! of a proxy is never a gap.
 
 use crate::{
     api::{CERT_MANAGER, KUBE_SYSTEM, linkerd_config::RolloutTrigger},
@@ -18,7 +18,7 @@ use crate::{
     linkerd_config::rollout::target::RolloutTarget,
 };
 
-/// What decides about the proxies of a workload's new Pods, besides the configuration of the mesh.
+/// The objects that determine the proxies of a workload's new Pods, besides the configuration of the mesh.
 #[derive(Clone, Copy, Default)]
 pub struct InjectionContext<'a> {
     /// `None` if the watch has not delivered it yet.
@@ -27,7 +27,7 @@ pub struct InjectionContext<'a> {
     pub template: Option<&'a Template>,
 }
 
-/// What a Pod lacks.
+/// The reason why a Pod has no proxy that works as configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoverageGap {
     /// The Pod should have a proxy, and has none.
