@@ -42,8 +42,9 @@ use crate::response_limit::ResponseLimitLayer;
 
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(9);
-/// The same for a list or a watch. API Priority and Fairness may queue it for a quarter of the API server's request
-/// timeout, by default for 15 s. A request that is cancelled earlier returns to the end of the queue.
+/// The timeout for the headers of the response to a list or a watch. API Priority and Fairness may queue it for a
+/// quarter of the API server's request timeout, by default for 15 s. A request that is cancelled earlier returns to the
+/// end of the queue.
 const LIST_HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout for the next byte of a response. It is longer than kube waits for an idle watch (65 s).
 const READ_TIMEOUT: Duration = Duration::from_secs(70);

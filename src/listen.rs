@@ -13,9 +13,9 @@ use tokio::net::{TcpListener, TcpSocket};
 /// second.
 const BACKLOG: u32 = 16_384;
 
-/// Listens on an address. Without IPv6, `[::]` falls back to `0.0.0.0`. `send_buffer` is the size of the kernel's buffer of
-/// each connection, which the kernel doubles for its own data. By default it grows up to 4 MiB while a client does not
-/// read, and counts toward the memory limit of the container.
+/// Listens on an address. Without IPv6, `[::]` falls back to `0.0.0.0`. `send_buffer` is the size of the kernel's
+/// buffer for each connection, which the kernel doubles for its own data. Without it, the buffer grows up to 4 MiB
+/// while a client does not read. The buffer counts toward the memory limit of the container.
 ///
 /// # Errors
 /// When the address is in use or not local. The error has the purpose of the listener and the flag that sets its

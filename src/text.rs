@@ -36,8 +36,8 @@ pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, se
     }
 }
 
-/// Escapes what a terminal would obey instead of print: control characters, line breaks among them, and marks that reorder
-/// a text. The escapes are those of JSON, so that escaped JSON is the same value.
+/// Escapes the characters that a terminal would obey instead of printing them: control characters, which include line
+/// breaks, and marks that reorder a text. The escapes are those of JSON, so that escaped JSON is the same value.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_obeyed = |c: char| {
         c.is_control()

@@ -1,9 +1,10 @@
 //! The answers to `/metrics`.
 //!
-//! In: requests. Out: the metrics of the registry as one shared text. Always holds: a text was not begun before the
-//! requests that it answers; one text at a time is made, on a blocking thread, so that probes and all else are served
-//! meanwhile; scrapes without end take a fifth of a thread; at most [`TEXTS`] texts exist, however slowly clients take
-//! them. With thousands of streams, a text has some MiB and takes most of a second in a debug build.
+//! In: requests. Out: the metrics of the registry as one shared text. Always holds: a text is begun after the requests
+//! that it answers have arrived; one text at a time is made, on a blocking thread, so that probes and other requests
+//! are served meanwhile; continuous scrapes take about a fifth of a thread; at most [`TEXTS`] texts exist, however
+//! slowly clients read them. With thousands of streams, a text has some MiB, and making it takes most of a second in a
+//! debug build.
 
 use std::{sync::Arc, time::Duration};
 

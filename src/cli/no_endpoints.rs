@@ -1,5 +1,5 @@
-//! Why a Service has no endpoints for proxies, although it may have EndpointSlices, and why the endpoints of a port may
-//! not be those that its author means.
+//! Explains why a Service has no endpoints for proxies, although it may have EndpointSlices, and why the endpoints of a
+//! port may not be those that its author means.
 //!
 //! * In: the Service, its slices, and the ExternalWorkloads that it selects, from the API server. Out: a clause for
 //!   people, or nothing if it is not known.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! In: admission reviews of ServiceProfiles. Out: the decisions and messages of Linkerd's validator, and warnings about
-//! what proxies do with an allowed profile. Always holds: apart
-//! from whether Linkerd's own webhook is registered, a decision depends on the object alone.
+//! what proxies do with an allowed profile. Always holds: apart from whether Linkerd's own webhook is registered, a
+//! decision depends on the object alone.
 
 mod decode;
 mod drop_in;

@@ -1,4 +1,4 @@
-//! Warns about valid ServiceProfiles that do something else than they say. Pure.
+//! Warns about valid ServiceProfiles that do not have the effect that their text suggests. Pure.
 //!
 //! In: a decoded ServiceProfile, and the domain of the cluster. Out: a sentence for each part that proxies ignore or read
 //! in another way, and for a name that no client uses. The rules are those of linkerd2-proxy, which drops what it cannot

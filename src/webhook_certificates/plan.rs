@@ -117,7 +117,7 @@ impl Observation<'_> {
         }
     }
 
-    /// Returns the authorities that stay beside a new one. The one that signed the leaf always does.
+    /// Returns the authorities that stay beside a new one. The authority that signed the leaf always stays.
     fn kept(&self, content: &SecretContent) -> Vec<TrustCertificate> {
         let signer = |it: &TrustCertificate| content.leaf.as_ref().is_some_and(|leaf| leaf.is_signed_by(it));
         let mut kept: Vec<_> =

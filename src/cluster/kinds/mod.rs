@@ -58,7 +58,7 @@ pub trait Projected: Sized + Send + Sync + 'static {
     /// named.
     fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
 
-    /// Shares parts of the object with earlier objects that have equal ones.
+    /// Shares parts of the object with earlier objects that have equal parts.
     fn share(&mut self, _: &mut SharedValues) {}
 }
 

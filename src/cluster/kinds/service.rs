@@ -179,8 +179,8 @@ fn tcp(ports: &[ServicePort]) -> impl Iterator<Item = &ServicePort> {
 // === impl HintPolicy ===
 
 impl HintPolicy {
-    /// As the EndpointSlice controller of Kubernetes decides: the annotation precedes the field. An ExternalWorkload has
-    /// no node, so it is the same endpoint for `PreferSameNode`. Unknown values mean no preference.
+    /// Decides as the EndpointSlice controller of Kubernetes does: the annotation precedes the field. `PreferSameNode`
+    /// counts as `PreferSameZone`, because an ExternalWorkload has no node. Unknown values mean no preference.
     fn of(traffic_distribution: Option<&str>, annotations: &BTreeMap<String, String>) -> Self {
         let mode = TOPOLOGY_MODE_ANNOTATIONS.iter().find_map(|key| annotations.get(*key));
         if mode.is_some_and(|mode| mode == "Auto" || mode == "auto") {

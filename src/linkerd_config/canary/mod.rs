@@ -150,7 +150,7 @@ fn is_late(before: &LinkerdConfigStatus, hash: &str, timeout: Duration, now: Tim
         && before.reason(ConditionType::InjectorSynced) == Some(ConditionReason::Timeout)
 }
 
-/// Returns the first failure among the workloads of these namespaces, for people.
+/// Returns the first failure among the workloads of these namespaces, as a text for people.
 fn first_failure(progress: &RolloutProgress, namespaces: &[Arc<str>]) -> Option<String> {
     let is_canary = |namespace: &str| namespaces.iter().any(|it| **it == *namespace);
     let failure = progress.failures.iter().find(|failure| is_canary(&failure.namespace))?;
