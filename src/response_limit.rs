@@ -7,7 +7,7 @@
 //! while it decodes it, and tenants decide how large objects are, so a page with a fixed number of objects has no bound.
 //! A list in a stream is a watch. kube has no limit for the length of an event and of an error, and the API server of a
 //! linked cluster need not be trustworthy. So linked clusters have lower limits, and the responses of all of them
-//! together hold at most [`LINKED_BYTES`], of which no cluster takes more than it leaves free.
+//! together hold at most [`LINKED_BYTES`]. No cluster holds more of these bytes than it leaves free.
 
 use std::{
     pin::Pin,

@@ -1,7 +1,7 @@
 //! Kubeconfigs, read as kubectl reads them.
 //!
 //! In: files, or the text of a Secret. Out: the configuration of a client in which every value is usable. An empty field
-//! is as an unset one.
+//! counts as unset.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! Where the configuration comes from: the files of Linkerd's container, or the watched ConfigMaps.
+//! The source of the configuration: the files of Linkerd's container, or the watched ConfigMaps.
 //!
 //! In: the text of the values and of the trust anchors, whenever they change. Out: the last configuration with which Pods
 //! can be injected. Always holds: a refused configuration does not replace the one in use; each refusal is

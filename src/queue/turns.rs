@@ -101,7 +101,7 @@ impl Turns {
     /// Ends a reconcile. Returns when it started.
     pub(super) fn end(&mut self, object: &NamespacedName) -> Option<Instant> {
         let started = self.working.remove(object);
-        // Added during the reconcile: its turn is after those of the objects that wait now.
+        // The object was added during the reconcile. Its turn comes after the turns of all objects that wait now.
         if self.waiting.contains_key(object) {
             self.turns.push_back(object.clone());
         }

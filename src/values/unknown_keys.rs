@@ -1,8 +1,8 @@
 //! The keys that Linkerd does not have. Pure.
 //!
-//! In: a part of a document. Out: the paths of keys that Linkerd's Go types do not have, and those that may be meant.
-//! Always holds: such a key is kept in the document, because a newer Linkerd may have it; it counts as part of an injection
-//! only for versions that the model does not know.
+//! In: a part of a document. Out: the paths of keys that Linkerd's Go types do not have, and the keys that the author
+//! may mean. Always holds: such a key is kept in the document, because a newer Linkerd may have it; it counts as part
+//! of an injection only for versions that the model does not know.
 
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! The Secret with the authorities and the leaf.
 //!
-//! In: the Secret as the API server has it. Out: what of it can be used, and the Secret with other content. Always holds:
+//! In: the Secret as the API server has it. Out: its usable parts, and the Secret with other content. Always holds:
 //! reading is total and bounded; a key that does not belong to its certificate counts as missing; a Secret without our
 //! label is never changed; keys are never printed.
 

@@ -35,7 +35,7 @@ pub struct IntermediateOwner<K> {
     pub owner: Option<Owner>,
     /// `None` without a single owner.
     pub owner_uid: Option<Uid>,
-    /// A ReplicaSet has those of its Deployment.
+    /// The annotations of this object. A ReplicaSet has a copy of the annotations of its Deployment.
     pub annotations: OwnAnnotations,
     kind: PhantomData<fn() -> K>,
 }

@@ -56,7 +56,7 @@ pub struct Pod {
     pub created: Option<Timestamp>,
     pub terminating: bool,
     pub phase: PodPhase,
-    /// In the order of the status. Those of the node for a Pod in the host network.
+    /// The addresses in the order of the status. A Pod in the host network has the addresses of its node.
     pub addresses: Addresses,
     pub host_network: bool,
     /// The addresses of its node; empty if no container has a host port.

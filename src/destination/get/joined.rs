@@ -146,7 +146,7 @@ impl Views {
         })
     }
 
-    /// Adds the Services that are joined from those of the batch, here and in other clusters. Returns the groups of
+    /// Adds the Services that are joined from Services of the batch, here and in other clusters. Returns the groups of
     /// objects in other clusters.
     pub(in crate::destination) fn add_joined(&self, batch: &mut Batch) -> Vec<(GroupKey, Instant)> {
         let mut groups = Vec::new();

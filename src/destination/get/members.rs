@@ -103,7 +103,7 @@ impl Members {
         members
     }
 
-    /// Returns a Service without endpoints, to which those of other Services have to be added.
+    /// Returns a Service without endpoints, to which the endpoints of other Services have to be added.
     pub(super) fn joined(service: &Arc<Service>, generation: Generation) -> Self {
         Self { is_joined: true, ..Self::empty(Some(service), generation) }
     }

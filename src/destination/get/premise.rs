@@ -1,10 +1,10 @@
-//! Why the requests of a shared view belong to it. Pure.
+//! The conditions under which requests belong to a shared view. Pure.
 //!
 //! Clients choose the ports, hostnames and nodes that they request. Requests for ports that the Service does not declare
 //! share one view; requests for a hostname or a node that no endpoint has share another, without endpoints.
 //!
-//! In: the members of a Service. Out: what a publication of such a view takes for granted. Always holds: while the
-//! premise of a view is the same, its requests belong to it.
+//! In: the members of a Service. Out: the premise, which has the facts that a publication of such a view assumes.
+//! Always holds: while the premise of a view is the same, its requests belong to it.
 
 use std::{collections::HashSet, sync::Arc};
 

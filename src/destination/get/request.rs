@@ -204,8 +204,8 @@ impl ViewKey {
 }
 
 impl Location {
-    /// The node of a client that is on no node with endpoints of this cluster, if the Service is joined: it still has
-    /// those of other clusters. No node has this name.
+    /// The node of a client that is on no node with endpoints of this cluster, if the Service is joined: such a
+    /// client still receives the endpoints of other clusters. No node has this name.
     pub(in crate::destination) const NO_NODE: &str = "/";
 
     pub(in crate::destination) fn nowhere() -> Self {

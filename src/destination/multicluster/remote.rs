@@ -153,8 +153,8 @@ impl RemoteCluster {
         WatchedNamespace { namespace, unused_since: None, tasks }
     }
 
-    /// Forgets the namespaces that no view has needed for a while, and those of which a task has ended, so that their
-    /// views start them again. Returns whether a task has ended.
+    /// Forgets the namespaces that no view has needed for a while, and the namespaces with a task that has ended, so
+    /// that their views start them again. Returns whether a task has ended.
     pub(super) fn sweep(&self) -> bool {
         let mut fault = None;
         self.namespaces.lock().retain(|name, watched| {

@@ -1,5 +1,5 @@
-//! Services that are joined from those of other clusters, while other clusters are not enabled. Requests for them are
-//! refused, so their traffic is lost, and users who replace Linkerd's destination must be warned.
+//! Services that are joined from Services of other clusters, while `--enable-multicluster` is off. Requests for them
+//! are refused, so their traffic is lost, and users who replace Linkerd's destination must be warned.
 //!
 //! In: the cluster's state. Out: the number of these Services as a metric, for readiness, and one log line if they exist.
 

@@ -1,4 +1,5 @@
-//! When the operator overwrote other writers: whether to pause, and whether another writer keeps undoing our writes.
+//! The times at which the operator overwrote other writers. They decide whether it pauses, and whether another writer
+//! keeps undoing its writes.
 //!
 //! Always holds: the size is bounded; a document that an installer writes for the first time is an installation, which
 //! slows the operator down but is no contest.

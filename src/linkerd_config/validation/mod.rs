@@ -114,7 +114,7 @@ fn differences(spec: &LinkerdConfigSpec, installed: InstalledLinkerd<'_>) -> Vec
     version_skew.into_iter().chain(mismatch_warning(&control_plane_mismatch(document, &effective))).collect()
 }
 
-/// Returns the problems of a resource over a document, without those of values that it does not declare.
+/// Returns the problems of the declared values of a resource over a document.
 fn declared_problems(spec: &LinkerdConfigSpec, bundle: Option<&str>, document: &Document) -> Vec<Problem> {
     Overlay::new(spec, bundle, Some(document)).map_or_else(|problems| problems, |it| it.problems_over(document))
 }

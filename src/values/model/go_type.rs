@@ -85,8 +85,8 @@ impl<T: GoTyped> GoTyped for std::collections::BTreeMap<String, T> {
 /// Declares structs of Linkerd: the Rust structs that the injector reads, and the Go types of all keys.
 ///
 /// The keys in the braces of a struct and the `required` ones are fields, with a Rust type. The other keys have a
-/// [`GoType`] and no field: injectors of other releases use those of `unread`, and only the control plane uses those of
-/// `control_plane`.
+/// [`GoType`] and no field: injectors of other releases use the keys of `unread`, and only the control plane uses the
+/// keys of `control_plane`.
 macro_rules! go_structs {
     ($(
         $(#[$attribute:meta])*

@@ -1,7 +1,7 @@
 //! The requirements of Linux for the strings of a process: its arguments, and its variables as `NAME=value`. Pure.
 //!
-//! In: a text that becomes such a string. Out: what it must be, if it is not. The API server accepts every text, and the
-//! container does not start.
+//! In: a text that becomes such a string. Out: the rule that the text breaks, if it breaks one. The API server
+//! accepts such a text, and the container does not start.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ pub fn unusable_trust_anchors(bundle: &str) -> Option<String> {
     unreadable.or_else(unusable)
 }
 
-/// Checks the texts that an injector writes into Pods. Those of variables are checked with their names.
+/// Checks the texts that an injector writes into Pods. The texts of variables are checked with their names.
 pub(super) fn check(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
     // Few documents have such a text, and a copy of the injected part is slow.
     if !document.0.as_map().values().any(has_unusable) {

@@ -1,13 +1,14 @@
-//! Whether a running Pod is out of date. Pure.
+//! Decides whether a running Pod is out of date. Pure.
 //!
 //! In: a Pod, the [`InjectionContext`] of its workload, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod
 //! that is not part of the mesh. Always holds: only the injected values of a Pod and its creation time make it out of
 //! date; a Pod that lacks this information is not out of date.
 //!
-//! A proxy reads its configuration only when it starts, and has the injection hash of it, the marker, in
-//! `LINKERD_CONFIG_HASH`. A marker is only as reliable as the document that it was in. So a Pod that was created while
-//! the document had changes by other writers is out of date with any marker. Pods without a marker are assumed to run
-//! with the document before the operator's first write, and later Pods with the installer's present document.
+//! A proxy reads its configuration only when it starts. Its variable `LINKERD_CONFIG_HASH` has the injection hash of
+//! that configuration, which is called the marker. A marker is only as reliable as the document that it was in. So a
+//! Pod that was created while the document had changes by other writers is out of date with any marker. Pods without a
+//! marker are assumed to run with the document before the operator's first write, and later Pods with the installer's
+//! present document.
 
 use super::coverage::{InjectionContext, lacks_proxy, other_shape};
 use crate::{
