@@ -57,11 +57,18 @@ async fn check(control_plane: &ControlPlane, args: &[&str]) -> Result<Checked> {
 }
 
 /// Creates the Pod of a replica, in the state that its kubelet would write.
-async fn pod(control_plane: &ControlPlane, name: &str, phase: &str, address: IpAddr, port: u16) -> Result<()> {
+async fn pod(
+    control_plane: &ControlPlane,
+    node: &str,
+    name: &str,
+    phase: &str,
+    address: IpAddr,
+    port: u16,
+) -> Result<()> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/name": "linkerd-operator"}},
-        "spec": {"nodeName": "none", "serviceAccountName": "default", "containers": [
+        "spec": {"nodeName": node, "serviceAccountName": "default", "containers": [
             {"name": "manager", "image": "linkerd-operator", "ports": [{"name": "admin", "containerPort": port}]},
         ]},
     });
@@ -106,7 +113,7 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
     ];
     let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
     let _manager = Manager::start(&control_plane, options)?;
-    pod(&control_plane, "replica", "Running", address, port).await?;
+    pod(&control_plane, "none", "replica", "Running", address, port).await?;
     let works = check(&control_plane, &["--wait=60s"]).await?;
     works.has(&["√ all replicas are ready", "√ a replica holds the Lease linkerd/linkerd-operator"])?;
     works
@@ -121,7 +128,7 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
         "spec": {"values": {"proxy": {"await": 1}}},
     });
     control_plane.apply(&[broken]).await?;
-    pod(&control_plane, "pending", "Pending", address, port).await?;
+    pod(&control_plane, "none", "pending", "Pending", address, port).await?;
     let fails = eventually(DEADLINE, "the failures to be named", async || {
         let fails = check(&control_plane, &[]).await?;
         fails.has(&[
@@ -140,6 +147,27 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
     let categories = document.get("categories").and_then(Value::as_array).context("no categories")?;
     let mut names = categories.iter().filter_map(|it| it.get("categoryName"));
     ensure!(names.any(|name| name == "linkerd-operator-linkerdconfig"), "{document}");
+    Ok(())
+}
+
+/// As with a NetworkPolicy that does not admit the API server: the port listens on loopback only.
+#[tokio::test]
+async fn check_reads_a_replica_through_a_port_forward() -> Result<()> {
+    const PORT: u16 = 9996;
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    for namespace in ["linkerd", NAMESPACE] {
+        control_plane.kubectl(&["create", "namespace", namespace]).await?;
+    }
+    control_plane.install_crds("crd").await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    control_plane.add_node_without_kubelet("node").await?;
+    let _kubelet = control_plane.start_kubelet("node", PORT, manager.admin_address())?;
+    // No host has an address of this network.
+    pod(&control_plane, "node", "replica", "Running", "192.0.2.1".parse()?, PORT).await?;
+    let works = check(&control_plane, &["--wait=60s"]).await?;
+    works.has(&["√ all replicas are ready", "Status check results are √"])?;
+    ensure!(works.code == Some(0), "{}", works.stdout);
     Ok(())
 }
 

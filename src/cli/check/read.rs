@@ -4,12 +4,15 @@
 //! * Always: nothing is written, except the access reviews of the preflight, which are not stored; a fact that cannot be
 //!   read is an error with its reason; the number of replicas and the length of each answer are bounded.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, error::Error, pin::pin, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
 use futures::{StreamExt, future, stream};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -46,6 +49,8 @@ const CONCURRENCY: usize = 8;
 /// The maximum length of an answer of a replica.
 const ANSWER_BYTES: usize = 16 << 20;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// The part of that deadline for a port-forward.
+const FORWARD_DEADLINE: Duration = Duration::from_secs(5);
 /// The maximum length of an answer that is an error, as it is shown.
 const REFUSAL_BYTES: usize = 512;
 
@@ -340,20 +345,50 @@ fn not_running(pod: &Pod) -> Option<String> {
     (phase != "Running").then(|| format!("is {phase}"))
 }
 
-/// Reads a page of a Pod through the API server. An error page of the operator is an answer, too.
+/// Reads a page of a Pod: through a port-forward, to which no NetworkPolicy applies and which needs no token for the
+/// metrics, or else through the API server's proxy. An error page of the operator is an answer, too.
 async fn answer(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<String> {
-    let uri = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{path}");
-    let request = Request::get(uri).body(Body::empty())?;
-    let response = client.send(request).await.with_context(|| format!("cannot read /{path} of the Pod"))?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    let body = body.map_err(|error| anyhow!("cannot read /{path} of the Pod: {error}"))?;
-    let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+    let forwarded = timeout(FORWARD_DEADLINE, forwarded(client, namespace, pod, port, path)).await;
+    let (status, text) = match forwarded {
+        Ok(Ok(answer)) => answer,
+        // The user may have only the other permission, and a node may serve no port-forwards.
+        _ => proxied(client, namespace, pod, port, path)
+            .await
+            .with_context(|| format!("cannot read /{path} of the Pod"))?,
+    };
     match status {
         StatusCode::OK => Ok(text),
         StatusCode::SERVICE_UNAVAILABLE if text.starts_with("not ready") => Ok(text),
         status => bail!("cannot read /{path} of the Pod: {}", refusal(status, &text)),
     }
+}
+
+async fn forwarded(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<(StatusCode, String)> {
+    let port = u16::try_from(port)?;
+    let mut forwarder = Api::<Pod>::namespaced(client.clone(), namespace).portforward(pod, &[port]).await?;
+    let stream = forwarder.take_stream(port).context("the port-forward has no stream")?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get(format!("/{path}")).header(header::HOST, "localhost").body(Empty::<Bytes>::new())?;
+    let mut answer = pin!(async { read(sender.send_request(request).await?).await });
+    tokio::select! {
+        answer = &mut answer => answer,
+        // It ends first if the kubelet closes it. What it has read is still there.
+        _ = connection => answer.await,
+    }
+}
+
+async fn proxied(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<(StatusCode, String)> {
+    let uri = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{path}");
+    read(client.send(Request::get(uri).body(Body::empty())?).await?).await
+}
+
+async fn read<B>(response: Response<B>) -> Result<(StatusCode, String)>
+where
+    B: http_body::Body<Error: Into<Box<dyn Error + Send + Sync>>>,
+{
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
+    Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
 }
 
 /// Describes an answer that is an error: the message of the API server, or the start of another body. On the way to the
