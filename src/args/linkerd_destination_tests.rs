@@ -71,7 +71,13 @@ fn a_container_has_only_its_own_jobs_whatever_the_environment_enables() {
 fn the_arguments_of_linkerds_chart_equal_the_operators_defaults() {
     let args = parsed(&CHART);
     assert_eq!(args.notices, [] as [&str; 0]);
-    let flags = ["--enable-linkerd-config=false", "--enable-multicluster", "--allow-unsupported-services=false"];
+    let flags = [
+        // The Pod's proxy authenticates the clients.
+        "--destination-addr=[::]:8086",
+        "--enable-linkerd-config=false",
+        "--enable-multicluster",
+        "--allow-unsupported-services=false",
+    ];
     assert_eq!(format!("{args:?}"), format!("{:?}", manager(&flags).unwrap()));
 }
 

@@ -255,6 +255,13 @@ mod tests {
     }
 
     #[test]
+    fn discovery_listens_on_loopback_by_default() {
+        assert_eq!(settings(&[]).unwrap().destination.destination_addr, "127.0.0.1:8086".parse().unwrap());
+        let served = settings(&["--destination-addr=[::]:8086"]).unwrap();
+        assert_eq!(served.destination.destination_addr, "[::]:8086".parse().unwrap());
+    }
+
+    #[test]
     fn a_flag_disables_its_job() {
         assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
         assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);

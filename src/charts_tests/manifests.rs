@@ -147,11 +147,11 @@ const MANIFESTS: &[Generated] = &[
 
 /// The manifests for which the chart has a template that is not generated.
 const WRITTEN: [&str; 10] = [
+    "components/separate-destination/service",
     "components/separate-destination/service_account",
     "components/separate-external-workloads/service_account",
     "manager/deployment",
     "manager/pod_disruption_budget",
-    "manager/service",
     "network-policy/network_policy",
     "prometheus/pod_monitor",
     "prometheus/service-monitor/service",

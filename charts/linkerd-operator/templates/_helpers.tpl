@@ -58,6 +58,11 @@ has one installation. */ -}}
 {{- end }}
 {{- end }}
 
+{{- /* Whether clients in the cluster reach discovery, and not only port-forwards. */ -}}
+{{- define "linkerd-operator.servesDiscovery" -}}
+{{- if and .Values.jobs.destination.enabled .Values.jobs.destination.separate }}true{{ end }}
+{{- end }}
+
 {{- /* Whether the operator serves webhooks. */ -}}
 {{- define "linkerd-operator.servesWebhooks" -}}
 {{- if or .Values.jobs.proxyInjector.enabled .Values.jobs.validation.enabled }}true{{ end }}
@@ -100,6 +105,9 @@ has one installation. */ -}}
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_DESTINATION" "false" }}
 {{- else if $jobs.destination.multicluster }}
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_MULTICLUSTER" "true" }}
+{{- end }}
+{{- if and $hasDestination $jobs.destination.separate }}
+{{- $_ := set $variables "LINKERD_OPERATOR_DESTINATION_ADDR" "[::]:8086" }}
 {{- end }}
 {{- if not $hasExternalWorkload }}
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_EXTERNAL_WORKLOAD" "false" }}

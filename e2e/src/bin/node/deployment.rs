@@ -33,7 +33,7 @@ pub(crate) const NAMESPACE: &str = "linkerd-operator-system";
 const NAME: &str = "linkerd-operator";
 const SELECTOR: &str = "app.kubernetes.io/name=linkerd-operator";
 /// The kinds of the operator's objects.
-const OURS: [&str; 8] = [
+const OURS: [&str; 9] = [
     "clusterroles",
     "clusterrolebindings",
     "roles",
@@ -42,6 +42,7 @@ const OURS: [&str; 8] = [
     "services",
     "serviceaccounts",
     "poddisruptionbudgets",
+    "networkpolicies",
 ];
 const MAKE_DEADLINE: Duration = Duration::from_secs(300);
 pub(crate) const ROLL_DEADLINE: Duration = Duration::from_secs(180);
@@ -107,12 +108,16 @@ impl<'a> Deployment<'a> {
         Ok(pairs.map(|(object, version)| (object.to_owned(), version.to_owned())).collect())
     }
 
-    /// Creates a NodePort Service, which the manifests do not contain, and returns its address for clients on the host.
+    /// Serves discovery, which listens on loopback in the manifests, through a NodePort Service, and returns the address of
+    /// the Service for clients on the host.
     pub(crate) async fn outside(&self) -> Result<SocketAddr> {
+        let (deployment, address) = (format!("deployment/{NAME}"), "LINKERD_OPERATOR_DESTINATION_ADDR=[::]:8086");
+        self.control_plane.kubectl(&["-n", NAMESPACE, "set", "env", &deployment, address]).await?;
+        self.rolled_out().await?;
         let service = json!({
-            "metadata": {"name": "outside", "labels": {"app.kubernetes.io/part-of": NAME}},
+            "metadata": {"name": NAME, "labels": {"app.kubernetes.io/part-of": NAME}},
             "spec": {"type": "NodePort", "selector": {"app.kubernetes.io/name": NAME},
-                "ports": [{"name": "grpc", "port": 8086, "targetPort": "grpc"}]},
+                "ports": [{"name": "grpc", "port": 8086}]},
         });
         let made = self.services().create(&PostParams::default(), &serde_json::from_value(service)?).await?;
         let ports = made.spec.and_then(|spec| spec.ports).unwrap_or_default();
@@ -125,7 +130,7 @@ impl<'a> Deployment<'a> {
         Ok(address)
     }
 
-    /// The cluster IP of the Service in the manifests.
+    /// The cluster IP of the Service that [`Self::outside`] creates.
     pub(crate) async fn cluster_address(&self) -> Result<Ipv4Addr> {
         let service = self.services().get(NAME).await?;
         let address = service.spec.and_then(|spec| spec.cluster_ip).context("the Service has no address")?;

@@ -186,28 +186,21 @@ async fn the_chart_has_the_objects_of_kustomize_for_the_values_that_correspond_t
 }
 
 #[tokio::test]
-async fn the_chart_has_the_monitoring_and_the_network_policy_of_kustomize() -> Result<()> {
+async fn the_chart_has_the_monitoring_of_kustomize() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let helm = Helm::new("helm4", control_plane).await?;
     let monitors = ["podMonitor.enabled=true", "serviceMonitor.enabled=true"];
-    for (components_, value, monitor) in [
-        (&[][..], "jobs.validation.enabled=false", monitors[0]),
-        (&["webhook-server"], "jobs.validation.enabled=true", monitors[1]),
-    ] {
-        let mut objects = control_plane.shipped_with("config/network-policy", &components(components_)).await?;
-        // The component has further objects, which the other test compares.
-        objects.retain(|object| object["kind"] == "NetworkPolicy");
+    for monitor in monitors {
         let component =
             if monitor == monitors[0] { "" } else { "components: [../../config/prometheus/service-monitor]" };
-        objects.extend(control_plane.shipped_with("config/prometheus", component).await?);
+        let objects = control_plane.shipped_with("config/prometheus", component).await?;
         let ids: BTreeSet<_> = objects.iter().map(id).collect();
-        assert!((5..=6).contains(&ids.len()), "{ids:?}");
-        let enabled = ["networkPolicy.enabled=true", "prometheusRule.enabled=true", "dashboard.enabled=true"];
-        let values = [&IMAGE[..], &enabled, &[value, monitor]].concat();
-        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
+        assert!((4..=5).contains(&ids.len()), "{ids:?}");
+        let enabled = ["prometheusRule.enabled=true", "dashboard.enabled=true", monitor];
+        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &[&IMAGE[..], &enabled].concat()).await?;
         let is_monitor = |object: &Value| object["kind"].to_string().ends_with("Monitor\"");
         rendered.retain(|object| ids.contains(&id(object)) || is_monitor(object));
-        assert_equal(&comparable(rendered)?, &comparable(objects)?, value)?;
+        assert_equal(&comparable(rendered)?, &comparable(objects)?, monitor)?;
     }
     Ok(())
 }

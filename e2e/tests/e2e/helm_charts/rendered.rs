@@ -11,14 +11,13 @@ use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
 use crate::manifests::{id, of_kind};
 
 /// Values that enable everything that is off by default, and change each setting of the Pods.
-pub(super) const EVERYTHING: [&str; 27] = [
+pub(super) const EVERYTHING: [&str; 26] = [
     "jobs.destination.separate=true",
     "jobs.destination.multicluster=true",
     "jobs.externalWorkload.separate=true",
     "jobs.proxyInjector.enabled=true",
     "jobs.proxyInjector.failurePolicy=Fail",
     "jobs.validation.enabled=true",
-    "networkPolicy.enabled=true",
     "podMonitor.enabled=true",
     "podMonitor.interval=30s",
     "podMonitor.scrapeTimeout=10s",
@@ -257,21 +256,23 @@ async fn a_port_without_peers_is_closed_and_null_is_an_empty_map() -> Result<()>
             let template = ["template", OPERATOR, &chart, "--kube-version=v1.36.3"];
             super::objects(&helm.run(&[&template[..], &image].concat()).await?)
         };
-        for (peers, expected) in [
-            (json!({}), &[("grpc", 1), ("admin", 1)][..]),
-            (json!({"metricsFrom": []}), &[("grpc", 1)]),
-            (json!({"metricsFrom": null}), &[("grpc", 1)]),
-            (json!({"discoveryFrom": null}), &[("admin", 1)]),
-            (json!({"discoveryFrom": [], "metricsFrom": null}), &[]),
+        for (separate, policy, expected) in [
+            (false, json!({}), &[("admin", 1)][..]),
+            (true, json!({}), &[("admin", 1), ("grpc", 1)]),
+            (true, json!({"metricsFrom": []}), &[("grpc", 1)]),
+            (true, json!({"metricsFrom": null}), &[("grpc", 1)]),
+            (true, json!({"discoveryFrom": null}), &[("admin", 1)]),
+            (true, json!({"discoveryFrom": [], "metricsFrom": null}), &[]),
         ] {
-            let mut policy = json!({"enabled": true});
-            policy.as_object_mut().context("a map")?.extend(peers.as_object().context("a map")?.clone());
-            let objects = with(json!({ "networkPolicy": policy })).await?;
+            let jobs = json!({"destination": {"separate": separate}});
+            let objects = with(json!({ "networkPolicy": policy, "jobs": jobs })).await?;
             let rendered = of_kind(&objects, "NetworkPolicy")[0];
             let expected: Vec<_> = expected.iter().map(|(port, peers)| ((*port).to_owned(), *peers)).collect();
             assert_eq!(ports(rendered), expected, "{version} {policy}");
             assert_eq!(rendered["spec"]["policyTypes"], json!(["Ingress"]));
         }
+        let objects = with(json!({"networkPolicy": {"enabled": false}})).await?;
+        ensure!(of_kind(&objects, "NetworkPolicy").is_empty(), "{version}");
         let values: Vec<_> = IMAGE.into_iter().chain(["dashboard.enabled=true", "podMonitor.enabled=true"]).collect();
         let values = [values, nothing.iter().map(String::as_str).collect()].concat();
         let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;

@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options, eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, eventually,
+    mesh::SOON,
+    shipped::{OPERATOR_NAMESPACE, is_named},
+};
 use serde_json::{Value, json};
 
 use super::{id, of_kind};
@@ -33,7 +37,7 @@ async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_chang
     added.insert("Service/linkerd-operator-webhook".to_owned());
     added.insert("MutatingWebhookConfiguration/linkerd-operator-proxy-injector".to_owned());
     added.insert("ValidatingWebhookConfiguration/linkerd-operator-validation".to_owned());
-    // In another namespace, after a component that adds a Deployment, and with the NetworkPolicy.
+    // In another namespace, after a component that adds a Deployment.
     let lines = format!(
         "{}\nnamespace: mesh-operator\n",
         components(&["separate-destination", "webhook-server", "proxy-injector", "webhooks"])
@@ -45,7 +49,8 @@ async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_chang
         let changed = objects
             .iter()
             .find(|it| id(it) == id(object) && it["metadata"]["namespace"] == object["metadata"]["namespace"]);
-        ensure!(changed.is_some_and(|it| it == object || object["kind"] == "Deployment"), "{} changed", id(object));
+        let is_extended = ["Deployment", "NetworkPolicy"].contains(&object["kind"].as_str().unwrap_or_default());
+        ensure!(changed.is_some_and(|it| it == object || is_extended), "{} changed", id(object));
     }
     let container = &of_kind(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
     let env = container["env"].as_array().context("env")?;
@@ -78,9 +83,17 @@ async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_chang
         let is_server = deployment["metadata"]["name"] == ACCOUNT;
         assert_eq!(text.contains("WEBHOOK_CERTIFICATE_SECRET"), is_server, "{}", id(deployment));
     }
-    let policy = control_plane.shipped_with("config/network-policy", &components(&["webhook-server"])).await?;
-    let ingress = of_kind(&policy, "NetworkPolicy")[0]["spec"]["ingress"].as_array().context("ingress")?;
-    ensure!(ingress.contains(&json!({"ports": [{"port": "webhook"}]})), "{ingress:?}");
+    let from = |labels: Value| json!([{"namespaceSelector": labels}]);
+    let metrics = json!({"from": from(json!({"matchLabels": {"metrics": "enabled"}})), "ports": [{"port": "admin"}]});
+    let discovery = json!({"from": from(json!({})), "ports": [{"port": "grpc"}]});
+    let webhook = json!({"ports": [{"port": "webhook"}]});
+    for (objects, rules) in [
+        (&whole, json!([metrics])),
+        (&objects, json!([metrics, webhook])),
+        (&elsewhere, json!([metrics, discovery, webhook])),
+    ] {
+        assert_eq!(of_kind(objects, "NetworkPolicy")[0]["spec"]["ingress"], rules);
+    }
     Ok(())
 }
 
@@ -187,6 +200,14 @@ async fn a_separate_destination_serves_proxies_with_an_account_that_writes_nothi
     ensure!(!cluster.may(ACCOUNT, "list", "nodes").await, "the controllers may list nodes");
     let selector = json!({"app.kubernetes.io/name": DESTINATION});
     assert_eq!(of_kind(&cluster.objects, "Service")[0]["spec"]["selector"], selector);
+    // Only these Pods listen on their own addresses.
+    let address = json!({"name": "LINKERD_OPERATOR_DESTINATION_ADDR", "value": "[::]:8086"});
+    for deployment in of_kind(&cluster.objects, "Deployment") {
+        let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+        let (env, ports) = (container["env"].to_string(), container["ports"].to_string());
+        let serves = is_named(deployment, DESTINATION);
+        assert_eq!((env.contains(&address.to_string()), ports.contains("8086")), (serves, serves), "{env} {ports}");
+    }
     Ok(())
 }
 

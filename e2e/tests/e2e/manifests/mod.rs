@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 /// The folders that `make deploy` applies.
 const FOLDERS: [&str; 2] = ["config/default", "config/control-plane"];
-/// The optional folders.
-const OPTIONAL: [&str; 2] = ["config/prometheus", "config/network-policy"];
+/// The optional folder.
+const OPTIONAL: [&str; 1] = ["config/prometheus"];
 
 async fn shipped(folders: &[&str]) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
@@ -114,15 +114,14 @@ async fn each_role_is_bound_to_the_operator_once_and_the_roles_for_users_are_not
 }
 
 #[tokio::test]
-async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<()> {
+async fn probes_name_ports_that_the_manager_listens_on() -> Result<()> {
     let objects = shipped(&[FOLDERS.as_slice(), &OPTIONAL].concat()).await?;
     let [deployment] = of_kind(&objects, "Deployment")[..] else { anyhow::bail!("expected one Deployment") };
     let pod = &deployment["spec"]["template"];
     let container = &pod["spec"]["containers"][0];
-    assert_eq!(
-        container["ports"],
-        json!([{"name": "grpc", "containerPort": 8086}, {"name": "admin", "containerPort": 9996}])
-    );
+    // Discovery listens on loopback, so that it has neither a port nor a Service.
+    assert_eq!(container["ports"], json!([{"name": "admin", "containerPort": 9996}]));
+    ensure!(of_kind(&objects, "Service").is_empty() && !container["env"].to_string().contains("DESTINATION_ADDR"));
     let probe = |path: &str| json!({"path": path, "port": "admin"});
     assert_eq!(container["livenessProbe"]["httpGet"], probe("/live"));
     assert_eq!(container["readinessProbe"]["httpGet"], probe("/ready"));
@@ -130,7 +129,6 @@ async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<
     let own = json!({"app.kubernetes.io/name": "linkerd-operator"});
     for selector in [
         &deployment["spec"]["selector"]["matchLabels"],
-        &of_kind(&objects, "Service")[0]["spec"]["selector"],
         &of_kind(&objects, "PodDisruptionBudget")[0]["spec"]["selector"]["matchLabels"],
     ] {
         assert_eq!(*selector, own);
@@ -158,7 +156,7 @@ async fn an_api_server_accepts_the_manifests_without_a_warning_and_the_pods_as_r
     let namespace = control_plane.shipped("config/manager").await?;
     control_plane.apply(&of_kind(&namespace, "Namespace").into_iter().cloned().collect::<Vec<_>>()).await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    for folder in [FOLDERS.as_slice(), &["config/network-policy", "crd/linkerd"]].concat() {
+    for folder in [FOLDERS.as_slice(), &["crd/linkerd"]].concat() {
         let path = format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"));
         let strictly = ["apply", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-k", &path];
         for how in [&["--server-side"][..], &[]] {
