@@ -116,7 +116,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("admin", &["dashboard", "metrics"]),
+    ("admin", &["client", "dashboard", "metrics"]),
     (
         "cli",
         &[

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    admin::{self, Admin, Readiness, Scrapes},
+    admin::{self, Admin, MetricsAccess, Readiness, Scrapes},
     args::ManagerArgs,
     client,
     cluster::{Cluster, Observer},
@@ -65,7 +65,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     if let Some(limit) = resources.memory_limit() {
         metrics::register_memory_limit(&registry, limit)?;
     }
-    let config = match args.replaces_sp_validator {
+    let config = match args.replaces_sp_validator && !args.metrics_authentication {
         // It sends no request, so it needs neither a kubeconfig nor a ServiceAccount.
         true => client::unused(),
         false => client::config(args.kubeconfig.as_deref())?,
@@ -298,7 +298,8 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             waiting_for: texts.chain(leadership).chain(remotes).collect(),
         }
     });
-    let admin = Admin { scrapes: Scrapes::new(registry), readiness, dashboard };
+    let metrics_access = args.metrics_authentication.then(|| MetricsAccess::new(&client));
+    let admin = Admin { scrapes: Scrapes::new(registry), metrics_access, readiness, dashboard };
     readers.spawn("admin", admin::serve(admin_listener, Arc::new(admin)));
 
     let died = tokio::select! {

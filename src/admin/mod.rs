@@ -5,11 +5,13 @@
 //! | `/live`    | 200 while the process responds |
 //! | `/ready`   | 200 or 503, with a line for each condition that the process waits for; 503 during shutdown |
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
-//! | `/metrics` | Prometheus' text format |
+//! | `/metrics` | Prometheus' text format, or a refusal of [`MetricsAccess`] |
 //! | `/dashboard/` | the page of [`crate::dashboard`] |
 //!
 //! Always holds: an answer that its client does not take within 10 s ends the connection; see [`Scrapes`] for metrics.
 
+mod known_tokens;
+mod metrics_access;
 mod scrapes;
 mod write_deadline;
 
@@ -36,8 +38,8 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-pub use self::scrapes::Scrapes;
 use self::write_deadline::WriteDeadline;
+pub use self::{metrics_access::MetricsAccess, scrapes::Scrapes};
 use crate::dashboard::{self, AdminBody, Dashboard};
 
 /// The maximum number of connections: enough for probes, a few scrapers and a person. A further connection closes the
@@ -60,6 +62,8 @@ pub struct Readiness {
 
 pub struct Admin {
     pub scrapes: Scrapes,
+    /// `None` if every client may read the metrics.
+    pub metrics_access: Option<MetricsAccess>,
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
     pub dashboard: Dashboard,
 }
@@ -117,10 +121,18 @@ async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Re
             let lines: String = waiting_for.iter().map(|condition| format!("waiting: {condition}\n")).collect();
             text(status, format!("{head}{lines}"))
         }
-        "/metrics" => match admin.scrapes.scrape().await {
-            Ok(metrics) => text(StatusCode::OK, metrics),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
-        },
+        "/metrics" => {
+            if let Some(access) = &admin.metrics_access
+                && !dashboard::is_port_forward(local, request.headers())
+                && let Err(refusal) = access.admit(request.headers()).await
+            {
+                return refusal.response();
+            }
+            match admin.scrapes.scrape().await {
+                Ok(metrics) => text(StatusCode::OK, metrics),
+                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
+            }
+        }
         path if dashboard::serves(path) => {
             let readiness = || {
                 let Readiness { ready, waiting_for } = (admin.readiness)();
@@ -182,7 +194,8 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
         let dashboard = dashboard::testing::dashboard(None, DashboardAccess::Off);
-        tokio::spawn(serve(listener, Arc::new(Admin { scrapes: Scrapes::new(registry), readiness, dashboard })));
+        let scrapes = Scrapes::new(registry);
+        tokio::spawn(serve(listener, Arc::new(Admin { scrapes, metrics_access: None, readiness, dashboard })));
         address
     }
 

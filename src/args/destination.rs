@@ -23,8 +23,8 @@ use crate::{
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Destination")]
 pub struct DestinationArgs {
-    /// Address of the Destination API, in plain HTTP/2 without authentication, unless the pod has a Linkerd proxy. Only
-    /// port-forwards reach the default; `[::]:8086` serves all clients that reach the pod
+    /// Address of the Destination API, in plain HTTP/2: no TLS, unless the pod has a Linkerd proxy. Only port-forwards
+    /// reach the default
     // Not `[::1]` as well: a port-forward dials `localhost`, first with IPv4, also in a cluster with IPv6 alone.
     #[arg(long, env = "LINKERD_OPERATOR_DESTINATION_ADDR", value_name = "IP:PORT", default_value = "127.0.0.1:8086")]
     pub destination_addr: SocketAddr,

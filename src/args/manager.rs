@@ -23,6 +23,11 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
+    /// Serve /metrics only to port-forwards and to clients whose bearer token may `get` the path /metrics, by a TokenReview
+    /// and a SubjectAccessReview
+    #[arg(long, env = "LINKERD_OPERATOR_METRICS_AUTHENTICATION", default_value_t = false)]
+    pub metrics_authentication: bool,
+
     /// Clients that can open the dashboard, a read-only page at /dashboard/ of --admin-addr
     #[arg(long, env = "LINKERD_OPERATOR_DASHBOARD", value_name = "ACCESS", default_value = "port-forward")]
     pub dashboard: DashboardAccess,

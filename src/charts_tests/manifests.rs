@@ -11,6 +11,7 @@ const CHART: &str = "charts/linkerd-operator";
 const CRD_CHART: &str = "charts/linkerd-operator-crds";
 const OPERATOR_NAMESPACE: &str = "linkerd-operator-system";
 const POLICIES: &str = "$.Values.admissionPolicies.enabled";
+const AUTHENTICATION: &str = "$.Values.metrics.authentication";
 const WEBHOOKS: &str = r#"include "linkerd-operator.servesWebhooks" $"#;
 
 /// A manifest in `config`, and the template that is generated from it.
@@ -50,6 +51,7 @@ const LINKERD_CONFIG: &[&str] = &["linkerdConfig"];
 const PROXY_INJECTOR: &[&str] = &["proxyInjector"];
 const VALIDATION: &[&str] = &["validation"];
 const WITH_EVENTS: &[&str] = &["linkerdConfig", "proxyInjector", "externalWorkload"];
+const ALL: &[&str] = &["destination", "externalWorkload", "linkerdConfig", "proxyInjector", "validation"];
 const WITH_WEBHOOKS: &[&str] = &["proxyInjector", "validation"];
 
 const MANIFESTS: &[Generated] = &[
@@ -90,6 +92,13 @@ const MANIFESTS: &[Generated] = &[
         "$.Values.jobs.proxyInjector.enabled",
         PROXY_INJECTOR,
     ),
+    generated(
+        "components/metrics-authentication/authentication_role",
+        "rbac/metrics_authentication",
+        AUTHENTICATION,
+        ALL,
+    ),
+    generated("components/metrics-authentication/reader_role", "rbac/metrics_reader", AUTHENTICATION, &[]),
     generated("components/webhook-server/certificate_role", "rbac/webhook_certificate", WEBHOOKS, WITH_WEBHOOKS),
     generated(
         "control-plane/external_workload_role",
@@ -146,13 +155,14 @@ const MANIFESTS: &[Generated] = &[
 ];
 
 /// The manifests for which the chart has a template that is not generated.
-const WRITTEN: [&str; 10] = [
+const WRITTEN: [&str; 11] = [
     "components/separate-destination/service",
     "components/separate-destination/service_account",
     "components/separate-external-workloads/service_account",
     "manager/deployment",
     "manager/pod_disruption_budget",
     "network-policy/network_policy",
+    "prometheus/metrics-authentication/metrics_reader",
     "prometheus/pod_monitor",
     "prometheus/service-monitor/service",
     "prometheus/service-monitor/service_monitor",

@@ -11,7 +11,7 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 17] = [
+const SET_BY_THE_CHART: [&str; 18] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
@@ -24,6 +24,7 @@ const SET_BY_THE_CHART: [&str; 17] = [
     "help",
     "kubeconfig",
     "leader-election-identity",
+    "metrics-authentication",
     "operator-namespace",
     "webhook-addr",
     "webhook-certificate-secret",

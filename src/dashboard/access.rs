@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 
 use clap::ValueEnum;
+use http::{HeaderMap, header};
 
 /// The clients that can open the dashboard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -56,6 +57,13 @@ pub(super) fn refusal(
         }
         DashboardAccess::PortForward => None,
     }
+}
+
+/// Returns whether a request arrives through a port-forward: at a loopback address, and by a name that no other site can
+/// have.
+pub fn is_port_forward(local: IpAddr, headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    local.to_canonical().is_loopback() && host.is_some_and(is_loopback_name)
 }
 
 // === impl RequestOrigin ===
@@ -110,6 +118,21 @@ mod tests {
         }
         for local in ["10.42.0.7", "::ffff:10.42.0.7", "fd00::7", "0.0.0.0"] {
             assert!(!is_served(access, local, "localhost:50750"), "{local}");
+        }
+    }
+
+    #[test]
+    fn a_port_forward_is_a_connection_to_loopback_by_a_loopback_name() {
+        for (local, host, expected) in [
+            ("127.0.0.1", Some("localhost:9996"), true),
+            ("::ffff:127.0.0.1", Some("[::1]"), true),
+            ("10.42.0.7", Some("localhost"), false),
+            ("127.0.0.1", Some("evil.example"), false),
+            ("127.0.0.1", None, false),
+        ] {
+            let host = host.map(|host| (header::HOST, host.parse().unwrap()));
+            let headers = host.into_iter().collect();
+            assert_eq!(is_port_forward(local.parse().unwrap(), &headers), expected, "{local} {headers:?}");
         }
     }
 

@@ -34,8 +34,11 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::Client;
 use tokio::sync::Semaphore;
 
-pub use self::{access::DashboardAccess, overview::ElectedLease};
 use self::{access::RequestOrigin, config::Explainer, overview::Overview};
+pub use self::{
+    access::{DashboardAccess, is_port_forward},
+    overview::ElectedLease,
+};
 use crate::{client, cluster::Cluster, destination::Multicluster, webhook::ServingCertificate};
 
 /// The path of the page.

@@ -68,6 +68,16 @@ has one installation. */ -}}
 {{- if or .Values.jobs.proxyInjector.enabled .Values.jobs.validation.enabled }}true{{ end }}
 {{- end }}
 
+{{- /* The token that a monitor sends, if the metrics need one. */ -}}
+{{- define "linkerd-operator.authorization" -}}
+{{- if .Values.metrics.authentication -}}
+authorization:
+  credentials:
+    name: linkerd-operator-metrics-reader
+    key: token
+{{- end }}
+{{- end }}
+
 {{- /* The names of the Deployments, as a JSON list. The first one has all jobs that are not separate. */ -}}
 {{- define "linkerd-operator.deployments" -}}
 {{- $jobs := .Values.jobs }}
@@ -123,6 +133,9 @@ has one installation. */ -}}
 {{- end }}
 {{- if and $isMain (include "linkerd-operator.servesWebhooks" .root) }}
 {{- $_ := set $variables "LINKERD_OPERATOR_WEBHOOK_CERTIFICATE_SECRET" "linkerd-operator-webhook" }}
+{{- end }}
+{{- if $values.metrics.authentication }}
+{{- $_ := set $variables "LINKERD_OPERATOR_METRICS_AUTHENTICATION" "true" }}
 {{- end }}
 {{- range $flag, $value := $values.settings }}
 {{- $variable := printf "LINKERD_OPERATOR_%s" ($flag | upper | replace "-" "_") }}

@@ -69,6 +69,12 @@ const CASES: &[Case] = &[
             "jobs.destination.multicluster=true",
         ],
     ),
+    // The component binds its role to the accounts of all Deployments, and the chart to those that exist.
+    case(
+        &["separate-destination", "separate-external-workloads", "metrics-authentication"],
+        &["separate-external-workloads/control-plane"],
+        &["jobs.destination.separate=true", "jobs.externalWorkload.separate=true", "metrics.authentication=true"],
+    ),
     case(&["multicluster"], &["multicluster/control-plane"], &["jobs.destination.multicluster=true"]),
     case(&["without-external-workloads"], &["without-external-workloads"], &["jobs.externalWorkload.enabled=false"]),
     case(&["without-linkerd-config"], &["without-linkerd-config"], &["jobs.linkerdConfig.enabled=false"]),
@@ -189,18 +195,26 @@ async fn the_chart_has_the_objects_of_kustomize_for_the_values_that_correspond_t
 async fn the_chart_has_the_monitoring_of_kustomize() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let helm = Helm::new("helm4", control_plane).await?;
-    let monitors = ["podMonitor.enabled=true", "serviceMonitor.enabled=true"];
-    for monitor in monitors {
-        let component =
-            if monitor == monitors[0] { "" } else { "components: [../../config/prometheus/service-monitor]" };
-        let objects = control_plane.shipped_with("config/prometheus", component).await?;
+    const SERVICE_MONITOR: &str = "service-monitor";
+    const AUTHENTICATION: &str = "metrics-authentication";
+    let (pod, service) = ("podMonitor.enabled=true", "serviceMonitor.enabled=true");
+    let authentication = "metrics.authentication=true";
+    for (names, values, count) in [
+        (&[][..], &[pod][..], 4),
+        (&[SERVICE_MONITOR], &[service], 5),
+        (&[AUTHENTICATION], &[pod, authentication], 7),
+        (&[SERVICE_MONITOR, AUTHENTICATION], &[service, authentication], 8),
+    ] {
+        let paths: Vec<_> = names.iter().map(|name| format!("../../config/prometheus/{name}")).collect();
+        let component = format!("components: [{}]", paths.join(", "));
+        let objects = control_plane.shipped_with("config/prometheus", &component).await?;
         let ids: BTreeSet<_> = objects.iter().map(id).collect();
-        assert!((4..=5).contains(&ids.len()), "{ids:?}");
-        let enabled = ["prometheusRule.enabled=true", "dashboard.enabled=true", monitor];
-        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &[&IMAGE[..], &enabled].concat()).await?;
+        assert_eq!(ids.len(), count, "{ids:?}");
+        let values = [&IMAGE[..], &["prometheusRule.enabled=true", "dashboard.enabled=true"], values].concat();
+        let mut rendered = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
         let is_monitor = |object: &Value| object["kind"].to_string().ends_with("Monitor\"");
         rendered.retain(|object| ids.contains(&id(object)) || is_monitor(object));
-        assert_equal(&comparable(rendered)?, &comparable(objects)?, monitor)?;
+        assert_equal(&comparable(rendered)?, &comparable(objects)?, &component)?;
     }
     Ok(())
 }

@@ -11,13 +11,14 @@ use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
 use crate::manifests::{id, of_kind};
 
 /// Values that enable everything that is off by default, and change each setting of the Pods.
-pub(super) const EVERYTHING: [&str; 26] = [
+pub(super) const EVERYTHING: [&str; 27] = [
     "jobs.destination.separate=true",
     "jobs.destination.multicluster=true",
     "jobs.externalWorkload.separate=true",
     "jobs.proxyInjector.enabled=true",
     "jobs.proxyInjector.failurePolicy=Fail",
     "jobs.validation.enabled=true",
+    "metrics.authentication=true",
     "podMonitor.enabled=true",
     "podMonitor.interval=30s",
     "podMonitor.scrapeTimeout=10s",

@@ -1,14 +1,19 @@
 //! The components of overlays: which objects they change, and that the manager works with the permissions that remain.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options, eventually,
+    injector::machine_address,
     mesh::SOON,
+    plain_http, port,
     shipped::{OPERATOR_NAMESPACE, is_named},
 };
+use http::{Request, header};
+use http_body_util::Full;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use super::{id, of_kind};
 
@@ -100,7 +105,7 @@ async fn the_components_of_the_webhooks_add_their_objects_and_settings_and_chang
 /// The component for Linkerd's namespace that belongs to a component.
 fn in_linkerd(name: &str) -> Option<&str> {
     match name {
-        "separate-destination" => None,
+        "separate-destination" | "metrics-authentication" => None,
         "separate-external-workloads" => Some("separate-external-workloads/control-plane"),
         name => Some(name),
     }
@@ -241,6 +246,74 @@ async fn without_a_job_the_manager_lacks_no_permission() -> Result<()> {
         let cluster = Cluster::start(&[component]).await?;
         lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await.with_context(|| component.to_owned())?;
         ensure!(!cluster.may(ACCOUNT, verb, resource).await, "{component}: it may {verb} {resource}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_authentication_the_metrics_need_a_token_of_a_user_who_may_get_them() -> Result<()> {
+    const READER: &str = "linkerd-operator-metrics-reader";
+    let cluster = Cluster::start(&["metrics-authentication"]).await?;
+    let control_plane = &cluster.control_plane;
+    let component = "components: [../../config/prometheus/metrics-authentication]";
+    let mut monitoring = control_plane.shipped_with("config/prometheus", component).await?;
+    monitoring.retain(|object| is_named(object, READER));
+    assert_eq!(
+        ids(&monitoring),
+        ["ClusterRoleBinding", "Secret", "ServiceAccount"].map(|kind| format!("{kind}/{READER}")).into()
+    );
+    control_plane.apply(&monitoring).await?;
+
+    let port = port::free()?;
+    let flags = [format!("--admin-addr=0.0.0.0:{port}")];
+    let objects = &cluster.objects;
+    let manager = start_manager(control_plane, objects, ACCOUNT, OPERATOR_NAMESPACE, &flags).await?;
+    let address = SocketAddr::from((machine_address()?, port));
+    let get = async |address: SocketAddr, path: &str, token: Option<&str>| -> Result<(u16, String)> {
+        let mut request = Request::get(path).header(header::HOST, address.to_string());
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let stream = TcpStream::connect(address).await?;
+        let (status, body) = plain_http::exchanged(stream, request.body(Full::default())?).await?;
+        Ok((status.as_u16(), String::from_utf8_lossy(&body).into_owned()))
+    };
+    eventually(SOON, "the manager to be ready", async || {
+        let (status, body) = get(address, "/ready", None).await?;
+        ensure!(status == 200, "{body}");
+        Ok(())
+    })
+    .await?;
+    for path in ["/live", "/ping", "/ready"] {
+        assert_eq!(get(address, path, None).await?.0, 200, "{path}");
+    }
+    let reader = control_plane.service_account_token(OPERATOR_NAMESPACE, READER).await?;
+    let other = control_plane.service_account_token(OPERATOR_NAMESPACE, ACCOUNT).await?;
+    assert_eq!(get(address, "/metrics", None).await?.0, 401);
+    assert_eq!(get(address, "/metrics", Some("invented")).await?.0, 401);
+    assert_eq!(get(address, "/metrics", Some(&other)).await?.0, 403);
+    let (status, metrics) = get(address, "/metrics", Some(&reader)).await?;
+    ensure!(status == 200 && metrics.contains("linkerd_operator_build_info"), "{status} {metrics}");
+    // As a port-forward connects.
+    let (status, metrics) = get(([127, 0, 0, 1], port).into(), "/metrics", None).await?;
+    ensure!(status == 200 && metrics.contains("linkerd_operator_build_info"), "{status} {metrics}");
+
+    // Without its permission, the operator refuses what it cannot review.
+    let binding = "linkerd-operator-metrics-authentication";
+    control_plane.kubectl(&["delete", "clusterrolebinding", binding]).await?;
+    let mut unknown = 0;
+    eventually(SOON, "reviews to be refused", async || {
+        unknown += 1;
+        let (status, body) = get(address, "/metrics", Some(&format!("unknown-{unknown}"))).await?;
+        ensure!(status == 503, "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(get(address, "/metrics", Some(&reader)).await?.0, 200, "it was permitted within the last hour");
+    let log = manager.log();
+    ensure!(log.contains("could not review a client of the metrics"), "{log}");
+    for token in [&*reader, &*other, "unknown-1"] {
+        ensure!(!log.contains(token), "a token is in the log");
     }
     Ok(())
 }
