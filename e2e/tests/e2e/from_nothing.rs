@@ -1,23 +1,20 @@
 //! The page that leads from nothing to a mesh and back: its commands are run as they stand. Linkerd's own are left out,
 //! and its objects that the operator needs are applied instead.
 
-use std::{os::unix::fs::symlink, process::Stdio, time::Duration};
-
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Options,
-    binaries::Binaries,
-    eventually,
+    ControlPlane, Options, eventually,
     mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository, path_to_repository, remove_makes_variables},
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository},
 };
 use serde_json::Value;
-use tokio::{process::Command, time::timeout};
 
-use crate::manifests::components::{lacks_nothing, start_manager};
+use crate::{
+    manifests::components::{lacks_nothing, start_manager},
+    page::{Shell, in_the_checkout, shell_blocks},
+};
 
 const PAGE: &str = include_str!("../../../docs/src/tutorials/from-nothing.md");
-const DEADLINE: Duration = Duration::from_secs(180);
 /// The most commands of a section.
 const MOST: usize = 10;
 
@@ -36,11 +33,9 @@ fn commands(section: &str) -> Result<Vec<(Needs, String)>> {
     let (_, rest) = PAGE.split_once(&format!("\n## {section}\n")).with_context(|| format!("no section {section}"))?;
     let section = rest.split("\n## ").next().unwrap_or_default();
     let mut commands = Vec::new();
-    for (number, step) in (1..).zip(section.split("```sh\n").collect::<Vec<_>>().windows(2)) {
-        let [before, after] = step else { bail!("no step") };
-        ensure!(before.contains(&format!("\n{number}. ")), "step {number} has another number");
-        let block = after.split("```").next().unwrap_or_default();
-        let command = block.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    for (number, block) in (1..).zip(shell_blocks(section)) {
+        ensure!(block.before.contains(&format!("\n{number}. ")), "step {number} has another number");
+        let command = block.text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
         let needs = match command.split_whitespace().next() {
             Some("linkerd") => Needs::Linkerd,
             Some("kubectl") if command.contains("https://") => Needs::Linkerd,
@@ -56,6 +51,7 @@ fn commands(section: &str) -> Result<Vec<(Needs, String)>> {
 
 struct Cluster {
     control_plane: ControlPlane,
+    shell: Shell,
 }
 
 // === impl Cluster ===
@@ -67,12 +63,8 @@ impl Cluster {
         for node in ["node-a", "node-b"] {
             control_plane.add_node(node, node).await?;
         }
-        let tools = control_plane.directory().join("tools");
-        tokio::fs::create_dir(&tools).await?;
-        let helm = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??.tool(helm)?;
-        symlink(helm, tools.join("helm"))?;
-        symlink(control_plane.kubectl_path()?, tools.join("kubectl"))?;
-        Ok(Self { control_plane })
+        let shell = Shell::new(&control_plane, helm).await?;
+        Ok(Self { control_plane, shell })
     }
 
     /// The objects of Linkerd on which the operator depends.
@@ -83,34 +75,11 @@ impl Cluster {
         self.control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &sample]).await.map(drop)
     }
 
-    /// Runs one command of the page with `sh`, in the checkout.
-    async fn run(&self, command: &str) -> Result<()> {
-        let directory = self.control_plane.directory();
-        let mut line = command.to_owned();
-        if line.starts_with("make ") {
-            // The deployed kustomization must not be in the checkout, which other runs may use.
-            let overlay = directory.join("overlay");
-            tokio::fs::create_dir_all(&overlay).await?;
-            line += &format!(" OVERLAY={} OVERLAY_BASE={}", overlay.display(), path_to_repository(&overlay)?);
-        }
-        let mut shell = Command::new("sh");
-        shell.args(["-e", "-u", "-c", &line]).current_dir(in_repository("")).stdin(Stdio::null()).kill_on_drop(true);
-        remove_makes_variables(&mut shell);
-        shell.env_remove("KUBECTL").env_remove("HELM");
-        let path = std::env::var("PATH").unwrap_or_default();
-        shell.env("PATH", format!("{}:{path}", directory.join("tools").display()));
-        shell.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", directory);
-        let output = timeout(DEADLINE, shell.output()).await.with_context(|| line.clone())??;
-        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        ensure!(output.status.success(), "{line}\n{text}");
-        Ok(())
-    }
-
     /// Runs the commands of a section that need only a cluster. Returns their number.
     async fn follow(&self, section: &str) -> Result<usize> {
         let mut count = 0;
         for (_, command) in commands(section)?.iter().filter(|(needs, _)| *needs == Needs::Cluster) {
-            self.run(command).await?;
+            self.shell.run(&in_the_checkout(&self.control_plane, command)?, "true").await?;
             count += 1;
         }
         Ok(count)

@@ -15,7 +15,7 @@ use e2e::{
     ControlPlane,
     binaries::Binaries,
     executable::operator_binary,
-    shipped::{in_repository, remove_makes_variables},
+    shipped::{in_repository, path_to_repository, remove_makes_variables},
 };
 use tokio::{process::Command, time::timeout};
 
@@ -54,6 +54,19 @@ pub(crate) fn commands(block: &str) -> Vec<String> {
         is_continued = line.ends_with('\\') || line.ends_with('|');
     }
     commands
+}
+
+/// A command that runs in the checkout and changes nothing in it: neither the deployed kustomization, which other runs
+/// may use, nor files elsewhere.
+pub(crate) fn in_the_checkout(control_plane: &ControlPlane, command: &str) -> Result<String> {
+    let directory = control_plane.directory().display().to_string();
+    let mut text = command.replace("/tmp/", &format!("{directory}/"));
+    if text.starts_with("make ") {
+        let overlay = control_plane.directory().join("overlay");
+        std::fs::create_dir_all(&overlay)?;
+        text += &format!(" OVERLAY={} OVERLAY_BASE={}", overlay.display(), path_to_repository(&overlay)?);
+    }
+    Ok(text)
 }
 
 /// The output of a command.

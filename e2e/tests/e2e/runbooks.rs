@@ -13,14 +13,14 @@ use e2e::{
     executable::operator_binary,
     link::link,
     mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository, path_to_repository},
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository},
 };
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
 use crate::{
     manifests::components::{lacks_nothing, start_manager},
-    page::{Shell, commands, shell_blocks},
+    page::{Shell, commands, in_the_checkout, shell_blocks},
 };
 
 const FOLDER: &str = "docs/src/operate/runbooks";
@@ -236,19 +236,6 @@ fn installation(way: Way) -> Vec<&'static str> {
             "make deploy IMAGE=registry.example.com/team/linkerd-operator:second",
         ],
     }
-}
-
-/// A command that runs in the checkout and changes nothing in it: neither the deployed kustomization, which other runs
-/// may use, nor files elsewhere.
-fn in_the_checkout(control_plane: &ControlPlane, command: &str) -> Result<String> {
-    let directory = control_plane.directory().display().to_string();
-    let mut text = command.replace("/tmp/", &format!("{directory}/"));
-    if text.starts_with("make ") {
-        let overlay = control_plane.directory().join("overlay");
-        fs::create_dir_all(&overlay)?;
-        text += &format!(" OVERLAY={} OVERLAY_BASE={}", overlay.display(), path_to_repository(&overlay)?);
-    }
-    Ok(text)
 }
 
 fn deployment(namespace: &str, name: &str, container: &str) -> Value {
