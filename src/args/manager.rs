@@ -130,7 +130,7 @@ pub struct ManagerArgs {
 
     /// Unique name of this replica in Leases and Events; if unset, the host's name with a random suffix. The shipped
     /// Deployment sets it to the pod's name
-    #[arg(long, env = "LINKERD_OPERATOR_LEADER_ELECTION_IDENTITY", value_name = "NAME")]
+    #[arg(long, env = "LINKERD_OPERATOR_LEADER_ELECTION_IDENTITY", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub leader_election_identity: Option<String>,
 
     /// Time that other replicas wait before they take over the Lease of a leader that does not renew it
@@ -279,8 +279,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_name_is_rejected_because_it_would_disable_identities_or_discovery() {
-        for flag in ["--cluster-domain=", "--identity-trust-domain=", "--controller-namespace="] {
+    fn an_empty_name_is_rejected_because_it_would_disable_identities_or_discovery_or_be_that_of_two_replicas() {
+        let flags =
+            ["--cluster-domain=", "--identity-trust-domain=", "--controller-namespace=", "--leader-election-identity="];
+        for flag in flags {
             assert!(settings(&[flag]).is_err(), "{flag}");
         }
     }

@@ -143,8 +143,7 @@ impl Cluster {
     }
 }
 
-/// Starts the manager of a Deployment as its Pod would: with its ServiceAccount and its environment. `flags` are added,
-/// and take precedence over the environment.
+/// Starts the manager of a Deployment with [`manager_options`].
 pub(crate) async fn start_manager(
     control_plane: &ControlPlane,
     objects: &[Value],
@@ -152,19 +151,31 @@ pub(crate) async fn start_manager(
     namespace: &str,
     flags: &[String],
 ) -> Result<Manager> {
+    let options = manager_options(control_plane, objects, deployment, namespace, flags).await?;
+    Manager::start(control_plane, options)
+}
+
+/// The options with which the manager of a Deployment runs as in its Pod: with its ServiceAccount and its environment,
+/// except what the environment has from a field of the Pod. `flags` are added, and take precedence over the environment.
+pub(crate) async fn manager_options(
+    control_plane: &ControlPlane,
+    objects: &[Value],
+    deployment: &str,
+    namespace: &str,
+    flags: &[String],
+) -> Result<ManagerOptions> {
     let deployments = of_kind(objects, "Deployment");
     let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
     let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
     let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
     let env = pod["containers"][0]["env"].as_array().into_iter().flatten();
-    let options = ManagerOptions {
+    Ok(ManagerOptions {
         args: [&[format!("--operator-namespace={namespace}")], flags].concat(),
-        env: env.map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
+        env: env.filter_map(|variable| Some((text(&variable["name"])?, text(&variable["value"])?))).collect(),
         kubeconfig: Some(control_plane.kubeconfig_for_service_account(namespace, account).await?),
         ..ManagerOptions::default()
-    };
-    Manager::start(control_plane, options)
+    })
 }
 
 /// Waits until the manager reports no missing permission, and checks that it was denied nothing.
