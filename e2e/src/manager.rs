@@ -5,7 +5,7 @@
 //! * Always: ends with the test. When a test panics, the end of the log is printed.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::ExitStatus,
     sync::atomic::{AtomicUsize, Ordering},
@@ -38,6 +38,8 @@ pub struct ManagerOptions {
     pub env: Vec<(String, String)>,
     /// The `--leader-election-identity`; by default the manager chooses one.
     pub identity: Option<String>,
+    /// The host's address on which it listens; by default loopback, which the API server does not connect to.
+    pub address: Option<IpAddr>,
     /// Used instead of the control plane's admin kubeconfig.
     pub kubeconfig: Option<PathBuf>,
     /// Starts the manager with the subcommand and flags of the container in Linkerd's Deployment.
@@ -61,8 +63,9 @@ impl Manager {
             Some(binary) => binary,
             None => operator_binary()?,
         };
-        let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
-        let destination = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
+        let address = options.address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let admin = SocketAddr::from((address, port::free_at(address)?));
+        let destination = SocketAddr::from((address, port::free_at(address)?));
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = control_plane.directory().join(format!("manager-{number}.log"));
         let kubeconfig = options.kubeconfig.unwrap_or_else(|| control_plane.kubeconfig().to_owned());

@@ -68,6 +68,11 @@ mod runbooks;
     clippy::indexing_slicing,
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
+mod tutorials;
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
 mod validation;
 mod values_yaml;
 #[allow(

@@ -1,10 +1,12 @@
 //! Runs the commands of documentation pages as their readers run them: with `sh`, on a real API server.
 //!
-//! * In: the text of a page, a control plane. Out: whether each command succeeds.
+//! * In: the text of a page, a control plane. Out: whether each command succeeds, and prints what the page shows.
 //! * Always: a command runs with the tools and the kubeconfig of the test, and nothing else of this host is changed.
 
+pub(crate) mod shown;
+
 use std::{
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -27,6 +29,8 @@ pub(crate) struct ShellBlock {
     /// The text before it, up to the previous block.
     pub(crate) before: String,
     pub(crate) text: String,
+    /// The output that the page shows directly below it.
+    pub(crate) shown: Option<String>,
 }
 
 /// Returns the shell blocks of a text, in order.
@@ -36,7 +40,12 @@ pub(crate) fn shell_blocks(text: &str) -> Vec<ShellBlock> {
     let mut blocks = Vec::new();
     for part in parts {
         let (text, after) = part.split_once("```").unwrap_or((part, ""));
-        blocks.push(ShellBlock { before: before.to_owned(), text: text.to_owned() });
+        let shown = after.trim_start().strip_prefix("```text\n").and_then(|rest| rest.split_once("```"));
+        blocks.push(ShellBlock {
+            before: before.to_owned(),
+            text: text.to_owned(),
+            shown: shown.map(|(shown, _)| shown.to_owned()),
+        });
         before = after;
     }
     blocks
@@ -101,6 +110,13 @@ impl Shell {
         Ok(Self { directory: PathBuf::from(in_repository("")), kubeconfig, tools, home })
     }
 
+    /// Adds a program: a script of `sh`.
+    pub(crate) fn add_script(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.tools.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}"))?;
+        Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
+    }
+
     /// Only kubectl, in another working directory.
     pub(crate) fn with_kubectl(control_plane: &ControlPlane, directory: &Path) -> Result<Self> {
         let kubectl = control_plane.kubectl_path()?;
@@ -133,12 +149,15 @@ impl Shell {
 
 #[test]
 fn the_blocks_of_a_page_are_found_and_their_lines_joined_to_commands() {
-    let page = "Do:\n\n```sh\na b \\\n  c\nd |\n  e\n```\n\n- Helm:\n\n  ```sh\n  f\n  ```\n";
+    let page = "Do:\n\n```sh\na b \\\n  c\nd |\n  e\n```\n\n```text\ng\n```\n\n- Helm:\n\n  ```sh\n  f\n  ```\n";
     let blocks = shell_blocks(page);
     let [first, second] = &blocks[..] else { panic!("{blocks:?}") };
     assert_eq!(
         (first.before.as_str(), commands(&first.text)),
         ("Do:\n\n", vec!["a b c".to_owned(), "d | e".to_owned()])
     );
-    assert_eq!((second.before.trim(), commands(&second.text)), ("- Helm:", vec!["f".to_owned()]));
+    assert_eq!(first.shown.as_deref(), Some("g\n"));
+    assert_eq!(second.shown, None);
+    assert!(second.before.trim_end().ends_with("\n- Helm:"), "{}", second.before);
+    assert_eq!(commands(&second.text), ["f"]);
 }
