@@ -56,26 +56,47 @@ async fn check(control_plane: &ControlPlane, args: &[&str]) -> Result<Checked> {
     run(&[&["check", "--kubeconfig", &kubeconfig], args].concat()).await
 }
 
-/// Creates the Pod of a replica, in the state that its kubelet would write.
-async fn pod(
-    control_plane: &ControlPlane,
-    node: &str,
-    name: &str,
-    phase: &str,
-    address: IpAddr,
-    port: u16,
-) -> Result<()> {
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/name": "linkerd-operator"}},
-        "spec": {"nodeName": node, "serviceAccountName": "default", "containers": [
-            {"name": "manager", "image": "linkerd-operator", "ports": [{"name": "admin", "containerPort": port}]},
-        ]},
-    });
-    control_plane.apply(&[pod]).await?;
-    let status = json!({"status": {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}}).to_string();
-    let patch = ["-n", NAMESPACE, "patch", "pod", name, "--subresource=status", "--type=merge", "-p", &status];
-    control_plane.kubectl(&patch).await.map(drop)
+/// The Pod of a replica.
+pub(crate) struct ReplicaPod {
+    pub(crate) node: &'static str,
+    pub(crate) namespace: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) label: (&'static str, &'static str),
+    pub(crate) container: &'static str,
+    pub(crate) port_name: &'static str,
+    pub(crate) phase: &'static str,
+}
+
+/// A Pod of the operator's own Deployment.
+const REPLICA: ReplicaPod = ReplicaPod {
+    node: "none",
+    namespace: NAMESPACE,
+    name: "replica",
+    label: ("app.kubernetes.io/name", "linkerd-operator"),
+    container: "manager",
+    port_name: "admin",
+    phase: "Running",
+};
+
+// === impl ReplicaPod ===
+
+impl ReplicaPod {
+    /// Creates the Pod in the state that its kubelet would write.
+    pub(crate) async fn create(&self, control_plane: &ControlPlane, address: IpAddr, port: u16) -> Result<()> {
+        let Self { node, namespace, name, label: (label, value), container, port_name, phase } = self;
+        let ports = json!([{"name": port_name, "containerPort": port}]);
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "labels": {*label: value}},
+            "spec": {"nodeName": node, "serviceAccountName": "default", "containers": [
+                {"name": container, "image": "linkerd-operator", "ports": ports},
+            ]},
+        });
+        control_plane.apply(&[pod]).await?;
+        let status = json!({"status": {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}}).to_string();
+        let patch = ["-n", namespace, "patch", "pod", name, "--subresource=status", "--type=merge", "-p", &status];
+        control_plane.kubectl(&patch).await.map(drop)
+    }
 }
 
 #[tokio::test]
@@ -113,13 +134,16 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
     ];
     let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
     let _manager = Manager::start(&control_plane, options)?;
-    pod(&control_plane, "none", "replica", "Running", address, port).await?;
+    REPLICA.create(&control_plane, address, port).await?;
     let works = check(&control_plane, &["--wait=60s"]).await?;
     works.has(&["√ all replicas are ready", "√ a replica holds the Lease linkerd/linkerd-operator"])?;
     works
         .has(&["√ the CRD linkerdconfigs.config.linkerd.io exists", "‼ a replica can fail without an interruption"])?;
-    works.has(&["Status check results are √"])?;
+    works
+        .has(&["‼ the operator's admission policies are in force\n    there are none", "Status check results are √"])?;
     ensure!(works.code == Some(0), "{}", works.stdout);
+    the_policies_are_looked_at(&control_plane).await?;
+    nothing_that_may_not_be_read_has_a_tick(&control_plane).await?;
 
     // A link that cannot be used, and a resource that is not accepted.
     control_plane.apply(&[link("east", "cluster.local", "no kubeconfig")]).await?;
@@ -128,7 +152,7 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
         "spec": {"values": {"proxy": {"await": 1}}},
     });
     control_plane.apply(&[broken]).await?;
-    pod(&control_plane, "none", "pending", "Pending", address, port).await?;
+    ReplicaPod { name: "pending", phase: "Pending", ..REPLICA }.create(&control_plane, address, port).await?;
     let fails = eventually(DEADLINE, "the failures to be named", async || {
         let fails = check(&control_plane, &[]).await?;
         fails.has(&[
@@ -150,6 +174,34 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
     Ok(())
 }
 
+async fn the_policies_are_looked_at(control_plane: &ControlPlane) -> Result<()> {
+    let mut policies = control_plane.shipped("config/default").await?;
+    policies.retain(|it| it.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("Validating")));
+    control_plane.apply(&policies).await?;
+    let limited = check(control_plane, &[]).await?;
+    limited.has(&["√ the operator's admission policies are in force"])?;
+    let binding = ["delete", "validatingadmissionpolicybinding", "linkerd-operator-pods"];
+    control_plane.kubectl(&binding).await?;
+    let incomplete = check(control_plane, &[]).await?;
+    incomplete.has(&[
+        "× the operator's admission policies are in force\n    ValidatingAdmissionPolicyBinding linkerd-operator-pods of policy linkerd-operator-pods does not exist",
+    ])?;
+    ensure!(incomplete.code == Some(1), "{}", incomplete.stdout);
+    control_plane.apply(&policies).await
+}
+
+/// A user who may read the version of the API server, and nothing else.
+async fn nothing_that_may_not_be_read_has_a_tick(control_plane: &ControlPlane) -> Result<()> {
+    let denied = check(control_plane, &["--as=alice"]).await?;
+    let ticks: Vec<_> = denied.stdout.lines().filter(|line| line.contains('√')).collect();
+    ensure!(ticks == ["√ can query the API server"], "{}", denied.stdout);
+    ensure!(!denied.stdout.contains('×') && denied.code == Some(1), "{}", denied.stdout);
+    for resource in ["pods", "leases", "linkerdconfigs", "customresourcedefinitions", "validatingadmissionpolicies"] {
+        denied.has(&[&format!("resource \"{resource}\"")])?;
+    }
+    denied.has(&["    not looked at: pods is forbidden: User \"alice\" cannot list resource", "results are ‼\n"])
+}
+
 /// As with a NetworkPolicy that does not admit the API server: the port listens on loopback only.
 #[tokio::test]
 async fn check_reads_a_replica_through_a_port_forward() -> Result<()> {
@@ -164,7 +216,7 @@ async fn check_reads_a_replica_through_a_port_forward() -> Result<()> {
     control_plane.add_node_without_kubelet("node").await?;
     let _kubelet = control_plane.start_kubelet("node", PORT, manager.admin_address())?;
     // No host has an address of this network.
-    pod(&control_plane, "node", "replica", "Running", "192.0.2.1".parse()?, PORT).await?;
+    ReplicaPod { node: "node", ..REPLICA }.create(&control_plane, "192.0.2.1".parse()?, PORT).await?;
     let works = check(&control_plane, &["--wait=60s"]).await?;
     works.has(&["√ all replicas are ready", "Status check results are √"])?;
     ensure!(works.code == Some(0), "{}", works.stdout);

@@ -1,8 +1,8 @@
 //! Decides which checks succeed.
 //!
 //! * In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`].
-//! * Always: the report fails if a check fails; a warning does not fail it; each failure says what to do or where to
-//!   look.
+//! * Always: the report fails if a check fails; a warning does not fail it, except for what was not looked at; only what
+//!   was read succeeds; each failure says what to do or where to look.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,16 @@ use serde::Serialize;
 
 use super::{
     metrics::CheckedCluster,
-    read::{CheckFacts, CheckedConfig, CheckedReplica, Known, PreflightFacts, ReplicaRole},
+    policies,
+    read::{CheckFacts, CheckedConfig, CheckedReplica, PreflightFacts, ReplicaRole, UnlistedPods},
+    unread::{Known, Unread},
 };
 use crate::text::and_more;
 
 /// The oldest minor version of Kubernetes that the operator was tested with.
 const OLDEST_MINOR: u32 = 34;
+/// The start of the reason why nothing is known.
+const NOT_LOOKED_AT: &str = "not looked at: ";
 /// The maximum number of problems of one kind in a message.
 const SHOWN: usize = 10;
 /// The conditions of a LinkerdConfig that are present only while something is wrong.
@@ -43,6 +47,9 @@ pub(super) struct InstallationCheck {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) result: CheckResult,
+    /// Whether the user may not read what the check is about.
+    #[serde(skip)]
+    pub(super) is_unread: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -57,15 +64,28 @@ pub(super) enum CheckResult {
 
 impl InstallationCheck {
     pub(super) fn success(description: impl Into<String>) -> Self {
-        Self { description: description.into(), error: None, result: CheckResult::Success }
+        Self { description: description.into(), error: None, result: CheckResult::Success, is_unread: false }
     }
 
     pub(super) fn warning(description: impl Into<String>, error: impl Into<String>) -> Self {
-        Self { description: description.into(), error: Some(error.into()), result: CheckResult::Warning }
+        let error = Some(error.into());
+        Self { description: description.into(), error, result: CheckResult::Warning, is_unread: false }
     }
 
     pub(super) fn error(description: impl Into<String>, error: impl Into<String>) -> Self {
-        Self { description: description.into(), error: Some(error.into()), result: CheckResult::Error }
+        let error = Some(error.into());
+        Self { description: description.into(), error, result: CheckResult::Error, is_unread: false }
+    }
+
+    /// The result of what could not be read: a missing permission is no fault of the installation, and no success.
+    pub(super) fn unread(description: impl Into<String>, unread: &Unread) -> Self {
+        match unread.is_denied {
+            true => {
+                let warning = Self::warning(description, format!("{NOT_LOOKED_AT}{}", unread.reason));
+                Self { is_unread: true, ..warning }
+            }
+            false => Self::error(description, &*unread.reason),
+        }
     }
 
     /// Fails with all problems, or succeeds without any.
@@ -85,7 +105,18 @@ impl CheckReport {
         let categories: Vec<_> =
             categories.map(|(name, checks)| CheckCategory { category_name: name.to_owned(), checks }).collect();
         let mut checks = categories.iter().flat_map(|category| &category.checks);
-        Self { success: checks.all(|check| check.result != CheckResult::Error), categories }
+        let success = checks.all(|check| check.result != CheckResult::Error && !check.is_unread);
+        Self { success, categories }
+    }
+
+    /// The mark of the whole report. Without a failure, a report that is no success has something that was not read.
+    pub(super) fn worst(&self) -> CheckResult {
+        let mut checks = self.categories.iter().flat_map(|category| &category.checks);
+        match self.success {
+            true => CheckResult::Success,
+            false if checks.any(|check| check.result == CheckResult::Error) => CheckResult::Error,
+            false => CheckResult::Warning,
+        }
     }
 }
 
@@ -106,7 +137,7 @@ pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
             "Linkerd's control plane is installed",
             "there is no ConfigMap linkerd-config: LinkerdConfigs are applied once Linkerd is installed",
         ),
-        Err(reason) => InstallationCheck::error("Linkerd's control plane is installed", reason),
+        Err(unread) => InstallationCheck::unread("Linkerd's control plane is installed", unread),
     }];
     linkerd.extend(crds(&facts.linkerd_crds));
     let permissions = facts.permissions.iter().map(|(what, allowed)| {
@@ -116,7 +147,7 @@ pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
             Ok(false) => {
                 InstallationCheck::error(description, "you do not have this permission, which the manifests need")
             }
-            Err(reason) => InstallationCheck::error(description, reason),
+            Err(unread) => InstallationCheck::unread(description, unread),
         }
     });
     CheckReport::new([
@@ -128,22 +159,26 @@ pub(super) fn preflight(facts: &PreflightFacts) -> CheckReport {
 
 /// Judges an installed operator.
 pub(super) fn installation(facts: &CheckFacts) -> CheckReport {
-    let replicas = facts.replicas.as_deref().unwrap_or_default();
-    let has_manager = replicas.iter().any(|replica| replica.role == ReplicaRole::Manager);
-    let (leases, configs) = match has_manager {
-        true => {
-            (facts.leases.iter().map(|(name, lease)| held(name, lease, facts.now)).collect(), configs(&facts.configs))
-        }
-        // The containers that replace Linkerd's have no Lease of the operator and no LinkerdConfig.
-        false => (Vec::new(), Vec::new()),
+    // If its Pods may not be read, it may be installed.
+    let has_manager = facts.replicas.iter().any(|replica| replica.role == ReplicaRole::Manager)
+        || facts.unlisted.iter().any(|pods| pods.role == ReplicaRole::Manager);
+    let (leases, configs, policies) = match has_manager {
+        true => (
+            facts.leases.iter().map(|(name, lease)| held(name, lease, facts.now)).collect(),
+            configs(&facts.configs),
+            policies::judge(&facts.policies, &facts.operator_namespace),
+        ),
+        // The containers that replace Linkerd's have no Lease, no policy and no LinkerdConfig of the operator.
+        false => (Vec::new(), Vec::new(), Vec::new()),
     };
     CheckReport::new([
         ("linkerd-operator-api", vec![api_server(&facts.version)]),
         ("linkerd-operator-crds", if has_manager { crds(&facts.crds) } else { Vec::new() }),
-        ("linkerd-operator", replicas_checks(&facts.replicas)),
+        ("linkerd-operator", replicas_checks(facts)),
+        ("linkerd-operator-admission-policies", policies),
         ("linkerd-operator-leases", leases),
         ("linkerd-operator-linkerdconfig", configs),
-        ("linkerd-operator-multicluster", remote_clusters(replicas)),
+        ("linkerd-operator-multicluster", remote_clusters(&facts.replicas)),
     ])
 }
 
@@ -151,7 +186,7 @@ fn api_server(version: &Known<String>) -> InstallationCheck {
     let description = "can query the API server";
     let version = match version {
         Ok(version) => version,
-        Err(reason) => return InstallationCheck::error(description, reason),
+        Err(unread) => return InstallationCheck::unread(description, unread),
     };
     let minor = version.trim_start_matches('v').split('.').nth(1);
     let minor = minor.map(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()));
@@ -174,25 +209,30 @@ fn crds(crds: &[(&'static str, Known<bool>)]) -> Vec<InstallationCheck> {
                 "apply the operator's CRD: kubectl apply --server-side -f crd/linkerdconfigs.yaml",
             ),
             Ok(false) => InstallationCheck::warning(description, "install Linkerd's CRDs: linkerd install --crds"),
-            Err(reason) => InstallationCheck::error(description, reason),
+            Err(unread) => InstallationCheck::unread(description, unread),
         }
     };
     crds.iter().map(check).collect()
 }
 
-fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<InstallationCheck> {
-    let replicas = match replicas {
-        Ok(replicas) => replicas,
-        Err(reason) => return vec![InstallationCheck::error("can list the Pods of the operator", reason)],
-    };
+fn replicas_checks(facts: &CheckFacts) -> Vec<InstallationCheck> {
+    let of_list = |pods: &UnlistedPods| InstallationCheck::unread(format!("can list {}", pods.pods), &pods.unread);
+    let mut checks: Vec<_> = facts.unlisted.iter().map(of_list).collect();
+    // Only its answer tells whether a container of Linkerd's Pods is the operator's.
+    let is_known = |it: &&CheckedReplica| it.role == ReplicaRole::Manager || it.ready.is_ok();
+    let (replicas, unknown): (Vec<_>, Vec<_>) = facts.replicas.iter().partition(is_known);
+    checks.extend(unknown_containers(&unknown));
     if replicas.is_empty() {
-        return vec![InstallationCheck::error(
-            "the operator is installed",
-            "there is no Pod of the operator: deploy it, or set --operator-namespace and --linkerd-namespace",
-        )];
+        if !checks.iter().any(|check| check.is_unread) {
+            checks.push(InstallationCheck::error(
+                "the operator is installed",
+                "there is no Pod of the operator: deploy it, or set --operator-namespace and --linkerd-namespace",
+            ));
+        }
+        return checks;
     }
-    let (mut not_running, mut not_ready, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
-    for replica in replicas {
+    let (mut not_running, mut not_ready, mut waiting, mut denied) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for replica in &replicas {
         let name = replica.name();
         if let Some(problem) = &replica.pod_problem {
             not_running.push(format!("Pod {name} {problem}"));
@@ -203,28 +243,63 @@ fn replicas_checks(replicas: &Known<Vec<CheckedReplica>>) -> Vec<InstallationChe
                 waiting.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}")));
             }
             Ok(ready) => not_ready.extend(ready.waiting_for.iter().map(|line| format!("{name}: {line}"))),
-            Err(reason) => not_ready.push(format!("{name}: {reason}")),
+            Err(unread) if unread.is_denied => denied.push(format!("{name}: {}", unread.reason)),
+            Err(unread) => not_ready.push(format!("{name}: {}", unread.reason)),
         }
     }
     // Without the answer of each replica, nothing can be said about all of them.
-    let is_known = replicas.iter().all(|replica| replica.ready.is_ok());
-    let mut checks = vec![InstallationCheck::of("all Pods of the operator are running", &not_running)];
-    if is_known || !not_ready.is_empty() {
-        checks.push(InstallationCheck::of("all replicas are ready", &not_ready));
+    let are_listed = facts.unlisted.is_empty() && unknown.is_empty();
+    let are_known = are_listed && replicas.iter().all(|replica| replica.ready.is_ok());
+    if are_listed || !not_running.is_empty() {
+        checks.push(InstallationCheck::of("all Pods of the operator are running", &not_running));
+    }
+    let description = "all replicas are ready";
+    if !not_ready.is_empty() {
+        not_ready.extend(denied.iter().map(|line| format!("{NOT_LOOKED_AT}{line}")));
+        checks.push(InstallationCheck::error(description, listed(&not_ready)));
+    } else if !denied.is_empty() {
+        checks.push(InstallationCheck::unread(description, &Unread::denied(listed(&denied))));
+    } else if are_known {
+        checks.push(InstallationCheck::success(description));
     }
     match waiting.as_slice() {
-        [] if is_known => checks.push(InstallationCheck::success("no replica waits for anything")),
+        [] if are_known => checks.push(InstallationCheck::success("no replica waits for anything")),
         [] => {}
         waiting => checks.push(InstallationCheck::warning("no replica waits for anything", listed(waiting))),
     }
-    let managers = replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager).count();
-    if managers == 1 {
-        checks.push(InstallationCheck::warning(
-            "a replica can fail without an interruption",
-            "the operator has one replica: run at least two",
-        ));
-    }
+    checks.extend(single(&replicas));
     checks
+}
+
+/// Warns about containers of Linkerd's Pods, each of which is Linkerd's own or the operator's.
+fn unknown_containers(unknown: &[&CheckedReplica]) -> Option<InstallationCheck> {
+    let reasons: Vec<_> = unknown
+        .iter()
+        .filter_map(|it| it.ready.as_ref().err().map(|unread| format!("{}: {}", it.name(), unread.reason)))
+        .collect();
+    let is_denied = unknown.iter().any(|it| it.ready.as_ref().is_err_and(|unread| unread.is_denied));
+    let description = "the containers in place of Linkerd's are known";
+    (!reasons.is_empty()).then(|| match is_denied {
+        true => InstallationCheck::unread(description, &Unread::denied(listed(&reasons))),
+        // Linkerd's own container may be broken, which `linkerd check` says.
+        false => InstallationCheck::warning(description, format!("{NOT_LOOKED_AT}{}", listed(&reasons))),
+    })
+}
+
+/// Warns about each Deployment of the operator with one replica.
+fn single(replicas: &[&CheckedReplica]) -> Vec<InstallationCheck> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for replica in replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager) {
+        *counts.entry(&replica.app).or_default() += 1;
+    }
+    let single = counts.into_iter().filter(|(_, count)| *count == 1);
+    let warning = |(app, _): (&str, usize)| {
+        InstallationCheck::warning(
+            "a replica can fail without an interruption",
+            format!("{app} has one replica: run at least two"),
+        )
+    };
+    single.map(warning).collect()
 }
 
 /// Judges whether a replica leads.
@@ -238,7 +313,7 @@ fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> Installatio
                 "it does not exist: the job of this Lease is disabled, or no replica may create it",
             );
         }
-        Err(reason) => return InstallationCheck::error(description, reason),
+        Err(unread) => return InstallationCheck::unread(description, unread),
     };
     let spec = lease.spec.as_ref();
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
@@ -260,7 +335,7 @@ fn held(name: &str, lease: &Known<Option<Lease>>, now: Timestamp) -> Installatio
 fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
     let configs = match configs {
         Ok(configs) => configs,
-        Err(reason) => return vec![InstallationCheck::error("can list LinkerdConfigs", reason)],
+        Err(unread) => return vec![InstallationCheck::unread("can list LinkerdConfigs", unread)],
     };
     let mut checks = Vec::new();
     for config in configs {
@@ -297,10 +372,22 @@ fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
 /// Judges each other cluster, as all replicas see it.
 fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
     let mut clusters = BTreeMap::<&str, Vec<(String, CheckedCluster)>>::new();
+    let (mut unread, mut unseen) = (Vec::new(), Vec::new());
     for replica in replicas {
-        for (cluster, state) in &replica.remote_clusters {
-            clusters.entry(cluster).or_default().push((replica.name(), *state));
+        match (&replica.ready, &replica.remote_clusters) {
+            (Err(_), _) if replica.role != ReplicaRole::Manager => {}
+            (Err(reason), _) => unseen.push(format!("{}: {}", replica.name(), reason.reason)),
+            (Ok(_), Err(reason)) => unread.push(format!("{}: {}", replica.name(), reason.reason)),
+            (Ok(_), Ok(states)) => {
+                for (cluster, state) in states {
+                    clusters.entry(cluster).or_default().push((replica.name(), *state));
+                }
+            }
         }
+    }
+    // A replica that did not answer at all is named elsewhere, too.
+    if !clusters.is_empty() {
+        unread.append(&mut unseen);
     }
     let check = |(cluster, views): (&str, Vec<(String, CheckedCluster)>)| {
         let description = format!("the cluster {cluster} can be watched");
@@ -326,10 +413,16 @@ fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
         }
         InstallationCheck::success(description)
     };
-    clusters.into_iter().map(check).collect()
+    let mut checks: Vec<_> = clusters.into_iter().map(check).collect();
+    if !unread.is_empty() {
+        // What some replicas see says nothing about the others.
+        checks.retain(|check| check.result != CheckResult::Success);
+        checks.push(InstallationCheck::unread("other clusters can be watched", &Unread::denied(listed(&unread))));
+    }
+    checks
 }
 
-fn listed(problems: &[String]) -> String {
+pub(super) fn listed(problems: &[String]) -> String {
     and_more(problems.iter().take(SHOWN), problems.len(), "\n")
 }
 

@@ -5,7 +5,7 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cli::check::read::CheckedReadiness;
+use crate::cli::check::{policies::tests::in_force, read::CheckedReadiness};
 
 const NOW: &str = "2026-11-25T10:00:00Z";
 
@@ -28,9 +28,10 @@ fn replica(pod: &str) -> CheckedReplica {
         namespace: "operators".to_owned(),
         pod: pod.to_owned(),
         role: ReplicaRole::Manager,
+        app: "linkerd-operator".to_owned(),
         pod_problem: None,
         ready: Ok(CheckedReadiness { is_ready: true, waiting_for: Vec::new() }),
-        remote_clusters: BTreeMap::new(),
+        remote_clusters: Ok(BTreeMap::new()),
     }
 }
 
@@ -56,7 +57,10 @@ fn good() -> CheckFacts {
     CheckFacts {
         version: Ok("v1.36.3".to_owned()),
         crds: vec![("linkerdconfigs.config.linkerd.io", Ok(true)), ("servers.policy.linkerd.io", Ok(true))],
-        replicas: Ok(vec![replica("a"), replica("b")]),
+        replicas: vec![replica("a"), replica("b")],
+        unlisted: Vec::new(),
+        operator_namespace: "operators".to_owned(),
+        policies: in_force("operators"),
         leases: vec![("linkerd/linkerd-operator".to_owned(), lease("a", "2026-11-25T09:59:58Z"))],
         configs: Ok(vec![config("mesh", &[("Ready", "True", "")])]),
         now: time(NOW),
@@ -94,7 +98,7 @@ fn a_good_installation_has_no_problem_and_the_form_that_linkerd_reads() {
 
 #[test]
 fn without_a_pod_the_operator_is_not_installed() {
-    let (success, found) = changed(|facts| facts.replicas = Ok(Vec::new()));
+    let (success, found) = changed(|facts| facts.replicas = Vec::new());
     assert!(!success && found.len() == 1, "{found:?}");
     assert!(found[0].starts_with("Error: the operator is installed: there is no Pod"), "{found:?}");
 }
@@ -104,10 +108,10 @@ fn what_a_ready_replica_waits_for_is_a_warning_and_a_replica_that_is_not_ready_i
     let waiting = |is_ready| {
         Ok(CheckedReadiness { is_ready, waiting_for: vec!["the cluster east cannot be reached".to_owned()] })
     };
-    let (success, found) = changed(|facts| facts.replicas.as_mut().unwrap()[1].ready = waiting(true));
+    let (success, found) = changed(|facts| facts.replicas[1].ready = waiting(true));
     let expected = "Warning: no replica waits for anything: operators/b: the cluster east cannot be reached";
     assert_eq!((success, found), (true, vec![expected.to_owned()]));
-    let (success, found) = changed(|facts| facts.replicas.as_mut().unwrap()[1].ready = waiting(false));
+    let (success, found) = changed(|facts| facts.replicas[1].ready = waiting(false));
     let expected = "Error: all replicas are ready: operators/b: the cluster east cannot be reached";
     assert_eq!((success, found), (false, vec![expected.to_owned()]));
 }
@@ -115,9 +119,9 @@ fn what_a_ready_replica_waits_for_is_a_warning_and_a_replica_that_is_not_ready_i
 #[test]
 fn a_pod_that_is_not_running_is_named_once() {
     let (success, found) = changed(|facts| {
-        let replica = &mut facts.replicas.as_mut().unwrap()[0];
+        let replica = &mut facts.replicas[0];
         replica.pod_problem = Some("is Pending".to_owned());
-        replica.ready = Err("its Pod is not running".to_owned());
+        replica.ready = Err(Unread::failed("its Pod is not running"));
     });
     let expected = "Error: all Pods of the operator are running: Pod operators/a is Pending";
     assert_eq!((success, found), (false, vec![expected.to_owned()]));
@@ -125,7 +129,7 @@ fn a_pod_that_is_not_running_is_named_once() {
 
 #[test]
 fn one_replica_alone_is_a_warning() {
-    let (success, found) = changed(|facts| facts.replicas.as_mut().unwrap().truncate(1));
+    let (success, found) = changed(|facts| facts.replicas.truncate(1));
     assert!(success && found.len() == 1 && found[0].contains("run at least two"), "{found:?}");
 }
 
@@ -135,7 +139,16 @@ fn a_lease_that_is_missing_free_or_not_renewed_is_a_problem() {
         (Ok(None), true, "Warning: a replica holds the Lease linkerd/linkerd-operator: it does not exist"),
         (lease("", "2026-11-25T09:59:58Z"), false, "no replica holds it"),
         (lease("a", "2026-11-25T09:58:50Z"), false, "a renewed it 70 s ago"),
-        (Err("no permission".to_owned()), false, "no permission"),
+        (
+            Err(Unread::failed("etcd is gone")),
+            false,
+            "Error: a replica holds the Lease linkerd/linkerd-operator: etcd is gone",
+        ),
+        (
+            Err(Unread::denied("no permission")),
+            false,
+            "Warning: a replica holds the Lease linkerd/linkerd-operator: not looked at: no permission",
+        ),
     ] {
         let (seen, found) = changed(|facts| facts.leases[0].1 = lease);
         assert!(seen == success && found.len() == 1 && found[0].contains(part), "{part}: {found:?}");
@@ -205,31 +218,119 @@ fn a_linkerd_config_in_reserve_is_no_problem_whatever_becomes_of_the_one_in_effe
     assert!(success && found.len() == 1 && found[0].starts_with("Warning: LinkerdConfig other is ready"), "{found:?}");
 }
 
+/// The marks and the text of each line about the replicas, and whether the report succeeds.
+fn printed(facts: &CheckFacts) -> (bool, String) {
+    let report = installation(facts);
+    (report.success, super::super::print::text(&report))
+}
+
 #[test]
-fn nothing_is_said_about_replicas_that_could_not_be_read() {
+fn replicas_that_could_not_be_read_have_no_tick() {
     let mut facts = good();
-    for replica in facts.replicas.as_mut().unwrap() {
-        replica.ready = Err("cannot read /ready of the Pod: pods \"a\" is forbidden".to_owned());
+    for replica in &mut facts.replicas {
+        replica.ready = Err(Unread::denied("cannot read /ready of the Pod: pods \"a\" is forbidden"));
     }
-    let printed = super::super::print::text(&installation(&facts));
-    assert!(!printed.contains("waits for anything"), "{printed}");
-    assert!(
-        printed.contains("× all replicas are ready\n    operators/a: cannot read /ready of the Pod: pods"),
-        "{printed}"
-    );
+    let (success, text) = printed(&facts);
+    assert!(!success && !text.contains("waits for anything"), "{text}");
+    let line = "‼ all replicas are ready\n    not looked at: operators/a: cannot read /ready of the Pod: pods \"a\"";
+    assert!(text.contains(line), "{text}");
+    assert!(text.ends_with("Status check results are ‼\n"), "{text}");
+    // A failure of one does not hide that nothing is known of the other one.
+    facts.replicas[1].ready = Err(Unread::failed("the answer is 502 Bad Gateway"));
+    let (success, text) = printed(&facts);
+    let lines =
+        "× all replicas are ready\n    operators/b: the answer is 502 Bad Gateway\n    not looked at: operators/a: ";
+    assert!(!success && text.contains(lines) && text.ends_with("Status check results are ×\n"), "{text}");
     // One Pod does not run, and the other one is ready.
     let mut facts = good();
-    let replica = &mut facts.replicas.as_mut().unwrap()[0];
-    (replica.pod_problem, replica.ready) = (Some("is Pending".to_owned()), Err("its Pod is not running".to_owned()));
-    let printed = super::super::print::text(&installation(&facts));
-    assert!(!printed.contains("waits for anything") && !printed.contains("all replicas are ready"), "{printed}");
+    let replica = &mut facts.replicas[0];
+    (replica.pod_problem, replica.ready) =
+        (Some("is Pending".to_owned()), Err(Unread::failed("its Pod is not running")));
+    let (_, text) = printed(&facts);
+    assert!(!text.contains("waits for anything") && !text.contains("all replicas are ready"), "{text}");
+}
+
+#[test]
+fn pods_that_may_not_be_listed_are_named_and_nothing_is_said_about_all_of_them() {
+    let denied = "pods is forbidden: User \"alice\" cannot list resource \"pods\" in the namespace \"linkerd\"";
+    let unlisted = |role, unread| UnlistedPods { role, pods: "the Pods x=y in namespace linkerd".to_owned(), unread };
+    let mut facts = good();
+    facts.unlisted = vec![unlisted(ReplicaRole::Replacement("destination"), Unread::denied(denied))];
+    let (success, text) = printed(&facts);
+    let line = format!("‼ can list the Pods x=y in namespace linkerd\n    not looked at: {denied}\n");
+    assert!(!success && text.contains(&line), "{text}");
+    for absent in ["are running", "are ready", "waits for anything"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    // Without the operator's own Pods, it is unknown whether it is installed. Its other objects are looked at.
+    facts.unlisted = vec![unlisted(ReplicaRole::Manager, Unread::denied(denied))];
+    facts.replicas = Vec::new();
+    let (success, text) = printed(&facts);
+    assert!(!success && !text.contains("there is no Pod") && text.contains("a replica holds the Lease"), "{text}");
+}
+
+#[test]
+fn a_container_that_may_be_the_operators_has_no_tick_and_one_that_is_is_named() {
+    let of_linkerd = |container, ready| CheckedReplica {
+        namespace: "linkerd".to_owned(),
+        role: ReplicaRole::Replacement(container),
+        ready,
+        ..replica("linkerd-destination-1")
+    };
+    let mut facts = good();
+    facts.replicas.push(of_linkerd("sp-validator", Err(Unread::denied("pods is forbidden"))));
+    let (success, text) = printed(&facts);
+    let line = "‼ the containers in place of Linkerd's are known\n    not looked at: \
+                linkerd/linkerd-destination-1 (sp-validator): pods is forbidden\n";
+    assert!(!success && text.contains(line) && !text.contains("√ all replicas are ready"), "{text}");
+    // Linkerd's own container may be broken, which is no failure of the operator.
+    facts.replicas[2].ready = Err(Unread::failed("the answer is 502 Bad Gateway"));
+    let (success, text) = printed(&facts);
+    assert!(
+        success && text.contains("(sp-validator): the answer is 502") && !text.contains("√ all replicas"),
+        "{text}"
+    );
+    let waiting = vec!["the certificate is missing".to_owned()];
+    facts.replicas[2] = of_linkerd("sp-validator", Ok(CheckedReadiness { is_ready: false, waiting_for: waiting }));
+    let (success, text) = printed(&facts);
+    let line = "× all replicas are ready\n    linkerd/linkerd-destination-1 (sp-validator): the certificate is missing";
+    assert!(!success && text.contains(line), "{text}");
+}
+
+#[test]
+fn each_deployment_needs_two_replicas() {
+    let (success, found) = changed(|facts| {
+        let app = "linkerd-operator-destination".to_owned();
+        facts.replicas.push(CheckedReplica { app, ..replica("c") });
+    });
+    let expected = "Warning: a replica can fail without an interruption: linkerd-operator-destination has one replica: \
+                    run at least two";
+    assert_eq!((success, found), (true, vec![expected.to_owned()]));
+}
+
+#[test]
+fn a_cluster_that_only_some_replicas_could_be_asked_about_has_no_tick() {
+    let mut facts = good();
+    let east = CheckedCluster { is_synced: true, failing_seconds: 0.0 };
+    facts.replicas[0].remote_clusters = Ok([("east".to_owned(), east)].into());
+    assert!(printed(&facts).1.contains("√ the cluster east can be watched"));
+    facts.replicas[1].remote_clusters = Err(Unread::denied("pods is forbidden"));
+    let (success, text) = printed(&facts);
+    assert!(!success && !text.contains("cluster east"), "{text}");
+    assert!(
+        text.contains("‼ other clusters can be watched\n    not looked at: operators/b: pods is forbidden"),
+        "{text}"
+    );
+    (facts.replicas[1].remote_clusters, facts.replicas[1].ready) =
+        (Ok(BTreeMap::new()), Err(Unread::failed("its Pod is not running")));
+    assert!(!printed(&facts).1.contains("cluster east"));
 }
 
 #[test]
 fn containers_that_replace_linkerds_need_no_lease_and_no_crd_of_the_operator() {
     let (success, found) = changed(|facts| {
         let role = ReplicaRole::Replacement("destination");
-        facts.replicas = Ok(vec![CheckedReplica { role, ..replica("linkerd-destination-1") }]);
+        facts.replicas = vec![CheckedReplica { role, ..replica("linkerd-destination-1") }];
         facts.leases[0].1 = Ok(None);
         facts.crds[0].1 = Ok(false);
     });
@@ -240,14 +341,14 @@ fn containers_that_replace_linkerds_need_no_lease_and_no_crd_of_the_operator() {
 fn each_other_cluster_is_named_with_its_state() {
     let cluster = |is_synced, failing_seconds| CheckedCluster { is_synced, failing_seconds };
     let (success, found) = changed(|facts| {
-        let replicas = facts.replicas.as_mut().unwrap();
+        let replicas = &mut facts.replicas;
+        let clusters = |of: &[(&str, CheckedCluster)]| {
+            Ok(of.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect::<BTreeMap<_, _>>())
+        };
         replicas[0].remote_clusters =
-            [("east".to_owned(), cluster(true, 0.0)), ("west".to_owned(), cluster(true, 61.4))].into();
-        replicas[0].remote_clusters.insert("south".to_owned(), cluster(false, 0.0));
+            clusters(&[("east", cluster(true, 0.0)), ("west", cluster(true, 61.4)), ("south", cluster(false, 0.0))]);
         replicas[1].remote_clusters =
-            [("north", cluster(false, 3.0)), ("south", cluster(false, 0.0)), ("west", cluster(true, 0.0))]
-                .map(|(name, state)| (name.to_owned(), state))
-                .into();
+            clusters(&[("north", cluster(false, 3.0)), ("south", cluster(false, 0.0)), ("west", cluster(true, 0.0))]);
     });
     assert!(!success && found.len() == 3, "{found:?}");
     assert!(
@@ -300,8 +401,8 @@ fn without_a_client_the_reason_is_the_only_result() {
 #[test]
 fn a_message_lists_at_most_ten_problems() {
     let (_, found) = changed(|facts| {
-        facts.replicas = Ok((0..30).map(|at| replica(&format!("pod-{at}"))).collect());
-        for replica in facts.replicas.as_mut().unwrap() {
+        facts.replicas = (0..30).map(|at| replica(&format!("pod-{at}"))).collect();
+        for replica in &mut facts.replicas {
             replica.pod_problem = Some("is Pending".to_owned());
         }
     });

@@ -1,5 +1,5 @@
-//! `linkerd-operator check` verifies the installation: the API server, the CRDs, the replicas, the Leases, the
-//! LinkerdConfigs and the other clusters.
+//! `linkerd-operator check` verifies the installation: the API server, the CRDs, the replicas, the admission policies,
+//! the Leases, the LinkerdConfigs and the other clusters.
 //!
 //! ```text
 //! read: API server, /ready and /metrics of the replicas ──▶ CheckFacts ──▶ judge (pure) ──▶ CheckReport ──▶ print
@@ -9,22 +9,26 @@
 //!   an exit code.
 //! * Always: a read that fails is a result and does not end the command; each request has a deadline.
 
+mod answer;
 mod judge;
 mod metrics;
+mod policies;
 mod print;
 mod read;
+mod unread;
 
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::Args as ClapArgs;
+use clap_complete::ArgValueCompleter;
 use k8s_openapi::jiff::SignedDuration;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use self::judge::CheckReport;
 pub(super) use self::read::waiting_for;
-use super::{OutputFormat, cluster_flags::ClusterFlags, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
 use crate::client;
 
 /// The interval of the attempts with `--wait`.
@@ -49,12 +53,20 @@ pub struct CheckArgs {
         long,
         env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE",
         value_name = "NAME",
-        default_value = "linkerd-operator-system"
+        default_value = "linkerd-operator-system",
+        add = ArgValueCompleter::new(CompletedName::Namespace)
     )]
     pub operator_namespace: String,
 
     /// Namespace of Linkerd's control plane
-    #[arg(long, short = 'L', visible_alias = "controller-namespace", value_name = "NAME", default_value = "linkerd")]
+    #[arg(
+        long,
+        short = 'L',
+        visible_alias = "controller-namespace",
+        value_name = "NAME",
+        default_value = "linkerd",
+        add = ArgValueCompleter::new(CompletedName::Namespace)
+    )]
     pub linkerd_namespace: String,
 
     #[command(flatten)]

@@ -19,8 +19,7 @@ pub(super) fn text(report: &CheckReport) -> String {
         }
         text.push('\n');
     }
-    let worst = if report.success { CheckResult::Success } else { CheckResult::Error };
-    _ = writeln!(text, "Status check results are {}", mark(worst));
+    _ = writeln!(text, "Status check results are {}", mark(report.worst()));
     text
 }
 

@@ -4,15 +4,9 @@
 //! * Always: nothing is written, except the access reviews of the preflight, which are not stored; a fact that cannot be
 //!   read is an error with its reason; the number of replicas and the length of each answer are bounded.
 
-use std::{collections::BTreeMap, error::Error, pin::pin, time::Duration};
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, anyhow, bail};
-use bytes::Bytes;
 use futures::{StreamExt, future, stream};
-use http::{Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -26,36 +20,30 @@ use k8s_openapi::{
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, PostParams},
-    client::Body,
 };
-use serde::Deserialize;
-use tokio::time::timeout;
 
-use super::metrics::{CheckedCluster, remote_clusters};
+use super::{
+    answer::answer,
+    metrics::{CheckedCluster, remote_clusters},
+    policies::{self, CheckedBinding},
+    unread::{Known, Unread},
+};
 use crate::{
     api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP},
-    client, external_workload, linkerd_config,
-    text::truncate,
+    external_workload, linkerd_config,
 };
 
-/// The label of the operator's Pods.
-const OPERATOR_SELECTOR: &str = "app.kubernetes.io/name=linkerd-operator";
+/// The label that names the Deployment of a Pod.
+const APP_LABEL: &str = "app.kubernetes.io/name";
+/// The operator's Deployments: the last two exist if these jobs run apart from the others.
+const OPERATOR_SELECTOR: &str =
+    "app.kubernetes.io/name in (linkerd-operator,linkerd-operator-destination,linkerd-operator-external-workload)";
 const OPERATOR_CRD: &str = "linkerdconfigs.config.linkerd.io";
 const LINKERD_CRDS: [&str; 3] =
     ["externalworkloads.workload.linkerd.io", "servers.policy.linkerd.io", "serviceprofiles.linkerd.io"];
 /// The maximum number of Pods of a kind that are read.
-const PODS: u32 = 50;
+const PODS: u32 = 500;
 const CONCURRENCY: usize = 8;
-/// The maximum length of an answer of a replica.
-const ANSWER_BYTES: usize = 16 << 20;
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// The part of that deadline for a port-forward.
-const FORWARD_DEADLINE: Duration = Duration::from_secs(5);
-/// The maximum length of an answer that is an error, as it is shown.
-const REFUSAL_BYTES: usize = 512;
-
-/// A fact, or why it is unknown.
-pub(super) type Known<T> = Result<T, String>;
 
 /// The facts about an installed operator.
 pub(super) struct CheckFacts {
@@ -63,7 +51,11 @@ pub(super) struct CheckFacts {
     pub(super) version: Known<String>,
     /// Whether each CRD exists.
     pub(super) crds: Vec<(&'static str, Known<bool>)>,
-    pub(super) replicas: Known<Vec<CheckedReplica>>,
+    pub(super) replicas: Vec<CheckedReplica>,
+    /// The Pods that could not be listed.
+    pub(super) unlisted: Vec<UnlistedPods>,
+    pub(super) operator_namespace: String,
+    pub(super) policies: Vec<CheckedBinding>,
     /// The Leases, by namespace and name.
     pub(super) leases: Vec<(String, Known<Option<Lease>>)>,
     pub(super) configs: Known<Vec<CheckedConfig>>,
@@ -88,16 +80,26 @@ pub(super) enum ReplicaRole {
     Replacement(&'static str),
 }
 
-/// A Pod with the operator.
+/// Pods, some of which could not be listed.
+pub(super) struct UnlistedPods {
+    pub(super) role: ReplicaRole,
+    /// Which ones, in words.
+    pub(super) pods: String,
+    pub(super) unread: Unread,
+}
+
+/// A container that is, or may be, the operator.
 #[derive(Debug)]
 pub(super) struct CheckedReplica {
     pub(super) namespace: String,
     pub(super) pod: String,
     pub(super) role: ReplicaRole,
+    /// The name of the Deployment, as a label.
+    pub(super) app: String,
     /// Why the Pod is not running.
     pub(super) pod_problem: Option<String>,
     pub(super) ready: Known<CheckedReadiness>,
-    pub(super) remote_clusters: BTreeMap<String, CheckedCluster>,
+    pub(super) remote_clusters: Known<BTreeMap<String, CheckedCluster>>,
 }
 
 /// The answer of `/ready`.
@@ -119,9 +121,12 @@ pub(super) struct CheckedConfig {
 // === impl CheckedReplica ===
 
 impl CheckedReplica {
-    /// The namespace and the name of the Pod.
+    /// The namespace and the name of the Pod, and the container if the Pod has others.
     pub(super) fn name(&self) -> String {
-        format!("{}/{}", self.namespace, self.pod)
+        match self.role {
+            ReplicaRole::Manager => format!("{}/{}", self.namespace, self.pod),
+            ReplicaRole::Replacement(container) => format!("{}/{} ({container})", self.namespace, self.pod),
+        }
     }
 }
 
@@ -160,19 +165,29 @@ impl CheckedReadiness {
 pub(super) async fn installation(client: &Client, operator_namespace: &str, linkerd_namespace: &str) -> CheckFacts {
     let lease = async |name: &str| {
         let leases: Api<Lease> = Api::namespaced(client.clone(), linkerd_namespace);
-        (format!("{linkerd_namespace}/{name}"), known(leases.get_opt(name).await))
+        (format!("{linkerd_namespace}/{name}"), leases.get_opt(name).await.map_err(Unread::from))
     };
     let names = std::iter::once(OPERATOR_CRD).chain(LINKERD_CRDS);
-    let (version, crds, replicas, config_lease, workload_lease, configs) = tokio::join!(
+    let (version, crds, (replicas, unlisted), config_lease, workload_lease, configs, policies) = tokio::join!(
         version(client),
         crds(client, names),
         replicas(client, operator_namespace, linkerd_namespace),
         lease(linkerd_config::LEASE),
         lease(external_workload::LEASE),
         configs(client),
+        policies::read(client),
     );
-    let replicas = replicas.map_err(|error| client::describe(&*error));
-    CheckFacts { version, crds, replicas, leases: vec![config_lease, workload_lease], configs, now: Timestamp::now() }
+    CheckFacts {
+        version,
+        crds,
+        replicas,
+        unlisted,
+        operator_namespace: operator_namespace.to_owned(),
+        policies,
+        leases: vec![config_lease, workload_lease],
+        configs,
+        now: Timestamp::now(),
+    }
 }
 
 pub(super) async fn preflight(client: &Client, linkerd_namespace: &str) -> PreflightFacts {
@@ -198,19 +213,19 @@ pub(super) async fn preflight(client: &Client, linkerd_namespace: &str) -> Prefl
         crds(client, LINKERD_CRDS),
         future::join_all(permissions.map(permission)),
     );
-    let linkerd_config = known(linkerd_config.map(|found| found.is_some()));
+    let linkerd_config = linkerd_config.map(|found| found.is_some()).map_err(Unread::from);
     PreflightFacts { version, linkerd_config, linkerd_crds, permissions }
 }
 
 async fn version(client: &Client) -> Known<String> {
-    known(client.apiserver_version().await.map(|info| info.git_version))
+    Ok(client.apiserver_version().await?.git_version)
 }
 
 async fn crds(client: &Client, names: impl IntoIterator<Item = &'static str>) -> Vec<(&'static str, Known<bool>)> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let exists = async |name| {
         let found = crds.get_metadata_opt(name).await;
-        (name, known(found.map(|found| found.is_some())))
+        (name, found.map(|found| found.is_some()).map_err(Unread::from))
     };
     future::join_all(names.into_iter().map(exists)).await
 }
@@ -240,7 +255,7 @@ async fn may(
         None => format!("create {resource}"),
     };
     let answer = Api::<SelfSubjectAccessReview>::all(client.clone()).create(&PostParams::default(), &review).await;
-    (what, known(answer.map(|review| review.status.is_some_and(|status| status.allowed))))
+    (what, answer.map(|review| review.status.is_some_and(|status| status.allowed)).map_err(Unread::from))
 }
 
 async fn configs(client: &Client) -> Known<Vec<CheckedConfig>> {
@@ -248,44 +263,62 @@ async fn configs(client: &Client) -> Known<Vec<CheckedConfig>> {
     let found = match configs.list(&ListParams::default()).await {
         // check reports the missing CRD.
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
-        found => known(found)?,
+        found => found?,
     };
     Ok(found.items.into_iter().map(CheckedConfig::of).collect())
 }
 
-async fn replicas(client: &Client, operator_namespace: &str, linkerd_namespace: &str) -> Result<Vec<CheckedReplica>> {
+async fn replicas(
+    client: &Client,
+    operator_namespace: &str,
+    linkerd_namespace: &str,
+) -> (Vec<CheckedReplica>, Vec<UnlistedPods>) {
     let component = |name: &str| format!("{CONTROL_PLANE_COMPONENT_LABEL}={name}");
     let (destination, injector) = (component("destination"), component("proxy-injector"));
+    // Linkerd's validator is a container in the Pods of its destination.
+    let in_destination = [ReplicaRole::Replacement("destination"), ReplicaRole::Replacement("sp-validator")];
     let wanted = [
-        (ReplicaRole::Manager, operator_namespace, OPERATOR_SELECTOR),
-        (ReplicaRole::Replacement("destination"), linkerd_namespace, destination.as_str()),
-        (ReplicaRole::Replacement("proxy-injector"), linkerd_namespace, injector.as_str()),
+        (&[ReplicaRole::Manager][..], operator_namespace, OPERATOR_SELECTOR),
+        (&in_destination, linkerd_namespace, destination.as_str()),
+        (&[ReplicaRole::Replacement("proxy-injector")], linkerd_namespace, injector.as_str()),
     ];
-    let mut pods = Vec::new();
-    for (role, namespace, selector) in wanted {
+    let (mut containers, mut unlisted) = (Vec::new(), Vec::new());
+    for (roles, namespace, selector) in wanted {
         let list = ListParams::default().labels(selector).limit(PODS);
         let found = Api::<Pod>::namespaced(client.clone(), namespace).list(&list).await;
-        let found = found.map_err(|error| {
-            anyhow!("cannot list the Pods {selector} in namespace {namespace}: {}", client::describe(&error))
-        })?;
-        pods.extend(found.items.into_iter().map(|pod| (role, pod)));
+        let unread = match found {
+            Ok(found) => {
+                let is_part = found.metadata.continue_.is_some_and(|it| !it.is_empty());
+                for pod in found.items {
+                    containers.extend(roles.iter().map(|role| (*role, pod.clone())));
+                }
+                is_part.then(|| Unread::failed(format!("there are more than {PODS}: delete those that have ended")))
+            }
+            Err(error) => Some(error.into()),
+        };
+        unlisted.extend(roles.first().zip(unread).map(|(&role, unread)| {
+            let pods = format!("the Pods {selector} in namespace {namespace}");
+            UnlistedPods { role, pods, unread }
+        }));
     }
-    let replicas = stream::iter(pods).map(|(role, pod)| replica(client, role, pod)).buffered(CONCURRENCY);
-    Ok(replicas.filter_map(future::ready).collect().await)
+    let replicas = stream::iter(containers).map(|(role, pod)| replica(client, role, pod)).buffered(CONCURRENCY);
+    (replicas.filter_map(future::ready).collect().await, unlisted)
 }
 
-/// Reads the state of a Pod. Returns `None` if it runs Linkerd's own container.
+/// Reads the state of a container. Returns `None` if it is Linkerd's own, and if the Pod does not have it.
 async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<CheckedReplica> {
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let app = pod.labels().get(APP_LABEL).cloned().unwrap_or_default();
     let pod_problem = not_running(&pod);
     let port = pod.spec.as_ref().and_then(|spec| admin_port(role, &spec.containers));
     let mut replica = CheckedReplica {
         namespace,
         pod: name,
         role,
+        app,
         pod_problem,
-        ready: Err("its Pod is not running".to_owned()),
-        remote_clusters: BTreeMap::new(),
+        ready: Err(Unread::failed("its Pod is not running")),
+        remote_clusters: Ok(BTreeMap::new()),
     };
     let replaces = matches!(role, ReplicaRole::Replacement(_));
     if replica.pod_problem.is_some() {
@@ -293,26 +326,22 @@ async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<Checked
         return (!replaces).then_some(replica);
     }
     let Some(port) = port else {
-        replica.ready = Err("its Pod declares no port for probes".to_owned());
+        replica.ready = Err(Unread::failed("its Pod declares no port for probes"));
         return (!replaces).then_some(replica);
     };
-    let get = async |path: &str| {
-        let read = timeout(ANSWER_DEADLINE, answer(client, &replica.namespace, &replica.pod, port, path)).await;
-        read.with_context(|| format!("/{path} did not answer within {} s", ANSWER_DEADLINE.as_secs()))?
-    };
+    let get = async |path: &str| answer(client, &replica.namespace, &replica.pod, port, path).await;
     let (ready, metrics) = tokio::join!(get("ready"), get("metrics"));
-    let ready = match ready {
+    replica.ready = match ready {
         Ok(text) => match CheckedReadiness::parse(&text) {
-            Some(ready) => Ok(ready),
+            Some(ready) => {
+                replica.remote_clusters = metrics.map(|metrics| remote_clusters(&metrics));
+                Ok(ready)
+            }
             None if replaces => return None,
-            None => Err("/ready is not the operator's".to_owned()),
+            None => Err(Unread::failed("/ready is not the operator's")),
         },
-        // A permission or a policy keeps it from being read. It may be Linkerd's own container.
-        Err(_) if replaces => return None,
-        Err(error) => Err(client::describe(&*error)),
+        Err(unread) => Err(unread),
     };
-    replica.ready = ready;
-    replica.remote_clusters = metrics.map(|metrics| remote_clusters(&metrics)).unwrap_or_default();
     Some(replica)
 }
 
@@ -322,7 +351,7 @@ pub(in crate::cli) async fn waiting_for(client: &Client, pod: &Pod) -> Option<Ve
     let roles = [ReplicaRole::Manager, ReplicaRole::Replacement("destination")];
     let port = roles.into_iter().find_map(|role| admin_port(role, containers))?;
     let (namespace, name) = (pod.namespace()?, pod.name_any());
-    let ready = timeout(ANSWER_DEADLINE, answer(client, &namespace, &name, port, "ready")).await.ok()?.ok()?;
+    let ready = answer(client, &namespace, &name, port, "ready").await.ok()?;
     CheckedReadiness::parse(&ready).map(|ready| ready.waiting_for)
 }
 
@@ -343,75 +372,6 @@ fn not_running(pod: &Pod) -> Option<String> {
     }
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown");
     (phase != "Running").then(|| format!("is {phase}"))
-}
-
-/// Reads a page of a Pod: through a port-forward, to which no NetworkPolicy applies and which needs no token for the
-/// metrics, or else through the API server's proxy. An error page of the operator is an answer, too.
-async fn answer(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<String> {
-    let forwarded = timeout(FORWARD_DEADLINE, forwarded(client, namespace, pod, port, path)).await;
-    let (status, text) = match forwarded {
-        Ok(Ok(answer)) => answer,
-        // The user may have only the other permission, and a node may serve no port-forwards.
-        _ => proxied(client, namespace, pod, port, path)
-            .await
-            .with_context(|| format!("cannot read /{path} of the Pod"))?,
-    };
-    match status {
-        StatusCode::OK => Ok(text),
-        StatusCode::SERVICE_UNAVAILABLE if text.starts_with("not ready") => Ok(text),
-        status => bail!("cannot read /{path} of the Pod: {}", refusal(status, &text)),
-    }
-}
-
-async fn forwarded(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<(StatusCode, String)> {
-    let port = u16::try_from(port)?;
-    let mut forwarder = Api::<Pod>::namespaced(client.clone(), namespace).portforward(pod, &[port]).await?;
-    let stream = forwarder.take_stream(port).context("the port-forward has no stream")?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = Request::get(format!("/{path}")).header(header::HOST, "localhost").body(Empty::<Bytes>::new())?;
-    let mut answer = pin!(async { read(sender.send_request(request).await?).await });
-    tokio::select! {
-        answer = &mut answer => answer,
-        // It ends first if the kubelet closes it. What it has read is still there.
-        _ = connection => answer.await,
-    }
-}
-
-async fn proxied(client: &Client, namespace: &str, pod: &str, port: i32, path: &str) -> Result<(StatusCode, String)> {
-    let uri = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{path}");
-    read(client.send(Request::get(uri).body(Body::empty())?).await?).await
-}
-
-async fn read<B>(response: Response<B>) -> Result<(StatusCode, String)>
-where
-    B: http_body::Body<Error: Into<Box<dyn Error + Send + Sync>>>,
-{
-    let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
-    Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
-}
-
-/// Describes an answer that is an error: the message of the API server, or the start of another body. On the way to the
-/// Pod, a proxy or a policy can refuse the request, too.
-fn refusal(status: StatusCode, body: &str) -> String {
-    #[derive(Deserialize)]
-    struct ApiStatus {
-        message: String,
-    }
-    let text = match serde_json::from_str::<ApiStatus>(body) {
-        Ok(ApiStatus { message }) => message,
-        Err(_) => body.to_owned(),
-    };
-    // A terminal must not interpret what a Pod answers.
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    match truncate(text.trim(), REFUSAL_BYTES) {
-        "" => format!("the answer is {status}"),
-        text => format!("the answer is {status}: {text}"),
-    }
-}
-
-fn known<T>(result: kube::Result<T>) -> Known<T> {
-    result.map_err(|error| client::describe(&error))
 }
 
 #[cfg(test)]
@@ -437,23 +397,6 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_shown_with_its_body() {
-        let denied = r#"{"kind": "Status", "code": 403, "message": "pods \"a\" is forbidden: User \"u\" cannot get \"pods/proxy\""}"#;
-        for (status, body, expected) in [
-            (
-                StatusCode::FORBIDDEN,
-                denied,
-                r#"the answer is 403 Forbidden: pods "a" is forbidden: User "u" cannot get "pods/proxy""#,
-            ),
-            (StatusCode::FORBIDDEN, "denied by\u{1b}[2J policy\n", "the answer is 403 Forbidden: denied by [2J policy"),
-            (StatusCode::BAD_GATEWAY, "", "the answer is 502 Bad Gateway"),
-        ] {
-            assert_eq!(refusal(status, body), expected);
-        }
-        assert!(refusal(StatusCode::FORBIDDEN, &"x".repeat(9999)).len() < 600);
-    }
-
-    #[test]
     fn the_port_of_the_probes_is_that_of_the_container_with_the_operator() {
         let containers: Vec<Container> = serde_json::from_value(json!([
             {"name": "linkerd-proxy", "ports": [{"name": "linkerd-admin", "containerPort": 4191}]},
@@ -461,11 +404,15 @@ mod tests {
                 {"name": "dest-grpc", "containerPort": 8086}, {"name": "dest-admin", "containerPort": 9996},
             ]},
             {"name": "manager", "ports": [{"name": "grpc", "containerPort": 8086}, {"name": "admin", "containerPort": 9990}]},
+            {"name": "sp-validator", "ports": [
+                {"name": "sp-validator", "containerPort": 8443}, {"name": "spval-admin", "containerPort": 9997},
+            ]},
             {"name": "proxy-injector"},
         ]))
         .unwrap();
         assert_eq!(admin_port(ReplicaRole::Manager, &containers), Some(9990));
         assert_eq!(admin_port(ReplicaRole::Replacement("destination"), &containers), Some(9996));
+        assert_eq!(admin_port(ReplicaRole::Replacement("sp-validator"), &containers), Some(9997));
         assert_eq!(admin_port(ReplicaRole::Replacement("proxy-injector"), &containers), None);
     }
 }
