@@ -102,7 +102,9 @@ fn components(names: &[&str]) -> String {
 /// meaning.
 fn comparable(objects: Vec<Value>) -> Result<BTreeMap<String, Value>> {
     let mut all = BTreeMap::new();
-    for mut object in objects {
+    // kustomize has no hooks.
+    let is_hook = |object: &Value| object["metadata"]["annotations"]["helm.sh/hook"].is_string();
+    for mut object in objects.into_iter().filter(|object| !is_hook(object)) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         // kustomize gives these cluster-scoped objects a namespace, which the API server ignores.
         if text(&object["kind"]).starts_with("ValidatingAdmissionPolicy") {

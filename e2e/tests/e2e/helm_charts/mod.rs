@@ -5,6 +5,7 @@ mod compared;
 mod lifecycle;
 mod permissions;
 mod rendered;
+mod test_hook;
 
 use std::{
     path::{Path, PathBuf},

@@ -10,19 +10,19 @@ use crate::manifests::{
     of_kind,
 };
 
-const NAMESPACE: &str = "mesh-operator";
-const LINKERD: &str = "mesh";
+pub(super) const NAMESPACE: &str = "mesh-operator";
+pub(super) const LINKERD: &str = "mesh";
 
 /// A cluster with both releases. kube-controller-manager does not run, so no Pod starts.
-struct Cluster {
-    control_plane: ControlPlane,
-    objects: Vec<Value>,
+pub(super) struct Cluster {
+    pub(super) control_plane: ControlPlane,
+    pub(super) objects: Vec<Value>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    async fn start(values: &[&str]) -> Result<Self> {
+    pub(super) async fn start(values: &[&str]) -> Result<Self> {
         let control_plane = ControlPlane::start(Options::default()).await?;
         for namespace in [NAMESPACE, LINKERD, "shop", "other"] {
             control_plane.kubectl(&["create", "namespace", namespace]).await?;
@@ -41,13 +41,17 @@ impl Cluster {
     }
 
     async fn manager(&self, deployment: &str) -> Result<Manager> {
+        self.manager_with(deployment, &[]).await
+    }
+
+    pub(super) async fn manager_with(&self, deployment: &str, flags: &[String]) -> Result<Manager> {
         // The harness passes the default of this flag, and a flag takes precedence over a variable.
         let variable = json!({"name": "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", "value": LINKERD});
         for object in of_kind(&self.objects, "Deployment") {
             let env = object["spec"]["template"]["spec"]["containers"][0]["env"].as_array().context("env")?;
             ensure!(env.contains(&variable), "{env:?}");
         }
-        let flags = [format!("--controller-namespace={LINKERD}")];
+        let flags = [&[format!("--controller-namespace={LINKERD}")], flags].concat();
         start_manager(&self.control_plane, &self.objects, deployment, NAMESPACE, &flags).await
     }
 

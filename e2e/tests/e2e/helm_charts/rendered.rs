@@ -168,6 +168,7 @@ async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
         ("jobs.destination.multicluster=false", &["linkerd-operator-multicluster"]),
         ("jobs.proxyInjector.enabled=false", &["linkerd-operator-proxy-injector"]),
         ("jobs.validation.enabled=false", &["linkerd-operator-validation"]),
+        ("helmTest.enabled=false", &["linkerd-operator-test"]),
         ("admissionPolicies.enabled=false", &[]),
     ] {
         let rest = rendered(&[&EVERYTHING[..], &[value]].concat()).await?;
