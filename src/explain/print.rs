@@ -1,12 +1,12 @@
 //! The output as text: a head, a table of values and the number of unmanaged values, a table of workloads and their
 //! totals.
 
-use std::{iter::once, time::Duration};
+use std::{collections::BTreeMap, iter::once, time::Duration};
 
 use super::{
     canary::CanaryOutput,
     output::{BaseRevision, ExplainOutput, PodChange, ShownValue, ValueRow},
-    workloads::{Decision, UncoveredPod, WorkloadRow, WorkloadsOutput},
+    workloads::{DECISIONS, Decision, UncoveredPod, WorkloadRow, WorkloadsOutput},
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
@@ -21,7 +21,7 @@ use crate::{
 const HEADER: [&str; 5] = [" ", "PATH", "FROM", "LIVE", "EFFECTIVE"];
 /// PODS is the number of current Pods and of all meshed Pods.
 const WORKLOADS_HEADER: [&str; 6] = ["NAMESPACE", "KIND", "NAME", "PODS", "DECISION", "WHY"];
-
+const NAMESPACES_HEADER: [&str; 4] = ["NAMESPACE", "WORKLOADS", "PODS", "DECISIONS"];
 const UNCOVERED_HEADER: [&str; 4] = ["NAMESPACE", "POD", "PROBLEM", "WHY"];
 
 /// The maximum number of Pods in the table of those without a proxy as configured.
@@ -30,9 +30,18 @@ const MAX_UNCOVERED: usize = 100;
 const MAX_SHOWN: usize = 10;
 
 pub fn text(output: &ExplainOutput) -> String {
+    text_with(output, |workloads| each_workload(&workloads.workloads))
+}
+
+/// The text with one row of workloads for each namespace.
+pub fn text_by_namespace(output: &ExplainOutput) -> String {
+    text_with(output, |workloads| each_namespace(&workloads.workloads))
+}
+
+fn text_with(output: &ExplainOutput, table: impl Fn(&WorkloadsOutput) -> String) -> String {
     let values = if output.known { values(output) } else { String::new() };
-    let workloads = output.workloads.as_ref().map(workloads).unwrap_or_default();
-    format!("{}{values}{workloads}", head(output))
+    let workloads = output.workloads.as_ref().map(|it| format!("{}{}\n{}", table(it), uncovered(it), totals(it)));
+    format!("{}{values}{}", head(output), workloads.unwrap_or_default())
 }
 
 fn values(output: &ExplainOutput) -> String {
@@ -43,15 +52,34 @@ fn values(output: &ExplainOutput) -> String {
     format!("{}\nunmanaged: {others} {stay}\n", table(HEADER, &rows))
 }
 
-fn workloads(output: &WorkloadsOutput) -> String {
+fn each_workload(workloads: &[WorkloadRow]) -> String {
     let row = |row: &WorkloadRow| {
         let Decision { decision, reason, message } = &row.decision;
         let why = reason.iter().chain([message]).cloned().collect::<Vec<_>>().join(": ");
         let [namespace, kind, name] = [&row.namespace, &row.kind, &row.name].map(Clone::clone);
         [namespace, kind, name, format!("{}/{}", row.pods.current, row.pods.meshed), (*decision).to_owned(), why]
     };
-    let rows: Vec<[String; 6]> = output.workloads.iter().map(row).collect();
-    format!("{}{}\n{}", table(WORKLOADS_HEADER, &rows), uncovered(output), totals(output))
+    let rows: Vec<[String; 6]> = workloads.iter().map(row).collect();
+    table(WORKLOADS_HEADER, &rows)
+}
+
+/// The workloads, their Pods and the decisions about them, for each namespace.
+fn each_namespace(workloads: &[WorkloadRow]) -> String {
+    let mut namespaces = BTreeMap::<&str, Vec<&WorkloadRow>>::new();
+    for row in workloads {
+        namespaces.entry(&row.namespace).or_default().push(row);
+    }
+    let row = |(namespace, rows): (&str, Vec<&WorkloadRow>)| {
+        let of = |decision: &str| rows.iter().filter(|row| row.decision.decision == decision).count();
+        let decisions = DECISIONS.iter().chain(&["Nothing"]);
+        let counts = decisions.map(|&decision| (of(decision), decision)).filter(|(count, _)| *count > 0);
+        let counts: Vec<_> = counts.map(|(count, decision)| format!("{count} {decision}")).collect();
+        let current: i64 = rows.iter().map(|row| row.pods.current).sum();
+        let meshed: i64 = rows.iter().map(|row| row.pods.meshed).sum();
+        [namespace.to_owned(), rows.len().to_string(), format!("{current}/{meshed}"), counts.join(", ")]
+    };
+    let rows: Vec<[String; 4]> = namespaces.into_iter().map(row).collect();
+    table(NAMESPACES_HEADER, &rows)
 }
 
 /// The Pods whose proxy is missing or does not have the configured shape, or that wait for their network.

@@ -42,6 +42,9 @@ use crate::{
     values::Reading,
 };
 
+/// The decisions about workloads, in the order of how much attention they need.
+pub const DECISIONS: [&str; 7] = ["Failed", "Updating", "Pending", "Skipped", "NotSelected", "Observed", "UpToDate"];
+
 /// The part of the output that `--workloads` adds.
 #[derive(Debug, Serialize)]
 pub struct WorkloadsOutput {

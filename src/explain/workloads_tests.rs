@@ -351,3 +351,31 @@ fn a_manifest_with_a_canary_restarts_only_the_workloads_of_its_namespaces() {
     };
     assert_eq!((decision("yes"), decision("no")), ("Pending", "UpToDate"));
 }
+
+#[test]
+fn the_workloads_of_a_namespace_are_counted_by_their_decisions() {
+    let mut output = ExplainOutput::new(&with(empty(), &json!({}), &json!([])), false);
+    let row = |namespace: &str, name: &str, decision: &'static str, current: i64, meshed: i64| WorkloadRow {
+        namespace: namespace.to_owned(),
+        kind: "Deployment".to_owned(),
+        name: name.to_owned(),
+        pods: RolloutPods { current, meshed, ..RolloutPods::default() },
+        decision: Decision { decision, reason: None, message: String::new() },
+        uncovered: Vec::new(),
+    };
+    output.workloads.as_mut().unwrap().workloads = vec![
+        row("shop", "web", "UpToDate", 2, 2),
+        row("ads", "bid", "Pending", 0, 3),
+        row("shop", "api", "Failed", 1, 4),
+        row("shop", "old", "Nothing", 0, 0),
+        row("shop", "db", "UpToDate", 1, 1),
+    ];
+    let text = crate::explain::print::text_by_namespace(&output);
+    let rows = "\
+NAMESPACE   WORKLOADS   PODS   DECISIONS
+ads         1           0/3    1 Pending
+shop        4           4/7    1 Failed, 2 UpToDate, 1 Nothing
+";
+    assert!(text.contains(rows), "{text}");
+    assert!(text.contains("\nworkloads: "), "{text}");
+}

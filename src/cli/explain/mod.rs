@@ -12,21 +12,19 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
+use clap_complete::ArgValueCompleter;
 
-use super::{OutputFormat, cluster_flags::ClusterFlags, write};
-use crate::explain::{WorkloadsInput, output::ExplainOutput, print};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
+use crate::explain::{WorkloadsInput, output::ExplainOutput, print, workloads::DECISIONS};
 
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.
 pub(super) const FAILED: u8 = 2;
-
-/// The decisions about workloads.
-const DECISIONS: [&str; 7] = ["Failed", "Updating", "Pending", "Skipped", "NotSelected", "Observed", "UpToDate"];
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ExplainArgs {
     /// Name of the LinkerdConfig; if absent, the one in effect for the ConfigMap linkerd-config in the namespace
     /// linkerd
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(CompletedName::LinkerdConfig))]
     pub name: Option<String>,
 
     /// Manifest to explain instead, which need not be applied; - for standard input. The API server validates it in a
@@ -46,6 +44,11 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "DECISION", value_delimiter = ',', ignore_case = true, requires = "workloads", value_parser = DECISIONS)]
     pub only: Vec<String>,
 
+    /// With --workloads: print one row for each namespace, with the number of workloads for each decision; other formats
+    /// than the table have all workloads
+    #[arg(long, requires = "workloads")]
+    pub by_namespace: bool,
+
     /// Exit with 0 if the ConfigMap holds the declared configuration, with 1 if it differs, and with 2 after an error
     /// or if the resource is not, or would not be, in effect
     #[arg(long)]
@@ -53,7 +56,7 @@ pub struct ExplainArgs {
 
     /// With --workloads: namespace of the operator, in which no workload is restarted; if unset, the control plane's
     /// namespace
-    #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), add = ArgValueCompleter::new(CompletedName::Namespace))]
     pub operator_namespace: Option<String>,
 
     /// Output format
@@ -76,7 +79,8 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
         let is_shown = |decision: &str| args.only.iter().any(|only| only.eq_ignore_ascii_case(decision));
         workloads.workloads.retain(|row| is_shown(row.decision.decision));
     }
-    write(&args.output.print(&output, || print::text(&output))?)?;
+    let text = if args.by_namespace { print::text_by_namespace } else { print::text };
+    write(&args.output.print(&output, || text(&output))?)?;
     Ok(ExitCode::from(exit_code(&output, args.exit_code)))
 }
 
