@@ -367,7 +367,7 @@ controller: ## Run image, kind-load and deploy
 	@$(MAKE) deploy
 
 .PHONY: cert-manager
-cert-manager: ## Install cert-manager CERT_MANAGER=v1.18.2 from the internet, for webhook certificates that it issues
+cert-manager: ## Install cert-manager CERT_MANAGER=v1.18.2 from the internet; the operator works without it
 	@mkdir -p dist
 	@curl --fail --silent --show-error --location --max-time 120 --output dist/cert-manager.yaml '$(CERT_MANAGER_URL)' || { \
 		echo "Could not download $(CERT_MANAGER_URL): this needs the internet and curl." \

@@ -18,6 +18,8 @@ use tracing_subscriber::{EnvFilter, filter::ParseError};
 const BLOCKING_THREADS: usize = 8;
 
 fn main() -> ExitCode {
+    // rustls panics if several crypto providers are compiled in and none is installed. Only a second call could fail.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let task = match Args::from_process().task() {
         Ok(task) => task,
         Err(exit) => {
@@ -29,8 +31,6 @@ fn main() -> ExitCode {
             return ExitCode::from(exit.code);
         }
     };
-    // rustls panics if several crypto providers are compiled in and none is installed. Only a second call could fail.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     match task {
         Task::Manager(args) => manager(*args),
         Task::Endpoints(args) => terminal(cli::endpoints(*args)),

@@ -212,7 +212,7 @@ impl Binaries {
         check_go(module)?;
         let Set { tools, tags, minutes, .. } = self.set;
         let count = tools.len();
-        eprintln!("the first build of these programs takes about {minutes} on two cores; later ones are skipped");
+        eprintln!("the first build of {count} programs takes about {minutes} on two cores; later ones use its results");
         for (number, (name, package)) in (1..).zip(*tools) {
             let output = self.directory.join(name);
             if output.is_file() {

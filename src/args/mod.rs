@@ -13,14 +13,17 @@ mod testing;
 use std::{
     any::TypeId,
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
 };
 
 use clap::{Arg, ArgAction, CommandFactory, Parser, Subcommand};
-use clap_complete::Shell;
+use clap_complete::{
+    Shell,
+    env::{CompleteEnv, Shells},
+};
 use k8s_openapi::jiff::SignedDuration;
 
 pub use self::{
@@ -40,6 +43,10 @@ use crate::{
     version,
 };
 
+/// The name of the program, in scripts of shells.
+const PROGRAM: &str = "linkerd-operator";
+/// The variable with which the script of a shell asks for the possible next words.
+const COMPLETE: &str = "LINKERD_OPERATOR_COMPLETE";
 /// The exit code for flags that contradict each other, as in sysexits.h.
 pub const USAGE: u8 = 64;
 
@@ -120,7 +127,7 @@ enum Command {
     SpValidator(Box<LinkerdSpValidatorArgs>),
     /// Prints the version
     Version(VersionArgs),
-    /// Prints a script that completes commands and flags in a shell
+    /// Prints a script that completes commands, flags and names of the cluster in a shell
     Completion { shell: Shell },
     /// Writes man pages into a folder
     #[command(name = "_man-pages", hide = true)]
@@ -143,8 +150,10 @@ pub struct Exit {
 // === impl Args ===
 
 impl Args {
-    /// Parses the command line and the environment of this process. Prints help and usage errors, and exits.
+    /// Parses the command line and the environment of this process. Prints help and usage errors, and the words that a
+    /// shell may complete, and exits.
     pub fn from_process() -> Self {
+        CompleteEnv::with_factory(Self::command).var(COMPLETE).complete();
         Self::parse_from(rewritten(env::args_os()))
     }
 
@@ -180,7 +189,10 @@ impl Args {
 
 fn completion(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "linkerd-operator", &mut script);
+    if let Some(shell) = Shells::builtins().completer(&shell.to_string()) {
+        // Writing into memory cannot fail.
+        _ = shell.write_registration(COMPLETE, PROGRAM, PROGRAM, PROGRAM, &mut script);
+    }
     String::from_utf8_lossy(&script).into_owned()
 }
 
@@ -195,6 +207,12 @@ fn man_pages(folder: &Path) -> Exit {
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
 fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments = go_flags::with_double_dashes(arguments);
+    if let Some(program) = arguments.first_mut() {
+        // As a plugin of kubectl, its file has this name, and its user writes another one.
+        if Path::new(program).file_name() == Some(OsStr::new("kubectl-linkerd_operator")) {
+            *program = "kubectl linkerd-operator".into();
+        }
+    }
     if arguments.len() < 2 {
         arguments.push("--help".into());
     }
@@ -293,13 +311,44 @@ mod tests {
     }
 
     #[test]
-    fn completion_prints_a_script_for_each_shell_with_the_visible_subcommands() {
+    fn a_plugin_of_kubectl_is_named_as_its_user_writes_it() {
+        let usage = |program: &str| {
+            let line = [program, "status", "--help"].map(OsString::from);
+            Args::try_parse_from(rewritten(line)).unwrap_err().to_string()
+        };
+        let help = usage("/home/user/.local/bin/kubectl-linkerd_operator");
+        assert!(help.contains("Usage: kubectl linkerd-operator status"), "{help}");
+        assert!(usage("/usr/bin/linkerd-operator").contains("Usage: linkerd-operator status"));
+    }
+
+    #[test]
+    fn completion_prints_a_script_for_each_shell_which_asks_this_program() {
         for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
             let Err(script) = run(&["completion", shell]) else { panic!("a task was started") };
             assert_eq!((script.code, script.is_error), (0, false));
-            assert!(script.text.contains("explain") && script.text.contains("linkerd-namespace"), "{}", script.text);
+            assert!(script.text.contains("LINKERD_OPERATOR_COMPLETE"), "{}", script.text);
+            assert!(script.text.contains("linkerd-operator") && script.text.contains(shell), "{}", script.text);
         }
         assert_eq!(run(&["completion", "csh"]).unwrap_err().code, 2);
+    }
+
+    #[test]
+    fn visible_subcommands_flags_and_their_values_are_completed() {
+        let completed = |line: &[&str]| -> Vec<String> {
+            let line = ["linkerd-operator"].iter().chain(line).map(OsString::from).collect::<Vec<_>>();
+            let last = line.len() - 1;
+            let found = clap_complete::engine::complete(&mut Args::command(), line, last, None).unwrap();
+            found.iter().map(|candidate| candidate.get_value().to_string_lossy().into_owned()).collect()
+        };
+        let commands = completed(&[""]);
+        for command in ["status", "explain", "rollout", "check", "manager", "destination"] {
+            assert!(commands.iter().any(|it| it == command), "{command}: {commands:?}");
+        }
+        assert!(!commands.iter().any(|it| it.starts_with('_')), "{commands:?}");
+        assert_eq!(completed(&["exp"]), ["explain"]);
+        assert_eq!(completed(&["check", "--linkerd-n"]), ["--linkerd-namespace"]);
+        assert_eq!(completed(&["status", "-o", "y"]), ["yaml"]);
+        assert_eq!(completed(&["rollout", "re"]), ["resume", "retry", "restart"]);
     }
 
     #[test]

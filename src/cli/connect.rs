@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
+use clap_complete::ArgValueCompleter;
 use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt, api::ListParams};
@@ -20,7 +21,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::cluster_flags::ClusterFlags;
+use super::{cluster_flags::ClusterFlags, completion::CompletedName};
 use crate::{client, destination_client::DestinationClient};
 
 /// The port of the Destination API in a pod of the control plane.
@@ -36,7 +37,7 @@ pub struct ConnectArgs {
     pub addr: Option<String>,
 
     /// Namespace of the pod with the Destination API
-    #[arg(long, short, value_name = "NAME", default_value = "linkerd")]
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd", add = ArgValueCompleter::new(CompletedName::Namespace))]
     pub namespace: String,
 
     /// Labels of the pod with the Destination API; of several pods, the first ready one by name is used

@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
+use clap_complete::ArgValueCompleter;
 use parking_lot::Mutex;
 use tokio::{
     io::copy_bidirectional,
@@ -27,6 +28,7 @@ use tokio::{
 
 use super::{
     cluster_flags::ClusterFlags,
+    completion::CompletedName,
     connect::{ForwardedPort, PodPort, long_lived_pods},
     note, until_interrupted, write,
 };
@@ -46,7 +48,7 @@ pub struct DashboardArgs {
     pub no_browser: bool,
 
     /// Namespace of the operator's Pod
-    #[arg(long, short, value_name = "NAME", default_value = "linkerd-operator-system")]
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd-operator-system", add = ArgValueCompleter::new(CompletedName::Namespace))]
     pub namespace: String,
 
     /// Labels of the operator's Pod; of several Pods, the first ready one by name is used

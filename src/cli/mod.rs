@@ -10,6 +10,7 @@ mod authority_form;
 mod check;
 mod cluster_flags;
 mod compare;
+mod completion;
 mod configs;
 mod connect;
 mod dashboard;

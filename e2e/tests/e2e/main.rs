@@ -3,6 +3,7 @@
 mod cases;
 mod check;
 mod cli;
+mod completion;
 mod crd;
 #[allow(
     clippy::indexing_slicing,

@@ -11,6 +11,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
+use clap_complete::ArgValueCompleter;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client,
@@ -19,7 +20,7 @@ use kube::{
 use tokio::time::{Instant, sleep};
 
 use self::change::{ConfigChange, Steps};
-use super::{cluster_flags::ClusterFlags, configs, note, write};
+use super::{cluster_flags::ClusterFlags, completion::CompletedName, configs, note, write};
 use crate::{api, cluster::kinds::linkerd_config::LinkerdConfig};
 
 /// Returns what a command changes.
@@ -51,7 +52,7 @@ pub enum RolloutCommand {
 pub struct RolloutArgs {
     /// Name of the LinkerdConfig; if absent, the one in effect for the ConfigMap linkerd-config in the namespace
     /// linkerd
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(CompletedName::LinkerdConfig))]
     name: Option<String>,
 
     #[command(flatten)]
@@ -61,7 +62,7 @@ pub struct RolloutArgs {
 #[derive(Clone, Debug, ClapArgs)]
 pub struct RestartArgs {
     /// The workload, such as shop/deployment/web; the kind is a Deployment, StatefulSet or DaemonSet
-    #[arg(value_name = "NAMESPACE/KIND/NAME")]
+    #[arg(value_name = "NAMESPACE/KIND/NAME", add = ArgValueCompleter::new(CompletedName::Workload))]
     workload: restart::WorkloadName,
 
     #[command(flatten)]

@@ -13,12 +13,15 @@ use std::{
 
 use anyhow::Result;
 use clap::Args as ClapArgs;
+use clap_complete::ArgValueCompleter;
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 use kube::{Api, Client};
 use serde::Serialize;
 use tokio::time::sleep;
 
-use super::{OutputFormat, cluster_flags::ClusterFlags, configs, note, until_interrupted, write};
+use super::{
+    OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, configs, note, until_interrupted, write,
+};
 use crate::{
     client,
     cluster::kinds::linkerd_config::LinkerdConfig,
@@ -33,7 +36,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Clone, Debug, ClapArgs)]
 pub struct StatusArgs {
     /// Name of the LinkerdConfig; if absent, all
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(CompletedName::LinkerdConfig))]
     pub name: Option<String>,
 
     /// Print the status again when it changes, until Ctrl-C
