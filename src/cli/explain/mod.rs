@@ -44,8 +44,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "DECISION", value_delimiter = ',', ignore_case = true, requires = "workloads", value_parser = DECISIONS)]
     pub only: Vec<String>,
 
-    /// With --workloads: print one row for each namespace, with the number of workloads for each decision; other formats
-    /// than the table have all workloads
+    /// With --workloads: count the workloads of each namespace by decision; only in the table
     #[arg(long, requires = "workloads")]
     pub by_namespace: bool,
 
