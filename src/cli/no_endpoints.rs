@@ -138,7 +138,12 @@ fn why_none(service: &Service, slices: &[EndpointSlice], port: u16) -> Option<St
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let mut tcp = ports.filter(|port| port.protocol.as_deref().is_none_or(carries_tcp));
     let wanted = tcp.find(|it| it.port == i32::from(port)).map(|it| it.name.as_deref().unwrap_or_default());
-    let (usable, others): (Vec<_>, Vec<_>) = slices.iter().partition(|slice| has_port(slice, wanted));
+    // Kubernetes makes an empty slice without ports for a selector that matches no Pod. Beside another one, it explains
+    // nothing.
+    let has_endpoints = |slice: &&EndpointSlice| !slice.endpoints.is_empty();
+    let is_any_filled = slices.iter().any(|slice| has_endpoints(&slice));
+    let explaining = slices.iter().filter(|slice| !is_any_filled || has_endpoints(slice));
+    let (usable, others): (Vec<_>, Vec<_>) = explaining.partition(|slice| has_port(slice, wanted));
     let endpoints: Vec<&Endpoint> = usable.iter().flat_map(|slice| &slice.endpoints).collect();
     let is_ready = |it: &&Endpoint| it.conditions.as_ref().and_then(|it| it.ready) != Some(false);
     let unready = endpoints.iter().filter(|it| !is_ready(it)).count();
@@ -215,7 +220,8 @@ mod tests {
         let mysql = json!([{"name": "mysql", "port": 3306}]);
         let unnamed =
             json!({"ports": [{"port": 3306, "protocol": "TCP"}], "endpoints": [{"addresses": ["192.0.2.71"]}]});
-        let udp = json!({"ports": [{"name": "mysql", "port": 3306, "protocol": "UDP"}]});
+        let udp = json!({"ports": [{"name": "mysql", "port": 3306, "protocol": "UDP"}],
+            "endpoints": [{"addresses": ["192.0.2.72"]}]});
         let http = json!([{"name": "http", "port": 80}]);
         let target = |kind: &str| json!({"addresses": ["192.0.2.61"], "targetRef": {"kind": kind, "name": "a"}});
         let vms = json!({"ports": [{"name": "http", "port": 8080}],
@@ -235,7 +241,7 @@ mod tests {
             ),
             (
                 &http,
-                vec![unready],
+                vec![json!({"ports": []}), unready],
                 80,
                 "1 endpoint is not ready; 1 endpoint is for other clients, or of objects that do not exist",
             ),

@@ -15,7 +15,10 @@ use super::{
     read::{CheckFacts, CheckedConfig, CheckedReplica, PreflightFacts, ReplicaRole, UnlistedPods},
     unread::{Known, Unread},
 };
-use crate::text::and_more;
+use crate::{
+    api::linkerd_config::{ConditionReason, ConditionType},
+    text::and_more,
+};
 
 /// The oldest minor version of Kubernetes that the operator was tested with.
 const OLDEST_MINOR: u32 = 34;
@@ -24,8 +27,13 @@ const NOT_LOOKED_AT: &str = "not looked at: ";
 /// The maximum number of problems of one kind in a message.
 const SHOWN: usize = 10;
 /// The conditions of a LinkerdConfig that are present only while something is wrong.
-const WARNING_CONDITIONS: [&str; 5] =
-    ["Stalled", "ControlPlaneMismatch", "IneffectiveValues", "SuspectBase", "VersionSkew"];
+const WARNING_CONDITIONS: [ConditionType; 5] = [
+    ConditionType::Stalled,
+    ConditionType::ControlPlaneMismatch,
+    ConditionType::IneffectiveValues,
+    ConditionType::SuspectBase,
+    ConditionType::VersionSkew,
+];
 
 /// The results of all checks, in the form that `linkerd check` reads from its extensions.
 #[derive(Debug, PartialEq, Serialize)]
@@ -339,26 +347,28 @@ fn configs(configs: &Known<Vec<CheckedConfig>>) -> Vec<InstallationCheck> {
     };
     let mut checks = Vec::new();
     for config in configs {
-        let condition = |name: &str| config.conditions.iter().find(|condition| condition.type_ == name);
+        let status = &config.status;
+        let is_active = status.active == Some(true);
         let explained = |it: &Condition| format!("{}: {}", it.reason, it.message);
-        let is_in_reserve = condition("Accepted").is_some_and(|it| it.reason == "Conflicted");
-        if config.is_observed && !config.is_active && is_in_reserve {
+        let is_in_reserve = status.reason(ConditionType::Accepted) == Some(ConditionReason::Conflicted);
+        if config.is_observed && !is_active && is_in_reserve {
             checks.push(InstallationCheck::success(format!("LinkerdConfig {} is in reserve", config.name)));
             continue;
         }
         let description = format!("LinkerdConfig {} is ready", config.name);
-        checks.push(match condition("Ready") {
+        checks.push(match status.condition(ConditionType::Ready) {
             _ if !config.is_observed => InstallationCheck::error(
                 description,
                 "the operator has not processed its last change yet: is the job enabled?",
             ),
             Some(ready) if ready.status == "True" => InstallationCheck::success(description),
-            Some(ready) if config.is_active => InstallationCheck::error(description, explained(ready)),
+            Some(ready) if is_active => InstallationCheck::error(description, explained(ready)),
             // It is for the control plane of another operator.
             Some(ready) => InstallationCheck::warning(description, explained(ready)),
             None => InstallationCheck::error(description, "it has no condition Ready: is the job enabled?"),
         });
-        let present = WARNING_CONDITIONS.iter().filter_map(|name| condition(name)).filter(|it| it.status == "True");
+        let present = WARNING_CONDITIONS.into_iter().filter_map(|type_| status.condition(type_));
+        let present = present.filter(|it| it.status == "True");
         checks.extend(present.map(|it| {
             InstallationCheck::warning(
                 format!("LinkerdConfig {} has no condition {}", config.name, it.type_),

@@ -5,6 +5,7 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::LinkerdConfigStatus;
 use crate::cli::check::{policies::tests::in_force, read::CheckedReadiness};
 
 const NOW: &str = "2026-11-25T10:00:00Z";
@@ -46,9 +47,12 @@ fn config(name: &str, conditions: &[(&str, &str, &str)]) -> CheckedConfig {
     };
     CheckedConfig {
         name: name.to_owned(),
-        is_active: true,
         is_observed: true,
-        conditions: conditions.iter().map(condition).collect(),
+        status: LinkerdConfigStatus {
+            active: Some(true),
+            conditions: conditions.iter().map(condition).collect(),
+            ..LinkerdConfigStatus::default()
+        },
     }
 }
 

@@ -14,7 +14,6 @@ use k8s_openapi::{
         core::v1::{ConfigMap, Container, Pod},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    apimachinery::pkg::apis::meta::v1::Condition,
     jiff::Timestamp,
 };
 use kube::{
@@ -29,7 +28,7 @@ use super::{
     unread::{Known, Unread},
 };
 use crate::{
-    api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP},
+    api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP, LinkerdConfigStatus},
     external_workload, linkerd_config,
 };
 
@@ -112,10 +111,9 @@ pub(super) struct CheckedReadiness {
 #[derive(Debug)]
 pub(super) struct CheckedConfig {
     pub(super) name: String,
-    pub(super) is_active: bool,
     /// Whether the status describes the last change.
     pub(super) is_observed: bool,
-    pub(super) conditions: Vec<Condition>,
+    pub(super) status: LinkerdConfigStatus,
 }
 
 // === impl CheckedReplica ===
@@ -137,12 +135,7 @@ impl CheckedConfig {
         let generation = config.metadata.generation;
         let name = config.name_any();
         let status = config.status.unwrap_or_default();
-        Self {
-            name,
-            is_active: status.active.unwrap_or_default(),
-            is_observed: status.observed_generation >= generation,
-            conditions: status.conditions,
-        }
+        Self { name, is_observed: status.observed_generation >= generation, status }
     }
 }
 

@@ -101,9 +101,9 @@ mod tests {
     }
 
     /// A status of generation 7 and retry `a`.
-    fn status(revisions: Value, rollout: Value) -> Arc<LinkerdConfigStatus> {
+    fn status(revisions: &Value, rollout: &Value) -> Arc<LinkerdConfigStatus> {
         let mut status = json!({"observedGeneration": 7, "revisions": revisions, "rollout": {"retry": "a"}});
-        json_patch::merge(&mut status["rollout"], &rollout);
+        json_patch::merge(&mut status["rollout"], rollout);
         Arc::new(serde_json::from_value(status).unwrap())
     }
 
@@ -112,9 +112,9 @@ mod tests {
 
     #[test]
     fn a_leader_that_finds_a_fallback_document_and_an_older_status_knows_what_failed() {
-        let before = status(json!({"previous": 3}), json!({}));
+        let before = status(&json!({"previous": 3}), &json!({}));
         let known = with_restored_from(before, &config(7, "a"), Some(&live(FALLBACK)));
-        assert_eq!(*known, *status(json!({"previous": 3, "failed": ["bad"]}), json!({"rolledBack": "bad-key"})));
+        assert_eq!(*known, *status(&json!({"previous": 3, "failed": ["bad"]}), &json!({"rolledBack": "bad-key"})));
     }
 
     #[test]
@@ -125,26 +125,26 @@ mod tests {
             (config(7, "a"), &*FALLBACK.replace("one", "two")),
             (config(7, "a"), "no JSON"),
         ] {
-            let before = status(json!({"previous": 3}), json!({}));
+            let before = status(&json!({"previous": 3}), &json!({}));
             assert_eq!(with_restored_from(Arc::clone(&before), &config, Some(&live(annotation))), before);
         }
     }
 
     #[test]
     fn a_proven_document_is_not_taken_back_by_an_annotation() {
-        let before = status(json!({"lastRolledOut": 3}), json!({}));
+        let before = status(&json!({"lastRolledOut": 3}), &json!({}));
         assert_eq!(with_restored_from(Arc::clone(&before), &config(7, "a"), Some(&live(FALLBACK))), before);
     }
 
     #[test]
     fn a_status_that_knows_the_failure_stays() {
-        let before = status(json!({"previous": 3, "failed": ["other"]}), json!({}));
+        let before = status(&json!({"previous": 3, "failed": ["other"]}), &json!({}));
         assert_eq!(with_restored_from(Arc::clone(&before), &config(7, "a"), Some(&live(FALLBACK))), before);
     }
 
     #[test]
     fn what_is_written_is_what_is_read() {
-        let known = status(json!({"previous": 3, "failed": ["bad"]}), json!({"rolledBack": "bad-key"}));
+        let known = status(&json!({"previous": 3, "failed": ["bad"]}), &json!({"rolledBack": "bad-key"}));
         let written = RestoredFrom::new(&config(7, "a"), &known).to_annotation();
         assert_eq!(written.parse::<Value>().unwrap(), FALLBACK.parse::<Value>().unwrap());
         assert_eq!(RestoredFrom::find(&config(7, "a"), &live(&written)).unwrap().failed, ["bad"]);

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Returns the warnings of a Pod with these annotations, with another value at each path of the document.
-fn warned(changes: &[(&str, Value)], annotations: &[(&str, &str)], spec: Value) -> Vec<String> {
+fn warned(changes: &[(&str, Value)], annotations: &[(&str, &str)], spec: &Value) -> Vec<String> {
     let (mut document, _) = Document::read(INSTALLED).unwrap();
     changes.iter().for_each(|(at, value)| document.set(&at.split('.').collect(), value.clone()));
     let configuration = Configuration::read(&document.to_yaml(), TRUST_ANCHORS).unwrap();
@@ -28,19 +28,19 @@ fn a_value_of_the_document_that_only_some_pods_need_has_a_warning_with_these_pod
     ] {
         let changes = [(&*format!("debugContainer.image.{key}"), json!(value))];
         let expected = format!("the value debugContainer.image.{key} has {value:?}, {effect}");
-        assert_eq!(warned(&changes, debugged, json!({}))[0], expected);
-        assert_eq!(warned(&changes, &[], json!({})), [""; 0], "the Pod gets no debug container");
+        assert_eq!(warned(&changes, debugged, &json!({}))[0], expected);
+        assert_eq!(warned(&changes, &[], &json!({})), [""; 0], "the Pod gets no debug container");
     }
     let changes = [("linkerdVersion", json!("edge ")), ("proxy.image.version", json!("edge-26.8.3"))];
     let expected = "the value linkerdVersion has \"edge \", which is not free of spaces at its ends: the API server rejects \
                     the Pod";
-    assert_eq!(warned(&changes, debugged, json!({}))[0], expected);
+    assert_eq!(warned(&changes, debugged, &json!({}))[0], expected);
     let skipped = &[("config.linkerd.io/skip-subnets", "10.0.0.0/8")][..];
     let dual_stack = [("disableIPv6", json!(false))];
     let expected = "the annotation config.linkerd.io/skip-subnets requires the value disableIPv6, because linkerd-init \
                     passes the networks to ip6tables, too: the firewall cannot be set up, so the Pod cannot start";
-    assert_eq!(warned(&dual_stack, skipped, json!({})), [expected]);
-    assert_eq!(warned(&[("cniEnabled", json!(true)), dual_stack[0].clone()], skipped, json!({})), [""; 0]);
+    assert_eq!(warned(&dual_stack, skipped, &json!({})), [expected]);
+    assert_eq!(warned(&[("cniEnabled", json!(true)), dual_stack[0].clone()], skipped, &json!({})), [""; 0]);
 }
 
 #[test]
@@ -60,8 +60,8 @@ fn a_pod_without_a_token_and_a_mount_of_the_document_that_does_not_fit_it_has_a_
         ),
     ] {
         let changes = [("proxy.saMountPath", mount)];
-        assert_eq!(warned(&changes, &[], json!({}))[0], expected);
-        assert_eq!(warned(&changes, &[], token.clone()), [""; 0], "the mount of the token replaces it");
+        assert_eq!(warned(&changes, &[], &json!({}))[0], expected);
+        assert_eq!(warned(&changes, &[], &token), [""; 0], "the mount of the token replaces it");
     }
 }
 

@@ -60,6 +60,7 @@ async fn the_account_of_the_test_may_read_what_check_needs_and_nothing_else() ->
     let (address, port) = (machine_address()?, port::free()?);
     let _manager = cluster.manager_with(OPERATOR, &[format!("--admin-addr=0.0.0.0:{port}")]).await?;
     let replica = ReplicaPod {
+        node: "none",
         namespace: NAMESPACE,
         name: "replica",
         label: ("app.kubernetes.io/name", OPERATOR),
