@@ -8,6 +8,7 @@
 mod publisher;
 mod rate_limit;
 mod reason;
+mod recent;
 
 use std::collections::HashMap;
 
@@ -17,8 +18,11 @@ use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 use tokio::{sync::mpsc, time::Instant};
 
-pub use self::reason::Reason;
 use self::{publisher::Publisher, rate_limit::RateLimits, reason::Reporter};
+pub use self::{
+    reason::Reason,
+    recent::{RecentEvent, RecentEvents},
+};
 use crate::{api::NamespacedName, tasks::Tasks, text::truncate};
 
 const QUEUE: usize = 1024;
@@ -43,6 +47,7 @@ pub struct Events {
     queue: mpsc::Sender<Notice>,
     reviews: mpsc::Sender<Notice>,
     dropped: IntCounterVec,
+    recent: RecentEvents,
 }
 
 /// The API that Events are written with. Both write the same objects, but a Role permits one or the other.
@@ -95,6 +100,7 @@ pub fn spawn(
     for cause in Cause::iter() {
         dropped.with_label_values(&[<&str>::from(cause)]);
     }
+    let recent = RecentEvents::default();
     let publisher = Publisher {
         client: client.clone(),
         api,
@@ -103,11 +109,12 @@ pub fn spawn(
         series: HashMap::new(),
         sent,
         dropped: dropped.clone(),
+        recent: recent.clone(),
     };
     let (queue, notices) = mpsc::channel(QUEUE);
     let (reviews, of_reviews) = mpsc::channel(QUEUE_OF_REVIEWS);
     tasks.spawn("events", publisher.run(notices, of_reviews));
-    Ok(Events { queue, reviews, dropped })
+    Ok(Events { queue, reviews, dropped, recent })
 }
 
 /// Returns the reference to an object. The namespace of the key is empty for a cluster-scoped object.
@@ -129,7 +136,12 @@ impl Events {
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let dropped = IntCounterVec::new(prometheus::Opts::new("dropped", "dropped"), &["cause"]).unwrap();
-        Self { queue: mpsc::channel(1).0, reviews: mpsc::channel(1).0, dropped }
+        Self { queue: mpsc::channel(1).0, reviews: mpsc::channel(1).0, dropped, recent: RecentEvents::default() }
+    }
+
+    /// Returns a handle to the last Events that were written. It does not keep the writing task alive.
+    pub fn recent(&self) -> RecentEvents {
+        self.recent.clone()
     }
 
     /// Gives the Events of controllers to the receiver.
@@ -187,7 +199,7 @@ mod tests {
     fn queues() -> (Events, mpsc::Receiver<Notice>, mpsc::Receiver<Notice>) {
         let ((queue, notices), (reviews, of_reviews)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE_OF_REVIEWS));
         let dropped = IntCounterVec::new(Opts::new("dropped", "dropped"), &["cause"]).unwrap();
-        (Events { queue, reviews, dropped }, notices, of_reviews)
+        (Events { queue, reviews, dropped, recent: RecentEvents::default() }, notices, of_reviews)
     }
 
     fn notice(reason: Reason, note: String) -> Notice {

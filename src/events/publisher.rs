@@ -33,7 +33,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Cause, EventsApi, Notice, RateLimits, Reason, rate_limit::Refusal};
+use super::{Cause, EventsApi, Notice, RateLimits, Reason, RecentEvent, RecentEvents, rate_limit::Refusal};
 use crate::write::is_namespace_terminating;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,6 +49,7 @@ pub(super) struct Publisher {
     pub(super) series: HashMap<SeriesKey, Series>,
     pub(super) sent: IntCounterVec,
     pub(super) dropped: IntCounterVec,
+    pub(super) recent: RecentEvents,
 }
 
 /// The reason and the two objects.
@@ -88,9 +89,13 @@ impl Publisher {
     async fn write(&mut self, notice: Notice) -> Result<(), Cause> {
         let reason = notice.reason.as_str();
         let namespace = notice.regarding.namespace.clone().unwrap_or_default();
+        let recent = RecentEvent::of(&notice);
         match timeout(REQUEST_TIMEOUT, self.publish(notice)).await {
             Ok(Ok(())) => {
                 self.sent.with_label_values(&[reason]).inc();
+                if let Some(event) = recent {
+                    self.recent.add(event);
+                }
                 if self.limits.allow(&namespace) {
                     info!(namespace, "Events are accepted again");
                 }
@@ -256,6 +261,7 @@ mod tests {
                 series: HashMap::new(),
                 sent: counter("sent"),
                 dropped: counter("dropped"),
+                recent: RecentEvents::default(),
             }
         }
 
@@ -359,6 +365,15 @@ mod tests {
         tokio::time::advance(SERIES_TTL).await;
         publisher.publish(notice("web", "two")).await.unwrap();
         assert_eq!(server.methods(), [Method::POST], "the series has expired");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_was_written_is_among_the_recent_ones() {
+        let mut publisher = Server::default().publisher();
+        publisher.write(notice("web", "one")).await.unwrap();
+        let recent = publisher.recent.latest_first();
+        let shown: Vec<_> = recent.iter().map(|it| (it.type_, it.reason, it.note.as_str())).collect();
+        assert_eq!(shown, [("Warning", "Conflicted", "one")]);
     }
 
     #[tokio::test(start_paused = true)]
