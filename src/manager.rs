@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use crate::{
     admin::{self, Admin, MetricsAccess, Readiness, Scrapes},
+    api::NamespacedName,
     args::ManagerArgs,
     client,
     cluster::{Cluster, Observer},
@@ -258,10 +259,13 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             linkerd_config::spawn(&deps, observer, rollout_observer, namespaces, stop.clone(), &mut writers)?;
         }
     }
-    drop(events);
+    // The writing task ends when the last handle to the queue is dropped.
+    let recent_events = events.map(|events| events.recent());
     let parts = DashboardParts {
         access: args.dashboard,
         identity,
+        pod: client::pod_namespace().map(|namespace| NamespacedName::new(namespace, host())),
+        events: recent_events,
         cluster: cluster.clone(),
         multicluster: multicluster.clone(),
         certificate: serving,
@@ -339,6 +343,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
 /// Returns a unique name of this process. The host's name is not unique, even in a pod: with `spec.hostname` or
 /// `hostNetwork` several replicas have the same one, and all of them would lead. client-go adds a suffix, too.
 fn identity() -> String {
-    let host = gethostname::gethostname().to_string_lossy().into_owned();
-    format!("{host}_{:016x}", rand::random::<u64>())
+    format!("{}_{:016x}", host(), rand::random::<u64>())
+}
+
+/// Returns the name of the host, which in a Pod is that of the Pod by default.
+fn host() -> String {
+    gethostname::gethostname().to_string_lossy().into_owned()
 }

@@ -2,9 +2,9 @@
 //!
 //! | path                                   | answer |
 //! |----------------------------------------|--------|
-//! | `/dashboard/`                          | the page; its style and its script are files beside it |
-//! | `/dashboard/overview.json`             | readiness, watches, Leases, certificates, LinkerdConfigs |
-//! | `/dashboard/config.json?name=`         | one LinkerdConfig as `explain --workloads` prints it |
+//! | `/dashboard/`                          | the page; its style and its scripts are files beside it |
+//! | `/dashboard/overview.json`             | what is wrong, LinkerdConfigs, Events, the state of the process |
+//! | `/dashboard/config.json?name=&namespace=` | one LinkerdConfig as `explain --workloads` prints it |
 //! | `/dashboard/stream?authority=&token=`  | the endpoints and the profile that a proxy receives, as server-sent events |
 //!
 //! * In: handles of the parts of the process. Out: responses. Always: nothing is written; no secret is shown; by default
@@ -13,6 +13,8 @@
 
 mod access;
 mod config;
+mod external_workloads;
+mod headlines;
 mod live;
 mod overview;
 #[cfg(test)]
@@ -34,19 +36,28 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::Client;
 use tokio::sync::Semaphore;
 
-use self::{access::RequestOrigin, config::Explainer, overview::Overview};
+use self::{access::RequestOrigin, config::Explainer, external_workloads::ExternalWorkloadCounter, overview::Overview};
 pub use self::{
     access::{DashboardAccess, is_port_forward},
     overview::ElectedLease,
 };
-use crate::{client, cluster::Cluster, destination::Multicluster, webhook::ServingCertificate};
+use crate::{
+    api::NamespacedName, client, cluster::Cluster, destination::Multicluster, events::RecentEvents,
+    webhook::ServingCertificate,
+};
 
 /// The path of the page.
 pub const PATH: &str = "/dashboard/";
 
 const PAGE: &str = include_str!("page/index.html");
 const STYLE: &str = include_str!("page/dashboard.css");
-const SCRIPT: &str = include_str!("page/dashboard.js");
+/// The scripts, each with its name.
+const SCRIPTS: [(&str, &str); 4] = [
+    ("dashboard.js", include_str!("page/dashboard.js")),
+    ("discovery.js", include_str!("page/discovery.js")),
+    ("elements.js", include_str!("page/elements.js")),
+    ("namespaces.js", include_str!("page/namespaces.js")),
+];
 
 /// The number of viewers of an authority at a time.
 const STREAMS: usize = 8;
@@ -60,6 +71,10 @@ pub type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 pub struct DashboardParts {
     pub access: DashboardAccess,
     pub identity: String,
+    /// The Pod that this process is in, if its host has the name of a Pod.
+    pub pod: Option<NamespacedName>,
+    /// `None` if no job writes Events.
+    pub events: Option<RecentEvents>,
     pub cluster: Option<Cluster>,
     pub multicluster: Option<Arc<Multicluster>>,
     pub leases: Vec<ElectedLease>,
@@ -73,6 +88,7 @@ pub struct Dashboard {
     parts: DashboardParts,
     /// `None` if LinkerdConfigs are disabled.
     explainer: Option<Explainer>,
+    external_workloads: ExternalWorkloadCounter,
     streams: Arc<Semaphore>,
 }
 
@@ -82,7 +98,8 @@ impl Dashboard {
     /// The namespace is the operator's; `None` if LinkerdConfigs are disabled.
     pub fn new(parts: DashboardParts, client: &Client, operator_namespace: Option<&str>) -> Self {
         let explainer = operator_namespace.map(|namespace| Explainer::new(client, namespace));
-        Self { parts, explainer, streams: Arc::new(Semaphore::new(STREAMS)) }
+        let external_workloads = ExternalWorkloadCounter::default();
+        Self { parts, explainer, external_workloads, streams: Arc::new(Semaphore::new(STREAMS)) }
     }
 
     /// Answers a request for a path that it [`serves`]. `local` is the address that the client connected to; `readiness` is
@@ -108,17 +125,13 @@ impl Dashboard {
         match path.strip_prefix(PATH) {
             Some("") => sealed(StatusCode::OK, "text/html; charset=utf-8", PAGE),
             Some("dashboard.css") => sealed(StatusCode::OK, "text/css; charset=utf-8", STYLE),
-            Some("dashboard.js") => sealed(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
-            Some("overview.json") => {
-                let (ready, waiting_for) = readiness();
-                match serde_json::to_vec(&Overview::new(&self.parts, ready, waiting_for)) {
-                    Ok(json) => sealed(StatusCode::OK, JSON, json),
-                    Err(error) => sealed(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
-                }
-            }
-            Some("config.json") => self.config(&parameter(request, "name")).await,
+            Some("overview.json") => self.overview(readiness).await,
+            Some("config.json") => self.config(&parameter(request, "name"), &parameter(request, "namespace")).await,
             Some("stream") => self.stream(parameter(request, "authority"), parameter(request, "token")).await,
-            Some(_) => sealed(StatusCode::NOT_FOUND, TEXT, "try /dashboard/\n"),
+            Some(other) => match SCRIPTS.iter().find(|(name, _)| *name == other) {
+                Some((_, script)) => sealed(StatusCode::OK, "text/javascript; charset=utf-8", *script),
+                None => sealed(StatusCode::NOT_FOUND, TEXT, "try /dashboard/\n"),
+            },
             // The page's links are relative to its folder.
             None => {
                 let mut response = sealed(StatusCode::PERMANENT_REDIRECT, TEXT, "");
@@ -128,13 +141,27 @@ impl Dashboard {
         }
     }
 
-    async fn config(&self, name: &str) -> Response<AdminBody> {
+    async fn overview(&self, readiness: impl FnOnce() -> (bool, Vec<String>)) -> Response<AdminBody> {
+        let external_workloads = match &self.parts.cluster {
+            Some(cluster) => self.external_workloads.count(cluster).await,
+            None => None,
+        };
+        let (ready, waiting_for) = readiness();
+        match serde_json::to_vec(&Overview::new(&self.parts, ready, waiting_for, external_workloads)) {
+            Ok(json) => sealed(StatusCode::OK, JSON, json),
+            Err(error) => sealed(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        }
+    }
+
+    /// Answers for one namespace, or for all if it is empty.
+    async fn config(&self, name: &str, namespace: &str) -> Response<AdminBody> {
         let (Some(cluster), Some(explainer)) = (&self.parts.cluster, &self.explainer) else {
             return sealed(StatusCode::NOT_FOUND, TEXT, "LinkerdConfigs are disabled: --enable-linkerd-config=false\n");
         };
-        match explainer.explain(cluster, name).await {
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        match explainer.explain(cluster, name, namespace).await {
             Some(Ok(json)) => sealed(StatusCode::OK, JSON, json),
-            None => sealed(StatusCode::NOT_FOUND, TEXT, "the LinkerdConfig does not exist\n"),
+            None => sealed(StatusCode::NOT_FOUND, TEXT, "the LinkerdConfig or the namespace does not exist\n"),
             Some(Err(why)) => sealed(StatusCode::BAD_GATEWAY, TEXT, format!("{why}\n")),
         }
     }

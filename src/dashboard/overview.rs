@@ -1,18 +1,27 @@
-//! The part of the dashboard that is always shown: readiness, watches, Leases, the webhooks' certificate, and the
-//! LinkerdConfigs with their conditions.
+//! The part of the dashboard that is always shown: what is wrong, the LinkerdConfigs, the ExternalWorkloads, the last
+//! Events, and the state of the process.
 
-use std::{sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use serde::Serialize;
 
-use super::DashboardParts;
+use super::{
+    DashboardParts,
+    external_workloads::ExternalWorkloadCounts,
+    headlines::{Headline, ProcessState, headlines},
+};
 use crate::{
-    api::linkerd_config::Mode,
-    cluster::{Cluster, WatchReport, kinds::linkerd_config::LinkerdConfig},
+    api::NamespacedName,
+    cluster::{
+        Cluster, Kind, WatchReport,
+        kinds::{linkerd_config::LinkerdConfig, pod::PodPhase},
+    },
     destination::RemoteReport,
+    events::{RecentEvent, RecentEvents},
     lease::Leadership,
     linkerd_config::active,
+    summary::ConfigSummary,
     version,
 };
 
@@ -36,6 +45,8 @@ pub(super) struct Overview {
     now: Timestamp,
     ready: bool,
     waiting_for: Vec<String>,
+    /// What needs attention, worst first; never empty.
+    headlines: Vec<Headline>,
     /// Whether this process has a Destination API.
     serves_destination: bool,
     watches: Vec<WatchRow>,
@@ -43,6 +54,15 @@ pub(super) struct Overview {
     leases: Vec<LeaseRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     certificate: Option<CertificateRow>,
+    /// The number of running replicas; absent if this process is not in a Pod of the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<usize>,
+    /// Absent if they are not watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    external_workloads: Option<ExternalWorkloadCounts>,
+    /// The last Events that this process wrote, the latest one first.
+    events: Vec<RecentEvent>,
+    /// Those in effect first, and of these the worst first.
     linkerd_configs: Vec<ConfigRow>,
     /// The number of LinkerdConfigs that are not listed.
     more_linkerd_configs: usize,
@@ -99,57 +119,89 @@ struct CertificateRow {
     not_after: Option<Timestamp>,
 }
 
+/// A LinkerdConfig.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ConfigRow {
-    name: String,
-    target: String,
-    mode: Mode,
-    in_effect: bool,
-    conditions: Vec<Condition>,
+pub(super) struct ConfigRow {
+    #[serde(flatten)]
+    pub(super) summary: ConfigSummary,
+    pub(super) conditions: Vec<Condition>,
 }
 
 // === impl Overview ===
 
 impl Overview {
-    pub(super) fn new(dashboard: &DashboardParts, ready: bool, waiting_for: Vec<String>) -> Self {
-        let cluster = dashboard.cluster.as_ref();
-        let (linkerd_configs, more_linkerd_configs) = cluster.map(configs).unwrap_or_default();
+    pub(super) fn new(
+        dashboard: &DashboardParts,
+        ready: bool,
+        waiting_for: Vec<String>,
+        external_workloads: Option<ExternalWorkloadCounts>,
+    ) -> Self {
+        let (cluster, now) = (dashboard.cluster.as_ref(), Timestamp::now());
+        let (linkerd_configs, more_linkerd_configs) = cluster.map(|cluster| configs(cluster, now)).unwrap_or_default();
+        let watches = cluster.map(Cluster::watch_reports).unwrap_or_default();
+        let process = ProcessState {
+            ready,
+            waiting_for: &waiting_for,
+            watches: &watches,
+            not_after: dashboard.certificate.as_ref().and_then(|certificate| certificate.not_after()),
+            has_configs: watches.iter().any(|watch| watch.kind == Kind::LinkerdConfig),
+        };
+        let headlines = headlines(&process, &linkerd_configs, now);
         let remotes = dashboard.multicluster.as_ref().map(|multicluster| multicluster.reports()).unwrap_or_default();
         Self {
             version: version::VERSION,
             commit: version::COMMIT,
             identity: dashboard.identity.clone(),
-            now: Timestamp::now(),
+            now,
             ready,
             waiting_for,
+            headlines,
             serves_destination: dashboard.destination.is_some(),
-            watches: cluster.map(Cluster::watch_reports).unwrap_or_default().into_iter().map(WatchRow::from).collect(),
+            watches: watches.into_iter().map(WatchRow::from).collect(),
             clusters: remotes.into_iter().map(ClusterRow::from).collect(),
             leases: dashboard.leases.iter().map(LeaseRow::from).collect(),
             certificate: dashboard
                 .certificate
                 .as_ref()
                 .map(|certificate| CertificateRow { name: "webhooks", not_after: certificate.not_after() }),
+            replicas: cluster.zip(dashboard.pod.as_ref()).and_then(|(cluster, pod)| replicas(cluster, pod)),
+            external_workloads,
+            events: dashboard.events.as_ref().map(RecentEvents::latest_first).unwrap_or_default(),
             linkerd_configs,
             more_linkerd_configs,
         }
     }
 }
 
-/// Returns the first LinkerdConfigs by name, and the number of the others.
-fn configs(cluster: &Cluster) -> (Vec<ConfigRow>, usize) {
-    let state = cluster.read();
-    let mut all: Vec<&Arc<LinkerdConfig>> = state.linkerd_configs.iter().collect();
-    all.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-    let row = |config: &&Arc<LinkerdConfig>| ConfigRow {
-        name: config.name.to_string(),
-        target: config.target.to_string(),
-        mode: config.spec.mode,
-        in_effect: active::of(&state.linkerd_configs, &config.target).is_some_and(|it| it.name == config.name),
+/// Returns the first LinkerdConfigs, those in effect before the others, and the number of the rest.
+fn configs(cluster: &Cluster, now: Timestamp) -> (Vec<ConfigRow>, usize) {
+    let (first, more) = {
+        let state = cluster.read();
+        let configs = &state.linkerd_configs;
+        let winners: BTreeSet<&str> =
+            configs.targets().filter_map(|target| active::of(configs, target)).map(|config| &*config.name).collect();
+        let mut all: Vec<(bool, &Arc<LinkerdConfig>)> =
+            configs.iter().map(|config| (winners.contains(&*config.name), config)).collect();
+        all.sort_unstable_by_key(|(in_effect, config)| (!in_effect, &config.name));
+        let first: Vec<_> =
+            all.iter().take(SHOWN).map(|(in_effect, config)| (*in_effect, Arc::clone(config))).collect();
+        (first, all.len().saturating_sub(SHOWN))
+    };
+    let row = |(in_effect, config): (bool, Arc<LinkerdConfig>)| ConfigRow {
+        summary: ConfigSummary::new(&config, in_effect, now),
         conditions: config.status.conditions.clone(),
     };
-    (all.iter().take(SHOWN).map(row).collect(), all.len().saturating_sub(SHOWN))
+    let mut rows: Vec<ConfigRow> = first.into_iter().map(row).collect();
+    rows.sort_by_key(|row| (!row.summary.in_effect, Reverse(row.summary.attention)));
+    (rows, more)
+}
+
+/// Returns the number of running Pods of the workload that this Pod is of.
+fn replicas(cluster: &Cluster, pod: &NamespacedName) -> Option<usize> {
+    let state = cluster.read();
+    let own = state.pods.get(pod)?;
+    let pods = state.pods_of(&state.workload_of(own));
+    Some(pods.filter(|pod| pod.phase == PodPhase::Running && !pod.terminating).count())
 }
 
 /// Returns the state of a watch, in one word for a person.

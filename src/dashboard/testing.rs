@@ -13,7 +13,7 @@ use kube::client::{Body, Client};
 use serde_json::json;
 
 use super::{Dashboard, DashboardAccess, DashboardParts};
-use crate::cluster::Cluster;
+use crate::{api::NamespacedName, cluster::Cluster};
 
 /// Returns a dashboard of this cluster. Its API server has no saved bases.
 pub(crate) fn dashboard(cluster: Option<&Cluster>, access: DashboardAccess) -> Dashboard {
@@ -32,6 +32,8 @@ pub(super) fn counted(cluster: Option<&Cluster>, access: DashboardAccess) -> (Da
     let parts = DashboardParts {
         access,
         identity: "operator-1".to_owned(),
+        pod: Some(NamespacedName::new("operator", "operator-1")),
+        events: None,
         cluster: cluster.cloned(),
         multicluster: None,
         leases: Vec::new(),

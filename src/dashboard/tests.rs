@@ -68,12 +68,13 @@ async fn the_page_runs_only_its_own_script_and_loads_nothing_from_elsewhere() {
     let dashboard = dashboard(None, DashboardAccess::PortForward);
     let (redirect, _) = get(&dashboard, "/dashboard").await;
     assert_eq!(redirect.headers()[header::LOCATION], "/dashboard/");
-    for path in ["/dashboard/", "/dashboard/dashboard.css", "/dashboard/dashboard.js"] {
+    let scripts = SCRIPTS.map(|(name, _)| format!("/dashboard/{name}"));
+    for path in ["/dashboard/", "/dashboard/dashboard.css"].into_iter().chain(scripts.iter().map(String::as_str)) {
         let (response, body) = get(&dashboard, path).await;
         let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
         assert_eq!(response.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
-        for outside in ["http://", "https://", "innerHTML", "style=", "<script>"] {
+        for outside in ["http://", "https://", "innerHTML", "insertAdjacentHTML", "style=", "<script>"] {
             assert!(!body.contains(outside), "{path} has {outside}");
         }
     }
@@ -92,6 +93,57 @@ async fn the_overview_names_the_linkerd_config_in_effect() {
     let rows: Vec<_> = configs.iter().map(|row| (&row["name"], &row["mode"], &row["inEffect"])).collect();
     let (mesh, other) = (json!("mesh"), json!("other"));
     assert_eq!(rows, [(&mesh, &json!("Enforce"), &json!(true)), (&other, &json!("Observe"), &json!(false))]);
+    // It has no status yet.
+    assert_eq!((&configs[0]["attention"], &configs[0]["conditions"]), (&json!("progressing"), &json!([])));
+    let headline = &overview["headlines"][0];
+    assert_eq!((&headline["attention"], &headline["subject"]), (&json!("progressing"), &json!("LinkerdConfig mesh")));
+}
+
+#[tokio::test]
+async fn the_worst_linkerd_config_in_effect_is_first_and_its_problem_is_the_headline() {
+    let mut feed = feed();
+    let status = |reason: &str| {
+        let time = "2026-11-27T11:00:00Z";
+        let stalled = json!({"type": "Stalled", "status": "True", "reason": reason, "message": "1 workload failed", "lastTransitionTime": time});
+        json!({"observedGeneration": 1, "conditions": [stalled]})
+    };
+    for (name, target, status) in
+        [("a", "one", json!({"observedGeneration": 1})), ("b", "two", status("RolloutHalted"))]
+    {
+        feed.apply(
+            Kind::LinkerdConfig,
+            Event::Apply(json!({
+                "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+                "metadata": {"name": name, "uid": name, "resourceVersion": "1", "generation": 1},
+                "spec": {"global": {"configMap": target}}, "status": status,
+            })),
+        );
+    }
+    let overview =
+        json_of(&dashboard(Some(&feed.cluster), DashboardAccess::PortForward), "/dashboard/overview.json").await;
+    let names: Vec<_> = overview["linkerdConfigs"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["b", "a"]);
+    let headline = &overview["headlines"][0];
+    assert_eq!((&headline["attention"], &headline["reason"]), (&json!("problem"), &json!("RolloutHalted")));
+    assert_eq!(headline["command"], "linkerd-operator rollout retry b");
+}
+
+#[tokio::test]
+async fn the_running_pods_of_the_same_workload_are_the_replicas() {
+    let mut feed = feed();
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "operator-5f", "uid": "r", "controller": true}]);
+    for (name, phase, owner) in [
+        ("operator-1", "Running", &owner),
+        ("operator-2", "Running", &owner),
+        ("operator-3", "Pending", &owner),
+        ("other", "Running", &json!([])),
+    ] {
+        let metadata = json!({"name": name, "namespace": "operator", "ownerReferences": owner});
+        feed.apply(Kind::Pod, Event::Apply(json!({"metadata": metadata, "status": {"phase": phase}})));
+    }
+    let dashboard = dashboard(Some(&feed.cluster), DashboardAccess::PortForward);
+    assert_eq!(json_of(&dashboard, "/dashboard/overview.json").await["replicas"], 2);
 }
 
 #[tokio::test]
@@ -171,6 +223,36 @@ async fn viewers_share_one_computation_and_workloads_that_need_attention_are_fir
     assert_eq!(workloads[1]["decision"], "NotSelected");
     assert_eq!(json_of(&dashboard, "/dashboard/config.json?name=mesh").await, explained);
     assert_eq!(requests.load(Ordering::Relaxed), 1, "the second viewer receives the result of the first");
+}
+
+#[tokio::test]
+async fn namespaces_have_counts_and_the_workloads_of_one_are_listed_alone() {
+    let mut feed = feed_with_change();
+    for number in 0..501 {
+        workload(&mut feed, "large", &format!("w{number:03}"), false);
+    }
+    workload(&mut feed, "quiet", "web", false);
+    workload(&mut feed, "urgent", "api", true);
+    workload(&mut feed, "urgent", "web", false);
+    let dashboard = dashboard(Some(&feed.cluster), DashboardAccess::PortForward);
+    let explained = json_of(&dashboard, "/dashboard/config.json?name=mesh").await;
+    let pods = |meshed: usize| json!({"meshed": meshed, "current": 0, "outdated": meshed, "uninjected": 0});
+    let expected = json!([
+        {"name": "urgent", "pods": pods(2), "decisions": {"NotSelected": 1, "Pending": 1}},
+        {"name": "large", "pods": pods(501), "decisions": {"NotSelected": 501}},
+        {"name": "quiet", "pods": pods(1), "decisions": {"NotSelected": 1}},
+    ]);
+    assert_eq!((&explained["namespaces"], &explained["moreNamespaces"]), (&expected, &json!(0)));
+    assert!(
+        explained["workloads"].as_array().unwrap().iter().all(|row| row["namespace"] != "quiet"),
+        "after the 500th"
+    );
+    let alone = json_of(&dashboard, "/dashboard/config.json?name=mesh&namespace=quiet").await;
+    let rows: Vec<_> =
+        alone["workloads"].as_array().unwrap().iter().map(|it| (&it["namespace"], &it["name"])).collect();
+    assert_eq!(rows, [(&json!("quiet"), &json!("web"))]);
+    let (response, _) = get(&dashboard, "/dashboard/config.json?name=mesh&namespace=none").await;
+    assert_eq!(response.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

@@ -69,6 +69,11 @@ pub(super) struct Reported {
     is_logged: bool,
 }
 
+/// Returns the sentence about a certificate that expired at this time. `/ready` appends where the certificate is from.
+pub fn expired_at(end: Timestamp) -> String {
+    format!("the certificate of the webhooks expired at {end}")
+}
+
 // === impl ServingCertificate ===
 
 impl ServingCertificate {
@@ -104,7 +109,7 @@ impl ServingCertificate {
     /// Returns a sentence if the certificate in use has expired, for `/ready`. `source` is where the certificate is from.
     pub fn expired(&self, source: impl Display) -> Option<String> {
         let end = self.not_after().filter(|end| *end <= Timestamp::now())?;
-        Some(format!("the certificate of the webhooks expired at {end}: {source}"))
+        Some(format!("{}: {source}", expired_at(end)))
     }
 
     /// Reads the files every 5 s, forever, and uses each new valid pair.

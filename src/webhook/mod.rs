@@ -37,7 +37,7 @@ mod server;
 mod testing;
 mod validation;
 
-pub use certificate::ServingCertificate;
+pub use certificate::{ServingCertificate, expired_at};
 pub use routes::Routes;
 pub use server::{Handler, WebhookServer};
 pub use validation::{

@@ -82,6 +82,11 @@ impl<T: Stored> Store<T> {
         self.namespaces.values().flat_map(|namespace| namespace.by_name.values())
     }
 
+    /// The namespaces that have objects.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.namespaces.keys()
+    }
+
     pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<T>> + use<'_, T> {
         self.namespaces.get(namespace).into_iter().flat_map(|namespace| namespace.by_name.values())
     }

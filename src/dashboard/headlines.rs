@@ -1,0 +1,166 @@
+//! What is wrong, worst first: the banner of the page. Pure.
+//!
+//! * In: what `/ready` says, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out: sentences,
+//!   each with what to do.
+//! * Always: there is a first sentence, also if nothing is wrong; a kind that the cluster does not serve is no problem,
+//!   unless it is LinkerdConfig.
+
+use std::{cmp::Reverse, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+
+use super::overview::ConfigRow;
+use crate::{
+    cluster::{Kind, WatchReport},
+    summary::Attention,
+    webhook::expired_at,
+};
+
+/// A watch that fails for a shorter time is in its first attempts.
+const BRIEF: Duration = Duration::from_secs(10);
+/// The largest number of sentences on the page.
+const SHOWN: usize = 20;
+const PROCESS: &str = "Process";
+const CHECK: &str = "linkerd-operator check";
+
+/// One sentence about what needs attention, or that nothing does.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Headline {
+    attention: Attention,
+    /// What the sentence is about: the process, or a LinkerdConfig. Empty if it is about neither.
+    subject: String,
+    reason: String,
+    sentence: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<Timestamp>,
+}
+
+/// The state of the process.
+pub(super) struct ProcessState<'a> {
+    pub(super) ready: bool,
+    pub(super) waiting_for: &'a [String],
+    pub(super) watches: &'a [WatchReport],
+    /// When the certificate of the webhooks expires; `None` without one.
+    pub(super) not_after: Option<Timestamp>,
+    /// Whether LinkerdConfigs are watched.
+    pub(super) has_configs: bool,
+}
+
+// === impl Headline ===
+
+impl Headline {
+    /// While the process makes progress, there is nothing to do.
+    fn of_process(attention: Attention, reason: &str, sentence: String, next: &str) -> Self {
+        let needs_help = attention > Attention::Progressing;
+        Self {
+            attention,
+            subject: PROCESS.to_owned(),
+            reason: reason.to_owned(),
+            sentence,
+            next: needs_help.then(|| next.to_owned()),
+            command: needs_help.then(|| CHECK.to_owned()),
+            since: None,
+        }
+    }
+
+    fn of_config(ConfigRow { summary, conditions }: &ConfigRow) -> Self {
+        let is_meant = |reason: &str, message: &str| reason == summary.reason && message == summary.sentence;
+        let condition = conditions.iter().find(|it| is_meant(&it.reason, &it.message));
+        Self {
+            attention: summary.attention,
+            subject: format!("LinkerdConfig {}", summary.name),
+            reason: summary.reason.clone(),
+            sentence: summary.sentence.clone(),
+            next: summary.next.clone(),
+            command: summary.command.clone(),
+            since: condition.map(|it| it.last_transition_time.0),
+        }
+    }
+
+    /// What the page shows if nothing needs attention.
+    fn all_is_well(process: &ProcessState<'_>, configs: &[ConfigRow]) -> Self {
+        let quiet = |sentence: &str| Self {
+            attention: Attention::Done,
+            subject: String::new(),
+            reason: String::new(),
+            sentence: sentence.to_owned(),
+            next: None,
+            command: None,
+            since: None,
+        };
+        match configs.iter().find(|row| row.summary.in_effect) {
+            Some(row) => Self::of_config(row),
+            None if process.has_configs => {
+                quiet("no LinkerdConfig is in effect, so nothing is configured or rolled out")
+            }
+            None => quiet("this replica is ready"),
+        }
+    }
+}
+
+/// Returns what needs attention, worst first; at least one sentence.
+pub(super) fn headlines(process: &ProcessState<'_>, configs: &[ConfigRow], now: Timestamp) -> Vec<Headline> {
+    let mut all = Vec::new();
+    // A replica that is not ready may show an old state of all else.
+    let not_ready = of_process(process);
+    let (first, last) = if process.ready { (Vec::new(), not_ready) } else { (not_ready, Vec::new()) };
+    all.extend(first);
+    all.extend(certificate(process, now));
+    all.extend(configs.iter().filter(|row| row.summary.attention > Attention::Done).map(Headline::of_config));
+    all.extend(last);
+    all.sort_by_key(|headline| Reverse(headline.attention));
+    all.truncate(SHOWN);
+    if all.is_empty() {
+        all.push(Headline::all_is_well(process, configs));
+    }
+    all
+}
+
+/// Returns the problems that `/ready` names, without that of the certificate.
+fn of_process(process: &ProcessState<'_>) -> Vec<Headline> {
+    let expired = process.not_after.map(expired_at);
+    let mut found = Vec::new();
+    for text in process.waiting_for {
+        if expired.as_ref().is_some_and(|expired| text.starts_with(expired)) {
+            continue;
+        }
+        let watch = process.watches.iter().find(|watch| watch.problem.as_ref() == Some(text));
+        let (attention, reason) = match watch {
+            Some(watch) if watch.is_not_served && watch.kind == Kind::LinkerdConfig => {
+                (Attention::Waiting, "NotServed")
+            }
+            Some(watch) if watch.is_not_served => continue,
+            Some(watch) if watch.failing_for.is_none_or(|time| time < BRIEF) => (Attention::Progressing, "WatchBegins"),
+            Some(_) => (Attention::Problem, "WatchFails"),
+            None if process.ready => (Attention::Problem, "Degraded"),
+            None => (Attention::Problem, "NotReady"),
+        };
+        let first = !process.ready && found.is_empty();
+        let sentence = if first { format!("this replica is not ready: {text}") } else { text.clone() };
+        let next = "Run linkerd-operator check, which looks at permissions, Leases, webhooks and certificates.";
+        found.push(Headline::of_process(attention, reason, sentence, next));
+    }
+    if !process.ready && found.is_empty() {
+        let sentence = "this replica is not ready: it stops".to_owned();
+        found.push(Headline::of_process(Attention::Progressing, "NotReady", sentence, ""));
+    }
+    found
+}
+
+fn certificate(process: &ProcessState<'_>, now: Timestamp) -> Option<Headline> {
+    let sentence = expired_at(process.not_after.filter(|end| *end <= now)?);
+    // With the source of the certificate, if it is known.
+    let sentence = process.waiting_for.iter().find(|text| text.starts_with(&sentence)).cloned().unwrap_or(sentence);
+    let next = "Renew it: API servers reject the certificate, so calls of the webhooks fail.";
+    Some(Headline::of_process(Attention::Problem, "CertificateExpired", sentence, next))
+}
+
+#[cfg(test)]
+#[path = "headlines_tests.rs"]
+mod tests;
