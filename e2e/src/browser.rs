@@ -70,6 +70,8 @@ impl Browser {
         let attached = browser.send("Target.attachToTarget", json!({"targetId": target, "flatten": true})).await?;
         attached.get("sessionId").and_then(Value::as_str).context("no session")?.clone_into(&mut browser.session);
         browser.send("Accessibility.enable", json!({})).await?;
+        // Otherwise scripts of `add_script` are lost when a navigation starts another renderer.
+        browser.send("Page.enable", json!({})).await?;
         Ok(browser)
     }
 
@@ -78,6 +80,17 @@ impl Browser {
         let opened = self.send("Page.navigate", json!({"url": url})).await?;
         ensure!(opened.get("errorText").is_none(), "cannot open {url}: {opened}");
         self.shows("document.readyState === 'complete'").await
+    }
+
+    /// Runs a script in each document that is opened, before the scripts of the document.
+    ///
+    /// Returns the handle for [`Self::remove_script`].
+    pub async fn add_script(&mut self, source: &str) -> Result<Value> {
+        self.send("Page.addScriptToEvaluateOnNewDocument", json!({ "source": source })).await
+    }
+
+    pub async fn remove_script(&mut self, script: Value) -> Result<()> {
+        self.send("Page.removeScriptToEvaluateOnNewDocument", script).await.map(drop)
     }
 
     /// Sets the size of the window, and whether the user prefers dark colors.

@@ -4,10 +4,10 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use hyper::{Method, StatusCode};
-use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -95,6 +95,28 @@ impl DashboardWorld {
         let slices: Api<EndpointSlice> = Api::namespaced(self.control_plane.client().await?, "shop");
         let patch = Patch::Merge(slice(addresses));
         slices.patch("web-1", &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Makes the rollout begin without a proof by an injector, which restarts the opted-in workload. Nothing runs its new
+    /// Pods, so the rollout halts after the deadline.
+    pub async fn halt_rollout(&self) -> Result<()> {
+        let spec = json!({
+            "injectorSync": {"method": "Delay", "delay": "0s"},
+            "rollout": {"progressDeadline": "3s", "interval": "1s", "soak": "1s"},
+        });
+        let configs = LinkerdConfigs::new(&self.control_plane.client().await?);
+        configs.change("mesh", spec).await?;
+        configs.reaches(SOON, "mesh", &["Stalled=True/RolloutHalted"]).await.map(drop)
+    }
+
+    /// Deletes the opted-in workload and its Pod.
+    pub async fn delete_workload(&self) -> Result<()> {
+        let client = self.control_plane.client().await?;
+        let (deployments, pods) =
+            (Api::<Deployment>::namespaced(client.clone(), "shop"), Api::<Pod>::namespaced(client, "shop"));
+        deployments.delete("web", &DeleteParams::background()).await?;
+        pods.delete("web-1", &DeleteParams::default().grace_period(0)).await?;
         Ok(())
     }
 

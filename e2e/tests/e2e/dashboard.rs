@@ -72,6 +72,21 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
         .map(|row| (row["name"].as_str().unwrap_or_default(), row["decision"].as_str().unwrap_or_default()))
         .collect();
     assert_eq!(workloads, [("web", "Pending"), ("db", "NotSelected")]);
+    let pods = json!({"meshed": 2, "current": 0, "outdated": 2, "uninjected": 0});
+    let decisions = json!({"NotSelected": 1, "Pending": 1});
+    assert_eq!(config["namespaces"], json!([{"name": "shop", "pods": pods, "decisions": decisions}]));
+
+    let overview = world.json("overview.json").await?;
+    let headline = &overview["headlines"][0];
+    // There is no injector here.
+    assert_eq!(
+        (&headline["attention"], &headline["reason"]),
+        (&json!("problem"), &json!("NoReadyReplicas")),
+        "{headline}"
+    );
+    let events: Vec<_> =
+        overview["events"].as_array().into_iter().flatten().map(|it| (&it["reason"], &it["object"])).collect();
+    assert!(events.contains(&(&json!("ConfigMapUpdated"), &json!("LinkerdConfig mesh"))), "{events:?}");
     Ok(())
 }
 

@@ -8,7 +8,8 @@ use e2e::browser::Browser;
 use serde_json::json;
 
 /// The roles of nodes that a person operates, so that they need a name.
-const CONTROLS: [&str; 6] = ["button", "link", "textbox", "table", "form", "region"];
+const CONTROLS: [&str; 9] =
+    ["button", "combobox", "DisclosureTriangle", "form", "link", "region", "searchbox", "table", "textbox"];
 
 /// Returns the texts whose contrast to their background is less than 4.5.
 const LOW_CONTRAST: &str = r"

@@ -8,17 +8,19 @@
 //! This is a separate program and not a part of `make test`, because a browser comes from no registry of Rust or Go.
 
 mod accessible;
+mod states;
 
 use std::{
-    env, fs,
+    env,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use e2e::{browser::Browser, dashboard::DashboardWorld};
 use serde_json::json;
+
+use self::states::PageState;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -65,65 +67,68 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
     let page = format!("http://localhost:{}/dashboard/", world.manager.admin_address().port());
     browser.open(&page).await?;
 
-    browser.shows("document.querySelector('#ready').innerText === 'Ready'").await?;
+    browser.shows("document.querySelector('#process-title').innerText === 'Process: healthy'").await?;
+    browser.shows("!document.querySelector('#process').open").await?;
+    browser.evaluate("document.querySelector('#process summary').click()").await?;
+    browser.evaluate("document.querySelector('#configuration summary').click()").await?;
     browser.shows("document.querySelector('#leases').innerText.includes('linkerd/linkerd-operator')").await?;
     browser
         .shows("[...document.querySelectorAll('#leases tbody tr')].every((row) => row.innerText.includes('leads'))")
         .await?;
     browser.shows("document.querySelector('#certificates').innerText.includes('webhooks')").await?;
-    passed("the page shows that the process is ready, its Leases and its certificate");
+    passed("the page shows that the process is healthy, its Leases and its certificate");
 
     browser.shows(&row("#cluster", "pods", "current")).await?;
     browser.shows(&row("#cluster", "servers.policy.linkerd.io", "not served")).await?;
     passed("the page shows each watch");
 
+    browser.shows(&row("#events", "ConfigMapUpdated", "LinkerdConfig mesh")).await?;
+    passed("the page shows the Events of the replica");
+
+    browser.shows("document.querySelector('[data-namespace=shop] summary').innerText.includes('0/2 current')").await?;
+    browser.evaluate("document.querySelector('[data-namespace=shop] summary').click()").await?;
     browser.shows(&row("#config", "proxy.logLevel", "\"debug\"")).await?;
-    browser.shows(&row("#workloads", "shop/Deployment/web", "Pending, number 1")).await?;
-    browser.shows(&row("#workloads", "shop/Deployment/db", "NotSelected")).await?;
-    passed("the page shows where a value is from, and each workload with its place and its reason");
+    browser.shows(&row("#namespaces", "Deployment/web", "Pending, number 1")).await?;
+    browser.shows(&row("#namespaces", "Deployment/db", "NotSelected")).await?;
+    browser.evaluate("document.querySelector('[data-filter=Pending]').click()").await?;
+    browser.shows("document.querySelectorAll('#namespaces tbody tr').length === 1").await?;
+    browser.evaluate("document.querySelector('[data-filter=\"\"]').click()").await?;
+    browser.evaluate("document.querySelector('#search').focus()").await?;
+    browser.type_text("db").await?;
+    browser.shows("document.querySelectorAll('#namespaces tbody tr').length === 1").await?;
+    browser.shows(&row("#namespaces", "Deployment/db", "NotSelected")).await?;
+    passed(
+        "the page shows where a value is from, and a namespace opens to its workloads, which are filtered and found",
+    );
 
-    browser.evaluate("document.querySelector('#authority').focus()").await?;
-    browser.type_text(DashboardWorld::AUTHORITY).await?;
-    browser.press("Enter", 13).await?;
-    browser.shows(&row("#endpoints", "192.0.2.11:8080", "web.shop")).await?;
-    browser.shows(&row("#endpoints", "192.0.2.12:8080", "web.shop")).await?;
-    browser.shows("document.querySelector('#profile').innerText.includes('web.shop.svc.cluster.local')").await?;
-    passed("an authority is followed with the keyboard alone");
-
-    if let Some(folder) = screenshots {
-        fs::create_dir_all(folder)?;
-        for (name, width, height, dark, section) in [
-            ("dashboard-health", 1280, 900, false, "health"),
-            ("dashboard-discovery", 1280, 900, true, "discovery"),
-            ("dashboard-phone", 390, 844, false, "configuration"),
-        ] {
-            browser.set_screen(width, height, dark).await?;
-            browser.evaluate(&format!("document.querySelector('#{section}').scrollIntoView()")).await?;
-            let data = browser.screenshot().await?;
-            fs::write(folder.join(format!("{name}.png")), BASE64_STANDARD.decode(&data)?)?;
-        }
-    }
+    discovery(&mut browser, &page, &world, screenshots).await?;
 
     browser.shows("!document.body.innerText.includes('undefined')").await?;
     passed("no part of the page is undefined");
-
-    world.set_addresses(&["192.0.2.12", "192.0.2.13"]).await?;
-    browser.shows(&row("#endpoints", "192.0.2.13:8080", "web.shop")).await?;
-    browser.shows("!document.querySelector('#endpoints').innerText.includes('192.0.2.11')").await?;
-    browser.shows("document.querySelector('#changes').innerText.includes('removed 192.0.2.11:8080')").await?;
-    passed("a change of the Service appears without a reload");
-
-    let address = browser.evaluate("location.href").await?;
-    browser.open("about:blank").await?;
-    browser.open(address.as_str().context("no address")?).await?;
-    browser.shows(&row("#endpoints", "192.0.2.13:8080", "web.shop")).await?;
-    passed("a reload of the page's address follows the same authority");
-
-    for (width, dark) in [(1280, false), (1280, true), (390, false), (390, true)] {
-        browser.set_screen(width, 1500, dark).await?;
-        accessible::check(&mut browser).await.with_context(|| format!("with {width} pixels, dark: {dark}"))?;
-    }
-    passed("each control has a name, texts have enough contrast, and nothing is wider than the screen");
+    states::reopen(&mut browser, &page).await?;
+    world.halt_rollout().await?;
+    browser.shows("document.querySelector('#namespaces').innerText.includes('1 Failed')").await?;
+    let halted = PageState {
+        name: "halted",
+        visible: &[
+            ("#banner", "Problem · LinkerdConfig mesh · RolloutHalted"),
+            ("#banner code", "linkerd-operator rollout retry mesh"),
+            (".tile", "Halted"),
+            (".tile", "1 failed"),
+            ("#failed code", "shop/Deployment/web"),
+        ],
+    };
+    states::check(&mut browser, &halted, screenshots).await?;
+    states::check_made(&mut browser, &page, states::denied(), screenshots).await?;
+    states::check_made(&mut browser, &page, states::expired(), screenshots).await?;
+    world.delete_workload().await?;
+    let deleted = PageState {
+        name: "deleted",
+        visible: &[("#banner", "Nothing is wrong · LinkerdConfig mesh"), (".tile", "no workload is selected")],
+    };
+    browser.shows("document.querySelector('#failures').hidden").await?;
+    browser.shows("!document.querySelector('#namespaces').innerText.includes('Failed')").await?;
+    states::check(&mut browser, &deleted, screenshots).await?;
 
     let outside = "performance.getEntriesByType('resource').map((it) => new URL(it.name).origin)\
                    .filter((it) => it !== location.origin)";
@@ -132,9 +137,46 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
 
     let mut world = world;
     world.manager.kill().await?;
-    browser.shows("document.querySelector('#connection').innerText.startsWith('not reachable')").await?;
-    passed("the page says that the process is gone");
+    let gone = PageState {
+        name: "unreachable",
+        visible: &[("#banner", "Problem · This page · not reachable"), ("#banner", "All below is as it was at")],
+    };
+    states::check(&mut browser, &gone, screenshots).await?;
     println!("e2e-dashboard: run");
+    Ok(())
+}
+
+/// Follows an authority on the tab Discovery.
+async fn discovery(
+    browser: &mut Browser,
+    page: &str,
+    world: &DashboardWorld,
+    screenshots: Option<&Path>,
+) -> Result<()> {
+    browser.evaluate("document.querySelector('nav a[href=\"#discovery\"]').click()").await?;
+    browser.shows("!document.querySelector('#overview-tab').checkVisibility()").await?;
+    browser.evaluate("document.querySelector('#authority').focus()").await?;
+    browser.type_text(DashboardWorld::AUTHORITY).await?;
+    browser.press("Enter", 13).await?;
+    browser.shows(&row("#endpoints", "192.0.2.11:8080", "web.shop")).await?;
+    browser.shows(&row("#endpoints", "192.0.2.12:8080", "web.shop")).await?;
+    browser.shows("document.querySelector('#profile').innerText.includes('web.shop.svc.cluster.local')").await?;
+    passed("an authority is followed with the keyboard alone");
+    let followed = PageState { name: "discovery", visible: &[("#endpoints", "192.0.2.11:8080")] };
+    states::check(browser, &followed, screenshots).await?;
+
+    world.set_addresses(&["192.0.2.12", "192.0.2.13"]).await?;
+    browser.shows(&row("#endpoints", "192.0.2.13:8080", "web.shop")).await?;
+    browser.shows("!document.querySelector('#endpoints').innerText.includes('192.0.2.11')").await?;
+    browser.shows("document.querySelector('#changes').innerText.includes('removed 192.0.2.11:8080')").await?;
+    passed("a change of the Service appears without a reload");
+
+    let address = browser.evaluate("location.href").await?;
+    let address = address.as_str().context("no address")?;
+    ensure!(address.starts_with(page) && address.ends_with("#discovery"), "{address}");
+    states::reopen(browser, address).await?;
+    browser.shows(&row("#endpoints", "192.0.2.13:8080", "web.shop")).await?;
+    passed("a reload of the page's address opens the tab and follows the same authority");
     Ok(())
 }
 
