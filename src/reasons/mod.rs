@@ -52,6 +52,18 @@ const fn entry(reason: &'static str, status: &'static str, meaning: &'static str
 
 /// Returns what to do about a reason of a condition; `None` if there is nothing to do, or if the reason is unknown.
 pub fn remedy(condition: &str, reason: &str) -> Option<&'static str> {
-    let of_condition = CONDITIONS.iter().filter(|it| it.condition == condition).flat_map(|it| it.reasons);
-    of_condition.filter(|entry| entry.reason == reason).map(|entry| entry.remedy).find(|remedy| !remedy.is_empty())
+    of_condition(condition, reason).map(|entry| entry.remedy).filter(|remedy| !remedy.is_empty())
+}
+
+/// Returns the first sentence of what a reason of a condition means; `None` if the reason is unknown, or if its meaning
+/// depends on the status of the condition.
+pub fn title(condition: &str, reason: &str) -> Option<&'static str> {
+    let entry = of_condition(condition, reason).filter(|entry| !entry.status.contains(" or "))?;
+    // A sentence ends before a space, so that the point of a version ends none.
+    Some(entry.meaning.split_once(". ").map_or(entry.meaning, |(first, _)| first).trim_end_matches('.'))
+}
+
+fn of_condition(condition: &str, reason: &str) -> Option<&'static ReasonEntry> {
+    let mut all = CONDITIONS.iter().filter(|it| it.condition == condition).flat_map(|it| it.reasons);
+    all.find(|entry| entry.reason == reason)
 }

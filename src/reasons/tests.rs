@@ -28,3 +28,13 @@ fn what_to_do_about_a_halted_rollout_is_to_fix_the_cause_and_to_retry() {
     assert_eq!(remedy("Ready", "Reconciled"), None);
     assert_eq!(remedy("Stalled", "Unknown"), None);
 }
+
+#[test]
+fn the_title_of_a_reason_is_the_first_sentence_of_its_meaning() {
+    assert_eq!(title("Stalled", "RolloutHalted"), Some("Workloads failed, and no further restart begins"));
+    let version = "Linkerd is older than edge-24.2.3 (2.15)";
+    assert_eq!(title("Accepted", "UnsupportedVersion"), Some(version));
+    assert_eq!(title("RolloutComplete", "UpToDate").map(|it| it.ends_with("configuration")), Some(true));
+    assert_eq!(title("Ready", "Canary"), None, "it depends on the status");
+    assert_eq!(title("Stalled", "Unknown"), None);
+}

@@ -50,6 +50,9 @@ pub struct ConfigSummary {
     pub attention: Attention,
     /// The reason of the condition that the sentence is about; empty if no condition exists yet.
     pub reason: String,
+    /// What the reason means, without details; absent if the sentence is not that of a condition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<&'static str>,
     /// One sentence.
     pub sentence: String,
     /// The next thing to do; absent if there is nothing to do.
@@ -92,6 +95,7 @@ pub struct RolloutSummary {
 struct Judgement {
     attention: Attention,
     reason: String,
+    title: Option<&'static str>,
     sentence: String,
     next: Option<String>,
     command: Option<String>,
@@ -109,7 +113,7 @@ const WARNINGS: [ConditionType; 4] = [
 
 impl ConfigSummary {
     pub fn new(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Self {
-        let Judgement { attention, reason, sentence, next, command } = judged(config, in_effect, now);
+        let Judgement { attention, reason, title, sentence, next, command } = judged(config, in_effect, now);
         let rollout = config.status.rollout.as_ref().filter(|_| in_effect);
         let warnings =
             WARNINGS.into_iter().filter_map(|type_| config.status.condition(type_)).filter(|it| it.status == "True");
@@ -120,6 +124,7 @@ impl ConfigSummary {
             in_effect,
             attention,
             reason,
+            title,
             sentence,
             next,
             command,
@@ -134,6 +139,7 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
     let of = |attention, condition: &Condition, command: Option<String>| Judgement {
         attention,
         reason: condition.reason.clone(),
+        title: reasons::title(&condition.type_, &condition.reason),
         sentence: condition.message.clone(),
         next: reasons::remedy(&condition.type_, &condition.reason).map(str::to_owned),
         command,
@@ -141,6 +147,7 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
     let plain = |attention, reason: &str, sentence: String| Judgement {
         attention,
         reason: reason.to_owned(),
+        title: None,
         sentence,
         next: None,
         command: None,
