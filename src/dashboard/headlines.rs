@@ -32,7 +32,11 @@ pub(super) struct Headline {
     /// What the sentence is about: the process, or a LinkerdConfig. Empty if it is about neither.
     subject: String,
     reason: String,
-    sentence: String,
+    /// What is wrong, in one sentence.
+    title: String,
+    /// The details, which name objects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sentence: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,27 +60,29 @@ pub(super) struct ProcessState<'a> {
 
 impl Headline {
     /// While the process makes progress, there is nothing to do.
-    fn of_process(attention: Attention, reason: &str, sentence: String, next: &str) -> Self {
+    fn of_process(attention: Attention, reason: &str, title: String, next: &str) -> Self {
         let needs_help = attention > Attention::Progressing;
         Self {
             attention,
             subject: PROCESS.to_owned(),
             reason: reason.to_owned(),
-            sentence,
+            title,
+            sentence: None,
             next: needs_help.then(|| next.to_owned()),
             command: needs_help.then(|| CHECK.to_owned()),
             since: None,
         }
     }
 
-    fn of_config(ConfigRow { summary, conditions }: &ConfigRow) -> Self {
+    fn of_config(ConfigRow { summary, conditions, tiles: _ }: &ConfigRow) -> Self {
         let is_meant = |reason: &str, message: &str| reason == summary.reason && message == summary.sentence;
         let condition = conditions.iter().find(|it| is_meant(&it.reason, &it.message));
         Self {
             attention: summary.attention,
             subject: format!("LinkerdConfig {}", summary.name),
             reason: summary.reason.clone(),
-            sentence: summary.sentence.clone(),
+            title: summary.title.map_or_else(|| summary.sentence.clone(), str::to_owned),
+            sentence: summary.title.map(|_| summary.sentence.clone()),
             next: summary.next.clone(),
             command: summary.command.clone(),
             since: condition.map(|it| it.last_transition_time.0),
@@ -85,11 +91,12 @@ impl Headline {
 
     /// What the page shows if nothing needs attention.
     fn all_is_well(process: &ProcessState<'_>, configs: &[ConfigRow]) -> Self {
-        let quiet = |sentence: &str| Self {
+        let quiet = |title: &str| Self {
             attention: Attention::Done,
             subject: String::new(),
             reason: String::new(),
-            sentence: sentence.to_owned(),
+            title: title.to_owned(),
+            sentence: None,
             next: None,
             command: None,
             since: None,
@@ -142,23 +149,23 @@ fn of_process(process: &ProcessState<'_>) -> Vec<Headline> {
             None => (Attention::Problem, "NotReady"),
         };
         let first = !process.ready && found.is_empty();
-        let sentence = if first { format!("this replica is not ready: {text}") } else { text.clone() };
+        let title = if first { format!("this replica is not ready: {text}") } else { text.clone() };
         let next = "Run linkerd-operator check, which looks at permissions, Leases, webhooks and certificates.";
-        found.push(Headline::of_process(attention, reason, sentence, next));
+        found.push(Headline::of_process(attention, reason, title, next));
     }
     if !process.ready && found.is_empty() {
-        let sentence = "this replica is not ready: it stops".to_owned();
-        found.push(Headline::of_process(Attention::Progressing, "NotReady", sentence, ""));
+        let title = "this replica is not ready: it stops".to_owned();
+        found.push(Headline::of_process(Attention::Progressing, "NotReady", title, ""));
     }
     found
 }
 
 fn certificate(process: &ProcessState<'_>, now: Timestamp) -> Option<Headline> {
-    let sentence = expired_at(process.not_after.filter(|end| *end <= now)?);
-    // With the source of the certificate, if it is known.
-    let sentence = process.waiting_for.iter().find(|text| text.starts_with(&sentence)).cloned().unwrap_or(sentence);
+    let title = expired_at(process.not_after.filter(|end| *end <= now)?);
+    let source = process.waiting_for.iter().find_map(|text| text.strip_prefix(&title)?.strip_prefix(": "));
+    let sentence = source.map(|source| format!("it is from {source}"));
     let next = "Renew it: API servers reject the certificate, so calls of the webhooks fail.";
-    Some(Headline::of_process(Attention::Problem, "CertificateExpired", sentence, next))
+    Some(Headline { sentence, ..Headline::of_process(Attention::Problem, "CertificateExpired", title, next) })
 }
 
 #[cfg(test)]

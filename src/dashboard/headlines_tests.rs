@@ -21,7 +21,7 @@ fn config(name: &str, conditions: &[(&str, &str, &str, &str)]) -> ConfigRow {
     let object = json!({"metadata": {"name": name, "generation": 1}, "spec": {}, "status": status});
     let config = LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
     let conditions: Vec<Condition> = config.status.conditions.clone();
-    ConfigRow { summary: ConfigSummary::new(&config, true, now()), conditions }
+    ConfigRow::new(ConfigSummary::new(&config, true, now()), conditions, now())
 }
 
 fn halted() -> ConfigRow {
@@ -56,10 +56,10 @@ fn process<'a>(ready: bool, waiting_for: &'a [String], watches: &'a [WatchReport
     ProcessState { ready, waiting_for, watches, not_after: None, has_configs: true }
 }
 
-/// Returns the attention, the subject and the reason of each headline, and the first sentence.
+/// Returns the attention, the subject and the reason of each headline, and the first title.
 fn shown(process: &ProcessState<'_>, configs: &[ConfigRow]) -> (Vec<(Attention, String, String)>, String) {
     let all = headlines(process, configs, now());
-    let first = all[0].sentence.clone();
+    let first = all[0].title.clone();
     (all.into_iter().map(|it| (it.attention, it.subject, it.reason)).collect(), first)
 }
 
@@ -71,7 +71,8 @@ fn problem(subject: &str, reason: &str) -> (Attention, String, String) {
 fn a_halted_rollout_is_the_banner_with_the_command_and_the_time() {
     let first = headlines(&process(true, &[], &[]), &[complete("other"), halted()], now()).remove(0);
     assert_eq!((first.subject.as_str(), first.reason.as_str()), ("LinkerdConfig mesh", "RolloutHalted"));
-    assert_eq!(first.sentence, "1 workload failed: ads/Deployment/web");
+    assert_eq!(first.title, "Workloads failed, and no further restart begins");
+    assert_eq!(first.sentence.as_deref(), Some("1 workload failed: ads/Deployment/web"));
     assert_eq!(first.command.as_deref(), Some("linkerd-operator rollout retry mesh"));
     assert_eq!(first.since, Some(SINCE.parse().unwrap()));
     assert!(first.next.unwrap().starts_with("Fix the cause"));
@@ -91,13 +92,15 @@ fn a_replica_that_is_not_ready_is_worse_than_a_halted_rollout_and_a_degraded_one
 
 #[test]
 fn an_expired_certificate_is_one_problem_with_its_source() {
-    let text = "the certificate of the webhooks expired at 2026-11-27T09:00:00Z: Secret a/b".to_owned();
-    for waiting_for in [vec![text.clone()], Vec::new()] {
+    let title = "the certificate of the webhooks expired at 2026-11-27T09:00:00Z";
+    for (waiting_for, sentence) in
+        [(vec![format!("{title}: Secret a/b")], Some("it is from Secret a/b")), (vec![], None)]
+    {
         let mut process = process(true, &waiting_for, &[]);
         process.not_after = Some("2026-11-27T09:00:00Z".parse().unwrap());
         let (all, first) = shown(&process, &[complete("mesh")]);
-        assert_eq!(all, [problem(PROCESS, "CertificateExpired")]);
-        assert!(text.starts_with(&first) && (waiting_for.is_empty() || first == text), "{first}");
+        assert_eq!((all, first.as_str()), (vec![problem(PROCESS, "CertificateExpired")], title));
+        assert_eq!(headlines(&process, &[], now())[0].sentence.as_deref(), sentence);
     }
 }
 
@@ -133,7 +136,7 @@ fn a_kind_that_the_cluster_does_not_serve_is_no_problem_unless_it_is_linkerd_con
 fn if_nothing_is_wrong_the_sentence_is_that_of_the_linkerd_config_in_effect() {
     let (all, first) = shown(&process(true, &[], &[]), &[complete("mesh")]);
     assert_eq!(all, [(Attention::Done, "LinkerdConfig mesh".to_owned(), "UpToDate".to_owned())]);
-    assert_eq!(first, "3 of 3 workloads");
+    assert_eq!(first, "Every selected workload runs with the declared configuration");
     let (_, first) = shown(&process(true, &[], &[]), &[]);
     assert_eq!(first, "no LinkerdConfig is in effect, so nothing is configured or rolled out");
     let disabled = ProcessState { has_configs: false, ..process(true, &[], &[]) };

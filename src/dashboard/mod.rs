@@ -21,6 +21,7 @@ mod overview;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::{
     convert::Infallible,

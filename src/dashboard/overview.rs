@@ -10,6 +10,7 @@ use super::{
     DashboardParts,
     external_workloads::ExternalWorkloadCounts,
     headlines::{Headline, ProcessState, headlines},
+    tiles::{self, Tile},
 };
 use crate::{
     api::NamespacedName,
@@ -47,6 +48,10 @@ pub(super) struct Overview {
     waiting_for: Vec<String>,
     /// What needs attention, worst first; never empty.
     headlines: Vec<Headline>,
+    /// The state of the process and of ExternalWorkloads.
+    tiles: [Tile; 3],
+    /// What the page shows instead of the tiles of a LinkerdConfig if there is none.
+    absent_tiles: [Tile; 3],
     /// Whether this process has a Destination API.
     serves_destination: bool,
     watches: Vec<WatchRow>,
@@ -57,9 +62,6 @@ pub(super) struct Overview {
     /// The number of running replicas; absent if this process is not in a Pod of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<usize>,
-    /// Absent if they are not watched.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    external_workloads: Option<ExternalWorkloadCounts>,
     /// The last Events that this process wrote, the latest one first.
     events: Vec<RecentEvent>,
     /// Those in effect first, and of these the worst first.
@@ -99,15 +101,15 @@ struct RemoteNamespaceRow {
 }
 
 #[derive(Serialize)]
-struct LeaseRow {
-    namespace: String,
-    name: &'static str,
+pub(super) struct LeaseRow {
+    pub(super) namespace: String,
+    pub(super) name: &'static str,
     /// Absent if there is no Lease, and empty if the last holder released it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    holder: Option<String>,
-    leads: bool,
+    pub(super) holder: Option<String>,
+    pub(super) leads: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
+    pub(super) problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -125,6 +127,7 @@ pub(super) struct ConfigRow {
     #[serde(flatten)]
     pub(super) summary: ConfigSummary,
     pub(super) conditions: Vec<Condition>,
+    pub(super) tiles: [Tile; 3],
 }
 
 // === impl Overview ===
@@ -147,6 +150,13 @@ impl Overview {
             has_configs: watches.iter().any(|watch| watch.kind == Kind::LinkerdConfig),
         };
         let headlines = headlines(&process, &linkerd_configs, now);
+        let leases: Vec<LeaseRow> = dashboard.leases.iter().map(LeaseRow::from).collect();
+        let replicas = cluster.zip(dashboard.pod.as_ref()).and_then(|(cluster, pod)| replicas(cluster, pod));
+        let tiles = [
+            tiles::of_replicas(replicas, &leases, &dashboard.identity),
+            tiles::of_external_workloads(external_workloads),
+            tiles::of_certificate(dashboard.certificate.is_some(), process.not_after, now),
+        ];
         let remotes = dashboard.multicluster.as_ref().map(|multicluster| multicluster.reports()).unwrap_or_default();
         Self {
             version: version::VERSION,
@@ -156,16 +166,17 @@ impl Overview {
             ready,
             waiting_for,
             headlines,
+            tiles,
+            absent_tiles: tiles::without_config(),
             serves_destination: dashboard.destination.is_some(),
             watches: watches.into_iter().map(WatchRow::from).collect(),
             clusters: remotes.into_iter().map(ClusterRow::from).collect(),
-            leases: dashboard.leases.iter().map(LeaseRow::from).collect(),
+            leases,
             certificate: dashboard
                 .certificate
                 .as_ref()
                 .map(|certificate| CertificateRow { name: "webhooks", not_after: certificate.not_after() }),
-            replicas: cluster.zip(dashboard.pod.as_ref()).and_then(|(cluster, pod)| replicas(cluster, pod)),
-            external_workloads,
+            replicas,
             events: dashboard.events.as_ref().map(RecentEvents::latest_first).unwrap_or_default(),
             linkerd_configs,
             more_linkerd_configs,
@@ -187,13 +198,19 @@ fn configs(cluster: &Cluster, now: Timestamp) -> (Vec<ConfigRow>, usize) {
             all.iter().take(SHOWN).map(|(in_effect, config)| (*in_effect, Arc::clone(config))).collect();
         (first, all.len().saturating_sub(SHOWN))
     };
-    let row = |(in_effect, config): (bool, Arc<LinkerdConfig>)| ConfigRow {
-        summary: ConfigSummary::new(&config, in_effect, now),
-        conditions: config.status.conditions.clone(),
+    let row = |(in_effect, config): (bool, Arc<LinkerdConfig>)| {
+        ConfigRow::new(ConfigSummary::new(&config, in_effect, now), config.status.conditions.clone(), now)
     };
     let mut rows: Vec<ConfigRow> = first.into_iter().map(row).collect();
     rows.sort_by_key(|row| (!row.summary.in_effect, Reverse(row.summary.attention)));
     (rows, more)
+}
+
+impl ConfigRow {
+    pub(super) fn new(summary: ConfigSummary, conditions: Vec<Condition>, now: Timestamp) -> Self {
+        let tiles = tiles::of_config(&summary, &conditions, now);
+        Self { summary, conditions, tiles }
+    }
 }
 
 /// Returns the number of running Pods of the workload that this Pod is of.

@@ -1,7 +1,7 @@
 // The dashboard's script. It reads overview.json every few seconds, and config.json for the chosen LinkerdConfig. The
 // server decides what is wrong; the page shows it first.
 
-import { $, bar, clock, counted, duration, element, every, json, long, none, plural, remember, remembered, say, show, table } from "./elements.js";
+import { $, bar, clock, duration, element, every, json, long, none, plural, remember, remembered, say, show, table } from "./elements.js";
 import { begin, disable } from "./discovery.js";
 import { forgetWorkloads, showWorkloads } from "./namespaces.js";
 
@@ -10,110 +10,51 @@ const CONFIG_EVERY = 5000;
 
 // --- banner ---------------------------------------------------------------------------------------------------------
 
-const TONES = { done: "good", progressing: "quiet", waiting: "wait", problem: "bad" };
+const TONES = { done: "good", progressing: "busy", waiting: "wait", problem: "bad" };
 const TITLES = { done: "Nothing is wrong", progressing: "In progress", waiting: "Waiting", problem: "Problem" };
 
+const command = (text, key) => element("div", { class: "command" },
+  element("code", {}, text),
+  element("button", { type: "button", "data-key": `copy ${key}`, "data-copies": true, "aria-label": `Copy ${text}` }, "Copy"));
+const about = (it) => [it.subject, it.reason, it.since && `since ${clock(it.since)}`].filter(Boolean).join(" · ");
+
 function showBanner([worst, ...others]) {
-  const about = (it) => [it.subject, it.reason].filter(Boolean);
   $("banner").className = TONES[worst.attention];
   document.title = `${TITLES[worst.attention]}: linkerd-operator`;
-  say("banner-title", [TITLES[worst.attention], ...about(worst), worst.since && `since ${clock(worst.since)}`].filter(Boolean).join(" · "));
+  show("banner-title", element("span", { class: "badge" }, TITLES[worst.attention]), " ", long(worst.title, "title"));
   show("advice",
-    element("div", { class: "sentence" }, long(worst.sentence, "sentence")),
-    worst.next && element("p", {}, worst.next),
-    worst.command && element("div", { class: "command" },
-      element("code", {}, worst.command),
-      element("button", { type: "button", "data-key": "copy", "aria-label": `Copy ${worst.command}` }, "Copy")),
-    others.length > 0 && element("ul", {}, ...others.map((it, index) =>
-      element("li", { class: TONES[it.attention] }, long(`${about(it).join(" · ")}: ${it.sentence}`, `other ${index}`)))));
+    about(worst) && element("p", { class: "quiet" }, about(worst)),
+    worst.sentence && element("div", { class: "sentence" }, long(worst.sentence, "sentence")),
+    worst.next && element("p", { class: "next" }, worst.next),
+    worst.command && command(worst.command, "worst"),
+    others.length > 0 && element("ul", {}, ...others.map((it, index) => element("li", {},
+      element("span", { class: TONES[it.attention] }, `${TITLES[it.attention]}: `),
+      long([it.title, it.sentence].filter(Boolean).join(": "), `other ${index}`),
+      element("span", { class: "quiet" }, ` ${about(it)}`),
+      it.command && command(it.command, index)))));
 }
 
 $("advice").addEventListener("click", async ({ target }) => {
-  if (target.dataset.key !== "copy") return;
-  const command = target.previousElementSibling;
+  if (target.dataset.copies === undefined) return;
+  const code = target.previousElementSibling;
   try {
-    await navigator.clipboard.writeText(command.textContent);
+    await navigator.clipboard.writeText(code.textContent);
     target.textContent = "Copied";
   } catch {
     // Without a secure context or the permission, the command is selected, so that the keyboard copies it.
-    getSelection().selectAllChildren(command);
+    getSelection().selectAllChildren(code);
   }
 });
 
 // --- tiles ----------------------------------------------------------------------------------------------------------
 
-// A tile has a name, a value, its class, and lines below: texts, nodes, or [text, class].
-function tile(name, value, tone, ...lines) {
-  const text = ([text, tone]) => element("p", { class: tone }, text);
-  const line = (it) => (it instanceof Node ? it : text(Array.isArray(it) ? it : [it, "quiet"]));
-  return element("div", { class: "tile" }, element("h2", {}, name), element("p", { class: `value ${tone}` }, value), ...lines.filter(Boolean).map(line));
-}
-
-const EFFECTS = { Reconciled: ["In effect", "good"], Observing: ["Only observed", "quiet"], Suspended: ["Suspended", "wait"], Canary: ["Canary", "wait"] };
-
-function configurationTile(config) {
-  if (config === undefined) return tile("Configuration", "None", "quiet", "no LinkerdConfig is watched");
-  const ready = config.conditions.find(({ type }) => type === "Ready");
-  const effects = { True: EFFECTS[ready?.reason] ?? ["In effect", "good"], False: ["Not in effect", "bad"] };
-  const effect = config.inEffect ? effects[ready?.status] ?? ["Not known yet", "quiet"] : ["In reserve", "quiet"];
-  return tile("Configuration", ...effect, `${config.name}, mode ${config.mode}`,
-    ready && `${ready.reason}, since ${clock(ready.lastTransitionTime)}`,
-    config.warnings?.length > 0 && [`${plural(config.warnings.length, "warning")}: see Configuration`, "wait"]);
-}
-
-const PHASES = { Halted: "bad", RolledBack: "bad", Complete: "good", Paused: "wait", Waiting: "wait" };
-
-function rolloutTile(rollout) {
-  if (rollout === undefined) return tile("Rollout", "None", "quiet");
-  const { phase, selected, updated, updating, pending, failed, atLeastSeconds: left, nextWindow } = rollout;
-  return tile("Rollout", phase || "Not begun", PHASES[phase] ?? "",
-    selected > 0 ? bar([updated, "good"], [updating, "wait"], [failed, "bad"], [selected - updated - updating - failed]) : "no workload is selected",
-    selected > 0 && `${updated} of ${plural(selected, "workload")} updated`,
-    failed > 0 && [`${failed} failed`, "bad"],
-    counted([[updating, "restarting"], [pending, "pending"]]),
-    left !== undefined && `at least ${duration(left)} left`,
-    nextWindow && `the window opens ${clock(nextWindow)}`);
-}
-
-function proxiesTile(pods) {
-  if (pods === undefined) return tile("Current proxies", "Not known", "quiet");
-  const { meshed, current, outdated, pinned, unknown, uninjected, waitingForNetwork, otherShape } = pods;
-  return tile("Current proxies", `${current} of ${meshed}`, outdated + uninjected === 0 ? "good" : "",
-    bar([current, "good"], [outdated, "wait"], [meshed - current - outdated], [uninjected, "bad"]),
-    outdated > 0 && [`${outdated} outdated`, "wait"],
-    uninjected > 0 && [`${plural(uninjected, "Pod")} without a proxy`, "bad"],
-    counted([[pinned, "pinned"], [unknown, "unknown"], [waitingForNetwork, "waiting for the network"], [otherShape, "of another shape"]]));
-}
-
-// Returns the name of a replica without the suffix that makes it unique.
-const replica = (identity) => identity.replace(/_[0-9a-f]{16}$/, "");
-
-function replicasTile({ replicas, leases, identity }) {
-  const holders = [...new Set(leases.map(({ holder }) => holder).filter(Boolean))];
-  return tile("Replicas", replicas === undefined ? "This replica" : plural(replicas, "replica"), "",
-    ...holders.map((holder) => `${replica(holder)} leads${holder === identity ? ": this replica" : ""}`),
-    leases.length > 0 && holders.length === 0 && ["no replica leads", "wait"],
-    !holders.includes(identity) && `this is ${replica(identity)}`);
-}
-
-function externalTile(counts) {
-  if (counts === undefined) return tile("ExternalWorkloads", "Not watched", "quiet");
-  const { total, notReady, withoutService } = counts;
-  return tile("ExternalWorkloads", String(total), "",
-    total > 0 && (notReady > 0 ? [`${notReady} not ready`, "wait"] : ["all are ready", "good"]),
-    withoutService > 0 && [`${withoutService} without a Service`, "wait"]);
-}
-
-function expiry(notAfter, now) {
-  if (notAfter === undefined) return ["None yet", "bad"];
-  const left = (Date.parse(notAfter) - Date.parse(now)) / 1000;
-  return left <= 0 ? ["Expired", "bad"] : [`${duration(left).replace(/ \d+ (h|s)$/, "")} left`, left < 7 * 86400 ? "wait" : "good"];
-}
-
-function certificateTile({ certificate, now }) {
-  if (certificate === undefined) return tile("Certificates", "None", "quiet", "no webhook is enabled");
-  const { name, notAfter } = certificate;
-  return tile("Certificates", ...expiry(notAfter, now), `of the ${name}`, notAfter && `until ${clock(notAfter)}`);
+// The server decides the value, the texts and the tones. A tone is the class of a text; "plain" has no style.
+function tile({ name, value, tone, bar: parts = [], lines }) {
+  return element("div", { class: "tile" },
+    element("h2", {}, name),
+    element("p", { class: `value ${tone}` }, value),
+    parts.length > 0 && bar(...parts.map((part) => [part.count, part.tone])),
+    ...lines.map((line) => element("p", { class: line.tone }, line.text)));
 }
 
 // --- overview -------------------------------------------------------------------------------------------------------
@@ -122,8 +63,7 @@ function showOverview(overview) {
   const config = choose(overview);
   const { headlines, events, linkerdConfigs, moreLinkerdConfigs } = overview;
   showBanner(headlines);
-  show("tiles", configurationTile(config), rolloutTile(config?.rollout), proxiesTile(config?.rollout?.pods),
-    replicasTile(overview), externalTile(overview.externalWorkloads), certificateTile(overview));
+  show("tiles", ...[...(config?.tiles ?? overview.absentTiles), ...overview.tiles].map(tile));
   showFailures(config?.rollout);
   show("events", events.length === 0 ? none("This replica has written no Event since it started. The leader writes most Events.") : table("Written by this replica; kubectl get events lists all", [
     { name: "Time", width: "tiny", cell: (it) => clock(it.time) },
@@ -151,7 +91,7 @@ function showFailures(rollout) {
 const WATCHES = { current: "good", outdated: "bad", "not listed yet": "wait", "not served": "quiet" };
 let wasWrong;
 
-function showProcess({ headlines, waitingFor, leases, certificate, watches, clusters, now, ...process }) {
+function showProcess({ headlines, waitingFor, leases, certificate, watches, clusters, ...process }) {
   const problems = headlines.filter(({ subject, attention }) => subject === "Process" && attention !== "done").length;
   say("process-title", problems === 0 ? "Process: healthy" : `Process: ${plural(problems, "problem")}`);
   // It opens by itself once, so that a reader can close it.
@@ -166,8 +106,7 @@ function showProcess({ headlines, waitingFor, leases, certificate, watches, clus
   ], leases));
   show("certificates", certificate === undefined ? none("No webhook is enabled.") : table("Certificates in use", [
     { name: "For", width: "short", cell: (it) => it.name },
-    { name: "Expiry", width: "short", cell: (it) => expiry(it.notAfter, now) },
-    { name: "Expires", cell: (it) => it.notAfter },
+    { name: "Expires", cell: (it) => it.notAfter ?? ["none yet", "bad"] },
   ], [certificate]));
   const state = (it) => [it.failingSeconds === undefined || it.state !== "outdated" ? it.state : `outdated for ${duration(it.failingSeconds)}`, WATCHES[it.state]];
   const columns = (name) => [
@@ -292,7 +231,7 @@ every(OVERVIEW_EVERY, async () => {
     say("connection", `not reachable: ${error.message}`);
     $("connection").className = "bad";
     const next = updated && `All below is as it was at ${updated} UTC. If the replica was replaced, open the page again.`;
-    showBanner([{ attention: "problem", subject: "This page", reason: "not reachable", sentence: error.message, next, command: "linkerd-operator dashboard" }]);
+    showBanner([{ attention: "problem", subject: "This page", title: "The replica does not answer", sentence: error.message, next, command: "linkerd-operator dashboard" }]);
   }
 });
 every(CONFIG_EVERY, refresh);

@@ -97,7 +97,7 @@ function showEndpoints(rows, total) {
   rows.sort((one, other) => one.ip.localeCompare(other.ip, undefined, { numeric: true }) || one.port - other.port);
   const more = total - rows.length;
   show("endpoints", rows.length === 0 ? none("No endpoints.") : table(`${plural(total, "endpoint")}${more > 0 ? `, ${more} not listed` : ""}`, [
-    { name: "Address", code: true, cell: socket },
+    { name: "Address", width: "wide", code: true, cell: socket },
     { name: "Pod", code: true, cell: (it) => it.pod },
     { name: "Service", code: true, cell: (it) => (it.cluster ? `${it.service}@${it.cluster}` : it.service) },
     { name: "Weight", width: "tiny", number: true, cell: (it) => it.weight },

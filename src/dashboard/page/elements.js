@@ -77,7 +77,7 @@ export function bar(...parts) {
 
 export const none = (text) => element("p", { class: "quiet" }, text);
 export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-export const counted = (counts) => counts.filter(([count]) => count > 0).map(([count, what]) => `${count} ${what}`).join(", ");
+const counted = (counts) => counts.filter(([count]) => count > 0).map(([count, what]) => `${count} ${what}`).join(", ");
 
 // Returns the two largest units of a duration.
 export function duration(seconds) {

@@ -3,7 +3,7 @@
 import { $, bar, element, json, long, none, plural, show, table } from "./elements.js";
 
 // Those that need attention are first.
-const LISTED = 40;
+const LISTED = 30;
 const DECISIONS = { Failed: "bad", Updating: "wait", Pending: "wait", Skipped: "quiet", NotSelected: "quiet", Observed: "quiet", UpToDate: "good" };
 
 // What config.json has about the chosen LinkerdConfig.
