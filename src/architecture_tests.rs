@@ -114,6 +114,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "lease",
             "linkerd_config",
             "summary",
+            "text",
             "version",
             "webhook",
         ],

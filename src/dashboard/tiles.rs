@@ -181,17 +181,23 @@ pub(super) fn of_replicas(running: Option<usize>, leases: &[LeaseRow], identity:
     }
     let own = leases.iter().filter(|it| it.leads).count();
     let (leads, tone) = match (own, held.len()) {
-        _ if leases.is_empty() => ("no leader is needed", Tone::Quiet),
-        (_, 0) => ("none leads", Tone::Bad),
+        _ if leases.is_empty() => ("No leader is needed", Tone::Quiet),
+        (_, 0) => ("None leads", Tone::Bad),
         // Its Lease was not renewed in time, so it does not write, and no other replica has taken the Lease over.
-        (0, _) if held.contains_key(identity) => ("none leads", Tone::Bad),
-        (1.., 1) => ("this replica leads", Tone::Good),
-        (1.., _) => ("this replica leads in part", Tone::Good),
-        (0, _) => ("another replica leads", Tone::Good),
+        (0, _) if held.contains_key(identity) => ("None leads", Tone::Bad),
+        (1.., 1) => ("This replica leads", Tone::Good),
+        (1.., _) => ("This replica leads in part", Tone::Good),
+        (0, _) => ("Another replica leads", Tone::Good),
     };
-    let running = running.map_or_else(|| "Not counted".to_owned(), |running| format!("{running} running"));
-    let mut tile =
-        Tile::new("Replicas", running, if tone == Tone::Bad { Tone::Bad } else { Tone::Plain }).line(tone, leads);
+    let mut tile = match running {
+        Some(running) => {
+            let is_bad = tone == Tone::Bad;
+            let tile =
+                Tile::new("Replicas", format!("{running} running"), if is_bad { Tone::Bad } else { Tone::Plain });
+            tile.line(tone, leads)
+        }
+        None => Tile::new("Replicas", leads, tone),
+    };
     let leader = if tone == Tone::Bad { "last leader" } else { "leader" };
     for (holder, count) in &held {
         let part =

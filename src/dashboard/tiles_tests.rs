@@ -127,18 +127,18 @@ const OTHER: &str = "operator-5f6d-abcde_fedcba9876543210";
 #[test]
 fn a_replica_that_follows_shows_which_one_leads() {
     let leases = [lease(Some(OTHER), false), lease(Some(OTHER), false)];
-    let lines = vec![("another replica leads", Tone::Good), ("leader: operator-5f6d-abcde", Tone::Quiet)];
+    let lines = vec![("Another replica leads", Tone::Good), ("leader: operator-5f6d-abcde", Tone::Quiet)];
     assert_eq!(shown(&of_replicas(Some(2), &leases, ONE)), ("2 running", Tone::Plain, lines));
     let leases = [lease(Some(ONE), true), lease(Some(ONE), true)];
-    let lines = vec![("this replica leads", Tone::Good), ("leader: operator-5f6d-x2x4q", Tone::Quiet)];
-    assert_eq!(shown(&of_replicas(None, &leases, ONE)), ("Not counted", Tone::Plain, lines));
+    let lines = vec![("leader: operator-5f6d-x2x4q", Tone::Quiet)];
+    assert_eq!(shown(&of_replicas(None, &leases, ONE)), ("This replica leads", Tone::Good, lines));
 }
 
 #[test]
 fn leases_that_two_replicas_share_are_counted() {
     let leases = [lease(Some(ONE), true), lease(Some(OTHER), false), lease(Some(OTHER), false)];
     let lines = vec![
-        ("this replica leads in part", Tone::Good),
+        ("This replica leads in part", Tone::Good),
         ("leader of 2 of 3 Leases: operator-5f6d-abcde", Tone::Quiet),
         ("leader of 1 of 3 Leases: operator-5f6d-x2x4q", Tone::Quiet),
     ];
@@ -149,10 +149,10 @@ fn leases_that_two_replicas_share_are_counted() {
 fn a_lease_without_a_holder_or_of_a_replica_that_cannot_renew_it_has_no_leader() {
     for leases in [[lease(None, false)], [lease(Some(""), false)], [lease(Some(ONE), false)]] {
         let tile = of_replicas(Some(1), &leases, ONE);
-        assert_eq!((tile.tone, shown(&tile).2.first()), (Tone::Bad, Some(&("none leads", Tone::Bad))));
+        assert_eq!((tile.tone, shown(&tile).2.first()), (Tone::Bad, Some(&("None leads", Tone::Bad))));
     }
     let tile = of_replicas(Some(1), &[], ONE);
-    assert_eq!(shown(&tile), ("1 running", Tone::Plain, vec![("no leader is needed", Tone::Quiet)]));
+    assert_eq!(shown(&tile), ("1 running", Tone::Plain, vec![("No leader is needed", Tone::Quiet)]));
     let unreadable = LeaseRow { problem: Some("refused".to_owned()), ..lease(Some(OTHER), false) };
     let tile = of_replicas(None, &[unreadable], ONE);
     assert_eq!(shown(&tile).2.last(), Some(&("1 Lease with a problem: see Process", Tone::Bad)));

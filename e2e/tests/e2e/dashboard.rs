@@ -90,6 +90,33 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
     Ok(())
 }
 
+#[tokio::test]
+async fn the_dashboard_and_the_command_status_have_the_same_document() -> Result<()> {
+    let world = DashboardWorld::start().await?;
+    world.shows_rollout().await?;
+    let kubeconfig = world.control_plane.kubeconfig().to_owned();
+    eventually(SOON, "the same document from both", async || {
+        let mut command = Command::new(operator_binary()?);
+        command.args(["status", "mesh", "--output=json", "--kubeconfig"]).arg(&kubeconfig).stdin(Stdio::null());
+        let output = command.kill_on_drop(true).output().await?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed: Value = serde_json::from_slice(&output.stdout)?;
+        let printed = printed["linkerdConfigs"][0].as_object().context("no LinkerdConfig")?;
+        let overview = world.json("overview.json").await?;
+        let shown = &overview["linkerdConfigs"][0];
+        ensure!(printed.contains_key("sentence") && printed.contains_key("rollout"), "{printed:?}");
+        for (field, value) in printed {
+            ensure!(&shown[field] == value, "{field}: status has {value}, the dashboard {}", shown[field]);
+        }
+        let headline = &overview["headlines"][0];
+        for field in ["attention", "reason", "title", "sentence", "next", "command"] {
+            ensure!(headline[field] == shown[field], "{field}: {headline}");
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// `linkerd-operator dashboard` opens the page of any replica.
 #[tokio::test]
 async fn a_replica_that_does_not_lead_shows_who_holds_each_lease() -> Result<()> {

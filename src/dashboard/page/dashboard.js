@@ -1,7 +1,7 @@
 // The dashboard's script. It reads overview.json every few seconds, and config.json for the chosen LinkerdConfig. The
 // server decides what is wrong; the page shows it first.
 
-import { $, bar, clock, duration, element, every, json, long, none, plural, remember, remembered, say, show, table } from "./elements.js";
+import { $, bar, breakable, clock, duration, element, every, json, long, none, plural, remember, remembered, say, show, table } from "./elements.js";
 import { begin, disable } from "./discovery.js";
 import { forgetWorkloads, showWorkloads } from "./namespaces.js";
 
@@ -82,7 +82,7 @@ function showFailures(rollout) {
   const name = (it) => `${it.namespace}/${it.kind}/${it.name}`;
   $("failures").hidden = failures.length === 0;
   show("failed", ...failures.map((it) => element("li", {},
-    element("code", {}, name(it)), " ", element("strong", { class: "bad" }, it.reason),
+    element("code", {}, ...breakable(name(it))), " ", element("strong", { class: "bad" }, it.reason),
     it.time && element("span", { class: "quiet" }, ` restarted ${clock(it.time)}`),
     element("div", {}, long(it.message, name(it))))));
   say("more-failed", more > 0 ? `${more} more: choose Failed below.` : "");

@@ -48,7 +48,7 @@ export function table(caption, columns, rows) {
   const cell = (row) => ({ name, cell, number, code }) => {
     const value = cell(row);
     const [content = "", tone] = Array.isArray(value) ? value : [value];
-    const inner = content instanceof Node ? content : element("span", { class: tone }, String(content));
+    const inner = content instanceof Node ? content : element("span", { class: tone }, ...(code ? breakable(String(content)) : [String(content)]));
     return element("td", { "data-empty": content === "", "data-column": name, class: classes(number && "number", code && "code") }, inner);
   };
   return element("table", {},
@@ -57,11 +57,14 @@ export function table(caption, columns, rows) {
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...columns.map(cell(row))))));
 }
 
+// Returns the parts of a name. A narrow screen breaks it after a point or a slash, and not within a word.
+export const breakable = (name) => name.split(/(?<=[./@])/).flatMap((part, index) => (index === 0 ? [part] : [element("wbr"), part]));
+
 // Returns a text; a long one opens. The key is unique within the part of the page.
 export function long(text, key) {
   if (text.length <= LONG) return element("span", {}, text);
-  const begin = element("summary", { "data-key": `begin ${key}` }, `${text.slice(0, LONG)}…`);
-  return element("details", { class: "long", "data-key": key }, begin, text);
+  const begin = element("summary", { "data-key": `begin ${key}` }, element("span", {}, `${text.slice(0, LONG)}…`));
+  return element("details", { class: "long", "data-key": key }, begin, element("span", {}, text));
 }
 
 // Returns a bar of [count, class]. Its numbers are beside it as text.

@@ -67,8 +67,41 @@ const STRUCTURE: &str = r"
   return problems;
 })()";
 
+/// Returns what is squeezed or broken, and markup that is none of the page.
+///
+/// A word is broken if its letters are on two lines. One that has more than 20 letters may be, and one in more than 40
+/// characters without a space.
+const LAYOUT: &str = r"
+(() => {
+  const problems = [];
+  if (document.querySelector('main img, main script')) problems.push('a text of the server became markup');
+  if (!document.title.includes('linkerd-operator')) problems.push(`the title is ${document.title}`);
+  for (const it of document.querySelectorAll('main td, main li, .tile, .tile p, #banner *')) {
+    if (!it.checkVisibility() || !it.innerText?.trim()) continue;
+    const name = `${it.localName} ${it.innerText.slice(0, 40)}`;
+    if (it.scrollWidth > it.clientWidth + 1 && getComputedStyle(it).display !== 'inline') problems.push(`overflows: ${name}`);
+    if (it.localName === 'td' && it.getBoundingClientRect().width < 48) problems.push(`collapsed: ${name}`);
+  }
+  const texts = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (!node.parentElement.checkVisibility()) continue;
+    for (const { 0: word, index } of node.data.matchAll(/[\p{L}\p{N}]+/gu)) {
+      const [before] = node.data.slice(0, index).match(/\S*$/);
+      const [after] = node.data.slice(index).match(/^\S*/);
+      if (word.length > 20 || before.length + after.length > 40) continue;
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      const tops = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+      if (tops.size > 1) problems.push(`broken: ${word}`);
+    }
+  }
+  return problems;
+})()";
+
 pub(super) async fn check(browser: &mut Browser) -> Result<()> {
-    for (name, problems) in [("structure", STRUCTURE), ("contrast", LOW_CONTRAST)] {
+    for (name, problems) in [("structure", STRUCTURE), ("contrast", LOW_CONTRAST), ("layout", LAYOUT)] {
         let found = browser.evaluate(problems).await?;
         ensure!(found == json!([]), "{name}: {found}");
     }

@@ -11,14 +11,15 @@ mod accessible;
 mod states;
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{browser::Browser, dashboard::DashboardWorld};
+use e2e::{browser::Browser, dashboard::DashboardWorld, executable::operator_binary};
 use serde_json::json;
+use tokio::process::Command;
 
 use self::states::PageState;
 
@@ -105,30 +106,10 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
 
     browser.shows("!document.body.innerText.includes('undefined')").await?;
     passed("no part of the page is undefined");
-    states::reopen(&mut browser, &page).await?;
-    world.halt_rollout().await?;
-    browser.shows("document.querySelector('#namespaces').innerText.includes('1 Failed')").await?;
-    let halted = PageState {
-        name: "halted",
-        visible: &[
-            ("#banner", "Problem · LinkerdConfig mesh · RolloutHalted"),
-            ("#banner code", "linkerd-operator rollout retry mesh"),
-            (".tile", "Halted"),
-            (".tile", "1 failed"),
-            ("#failed code", "shop/Deployment/web"),
-        ],
-    };
-    states::check(&mut browser, &halted, screenshots).await?;
-    states::check_made(&mut browser, &page, states::denied(), screenshots).await?;
-    states::check_made(&mut browser, &page, states::expired(), screenshots).await?;
-    world.delete_workload().await?;
-    let deleted = PageState {
-        name: "deleted",
-        visible: &[("#banner", "Nothing is wrong · LinkerdConfig mesh"), (".tile", "no workload is selected")],
-    };
-    browser.shows("document.querySelector('#failures').hidden").await?;
-    browser.shows("!document.querySelector('#namespaces').innerText.includes('Failed')").await?;
-    states::check(&mut browser, &deleted, screenshots).await?;
+    rollout(&mut browser, &page, &world, screenshots).await?;
+    for state in [states::denied(), states::expired(), states::hostile(), states::followed()] {
+        states::check_made(&mut browser, &page, state, screenshots).await?;
+    }
 
     let outside = "performance.getEntriesByType('resource').map((it) => new URL(it.name).origin)\
                    .filter((it) => it !== location.origin)";
@@ -139,11 +120,81 @@ async fn test(program: &Path, screenshots: Option<&Path>) -> Result<()> {
     world.manager.kill().await?;
     let gone = PageState {
         name: "unreachable",
-        visible: &[("#banner", "Problem · This page · not reachable"), ("#banner", "All below is as it was at")],
+        visible: &[("#banner", "Problem The replica does not answer"), ("#banner", "All below is as it was at")],
     };
     states::check(&mut browser, &gone, screenshots).await?;
     println!("e2e-dashboard: run");
     Ok(())
+}
+
+/// Follows a rollout from its begin to its end, with a failure.
+async fn rollout(browser: &mut Browser, page: &str, world: &DashboardWorld, screenshots: Option<&Path>) -> Result<()> {
+    states::reopen(browser, page).await?;
+    world.begin_rollout().await?;
+    browser.shows("document.querySelector('#namespaces').innerText.includes('1 Updating')").await?;
+    browser.shows("document.querySelectorAll('#namespaces > details').length === 28").await?;
+    let running = PageState {
+        name: "running",
+        visible: &[
+            ("#banner", "In progress Workloads are being restarted"),
+            (".tile", "69 of 82 workloads updated"),
+            (".tile", "1 restarting, 12 pending"),
+            // 13 restarts in 10 minutes each, without the last.
+            (".tile", "at least 2 h left"),
+        ],
+    };
+    states::check(browser, &running, screenshots).await?;
+
+    world.halt_rollout().await?;
+    browser.shows("document.querySelector('#namespaces').innerText.includes('1 Failed')").await?;
+    let halted = PageState {
+        name: "halted",
+        visible: &[
+            ("#banner", "Problem Workloads failed, and no further restart begins"),
+            ("#banner", "LinkerdConfig mesh · RolloutHalted · since"),
+            ("#banner", "Fix the cause, then run linkerd-operator rollout retry"),
+            ("#banner code", "linkerd-operator rollout retry mesh"),
+            (".tile", "Halted"),
+            (".tile", "1 failed"),
+            ("#failed code", "shop/Deployment/web"),
+        ],
+    };
+    states::check(browser, &halted, screenshots).await?;
+    if let Some(folder) = screenshots {
+        fs::write(folder.join("status-halted.txt"), status(world).await?)?;
+    }
+
+    world.delete_workload().await?;
+    browser.shows("document.querySelector('#failures').hidden").await?;
+    browser.shows("!document.querySelector('#namespaces').innerText.includes('Failed')").await?;
+    let deleted = PageState {
+        name: "deleted",
+        visible: &[("#banner", "In progress Workloads are being restarted"), (".tile", "69 of 81 workloads updated")],
+    };
+    states::check(browser, &deleted, screenshots).await?;
+
+    world.end_rollout().await?;
+    browser.shows("document.querySelectorAll('#namespaces > details').length === 24").await?;
+    let healthy = PageState {
+        name: "healthy",
+        visible: &[
+            ("#banner", "Nothing is wrong Every selected workload runs with the declared configuration"),
+            (".tile", "In effect"),
+            (".tile", "69 of 69 workloads updated"),
+            (".tile", "70 of 70"),
+            (".tile", "all are ready"),
+        ],
+    };
+    states::check(browser, &healthy, screenshots).await
+}
+
+/// Returns what `linkerd-operator status` prints.
+async fn status(world: &DashboardWorld) -> Result<Vec<u8>> {
+    let kubeconfig = world.control_plane.kubeconfig();
+    let mut command = Command::new(operator_binary()?);
+    let output = command.args(["status", "--kubeconfig"]).arg(kubeconfig).output().await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(output.stdout)
 }
 
 /// Follows an authority on the tab Discovery.

@@ -53,14 +53,23 @@ pub(super) fn denied() -> (String, PageState<'static>) {
             "lastTransitionTime": "2026-11-27T11:48:10Z"})
     };
     let conditions = [condition("Ready", "False", "RolledBack"), condition("Stalled", "True", "RolledBack")];
-    let (command, next) = ("linkerd-operator explain mesh", "Change the resource.");
-    let summary = json!({"attention": "problem", "reason": "RolledBack", "sentence": message, "next": next,
-        "command": command, "conditions": conditions});
+    let (command, next) = ("linkerd-operator explain mesh", "Change the resource, or fix the cause.");
+    let title = "The injectors denied the declared configuration, or workloads failed with it";
+    let summary = json!({"attention": "problem", "reason": "RolledBack", "title": title, "sentence": message,
+        "next": next, "command": command, "conditions": conditions});
     let headline = json!({"attention": "problem", "subject": "LinkerdConfig mesh", "reason": "RolledBack",
-        "sentence": message, "next": next, "command": command, "since": "2026-11-27T11:48:10Z"});
-    let change = format!("Object.assign(answer.linkerdConfigs[0], {summary}); answer.headlines = [{headline}];");
+        "title": title, "sentence": message, "next": next, "command": command, "since": "2026-11-27T11:48:10Z"});
+    let tile = json!({"name": "Configuration", "value": "Not in effect", "tone": "bad",
+        "lines": [{"text": "mesh, mode Enforce", "tone": "quiet"},
+            {"text": "RolledBack, since 11:48:10", "tone": "quiet"}]});
+    let change = format!(
+        "Object.assign(answer.linkerdConfigs[0], {summary});
+        answer.linkerdConfigs[0].tiles[0] = {tile};
+        answer.headlines = [{headline}];"
+    );
     let visible = &[
-        ("#banner", "Problem · LinkerdConfig mesh · RolledBack"),
+        ("#banner", "Problem The injectors denied the declared configuration"),
+        ("#banner", "LinkerdConfig mesh · RolledBack · since"),
         ("#banner", "denies Pods: could not parse proxy.logLevel"),
         ("#banner code", "linkerd-operator explain mesh"),
         (".tile", "Not in effect"),
@@ -70,16 +79,64 @@ pub(super) fn denied() -> (String, PageState<'static>) {
 
 /// The certificate of the webhooks was not renewed.
 pub(super) fn expired() -> (String, PageState<'static>) {
+    let title = "the certificate of the webhooks expired at 2026-11-26T09:00:00Z";
+    let sentence = "it is from Secret default/linkerd-operator-webhook";
+    let next = "Renew it: API servers reject the certificate, so calls of the webhooks fail.";
     let headline = json!({"attention": "problem", "subject": "Process", "reason": "CertificateExpired",
-        "sentence": "the certificate of the webhooks expired at 2026-11-26T09:00:00Z", "command": "linkerd-operator check"});
-    let change = format!("answer.certificate.notAfter = '2026-11-26T09:00:00Z'; answer.headlines.unshift({headline});");
+        "title": title, "sentence": sentence, "next": next, "command": "linkerd-operator check"});
+    let tile = json!({"name": "Certificate", "value": "Expired", "tone": "bad",
+        "lines": [{"text": "of the webhooks", "tone": "quiet"}, {"text": "until 2026-11-26 09:00", "tone": "quiet"}]});
+    let change = format!(
+        "answer.certificate.notAfter = '2026-11-26T09:00:00Z';
+        answer.tiles[2] = {tile};
+        answer.headlines = [{headline}];"
+    );
     let visible = &[
-        ("#banner", "Problem · Process · CertificateExpired"),
-        ("#banner", "the certificate of the webhooks expired"),
+        ("#banner", "Problem the certificate of the webhooks expired"),
+        ("#banner", "Renew it"),
         ("#banner code", "linkerd-operator check"),
         (".tile", "Expired"),
     ];
     (changing("overview.json", &change), PageState { name: "expired", visible })
+}
+
+/// Tenants write names and messages that look like markup, have no space, or change the direction of writing.
+pub(super) fn hostile() -> (String, PageState<'static>) {
+    let markup = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>";
+    let (endless, other_direction) = ("w".repeat(900), "\u{202e}txet rehto");
+    let message = format!("{markup} {other_direction} {endless}");
+    let headline = json!({"attention": "problem", "subject": format!("LinkerdConfig {endless}"), "reason": markup,
+        "title": message, "sentence": message, "next": message, "command": message, "since": "2026-11-27T11:48:10Z"});
+    let failure = json!({"namespace": "w".repeat(63), "kind": "Deployment", "name": markup, "reason": markup,
+        "message": message});
+    let event = json!({"time": "2026-11-27T11:48:10Z", "type": "Warning", "reason": markup, "object": endless,
+        "note": message});
+    let condition = json!({"type": "Stalled", "status": "True", "reason": markup, "message": message,
+        "lastTransitionTime": "2026-11-27T11:48:10Z"});
+    let change = format!(
+        "const [headline, failure, event, condition] = [{headline}, {failure}, {event}, {condition}];
+        Object.assign(answer.linkerdConfigs[0], {{ conditions: [condition], warnings: [headline.title] }});
+        Object.assign(answer.linkerdConfigs[0].rollout, {{ failures: [failure, failure], failed: 2 }});
+        answer.linkerdConfigs[0].tiles[0].lines[0].text = headline.title;
+        answer.headlines = Array(20).fill(headline);
+        answer.events = [event];
+        answer.waitingFor = [headline.title];"
+    );
+    let visible = &[("#banner-title", "<img src=x")];
+    (changing("overview.json", &change), PageState { name: "hostile", visible })
+}
+
+/// Another replica leads.
+pub(super) fn followed() -> (String, PageState<'static>) {
+    let tile = json!({"name": "Replicas", "value": "2 running", "tone": "plain", "lines": [
+        {"text": "Another replica leads", "tone": "good"},
+        {"text": "leader: linkerd-operator-6c9d8b7f5-x2x4q", "tone": "quiet"}]});
+    let change = format!(
+        "answer.tiles[0] = {tile};
+        for (const lease of answer.leases) Object.assign(lease, {{ holder: 'linkerd-operator-6c9d8b7f5-x2x4q', leads: false }});"
+    );
+    let visible = &[("#banner", "Nothing is wrong"), (".tile", "leader: linkerd-operator-6c9d8b7f5-x2x4q")];
+    (changing("overview.json", &change), PageState { name: "followed", visible })
 }
 
 /// Checks the open page on each screen.
@@ -109,6 +166,11 @@ pub(super) async fn check_made(
 ) -> Result<()> {
     let script: Value = browser.add_script(&script).await?;
     reopen(browser, page).await?;
+    browser.shows("document.querySelector('#namespaces details') !== null").await?;
+    // The details of the process open by themselves if the process has a problem.
+    let opens = "document.querySelector('#process').open \
+                 === document.querySelector('#process-title').innerText.includes('problem')";
+    browser.shows(opens).await?;
     check(browser, &state, screenshots).await?;
     browser.remove_script(script).await?;
     reopen(browser, page).await

@@ -1,13 +1,15 @@
 //! A manager whose dashboard has something on each of its parts, and a client that reads it as a browser does.
 
+mod mesh;
+
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use hyper::{Method, StatusCode};
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
 use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
+    Api, Client,
+    api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -18,7 +20,7 @@ use tokio::{
 
 use crate::{
     ControlPlane, LinkerdConfigs, Manager, ManagerOptions, Options, injector::reviews::INSTALLED, mesh::SOON, port,
-    wait::eventually,
+    shipped::in_repository, wait::eventually,
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -43,6 +45,8 @@ impl DashboardWorld {
     pub async fn start() -> Result<Self> {
         let control_plane = ControlPlane::start(Options::default()).await?;
         control_plane.install_crds("crd").await?;
+        let external_workloads = in_repository("crd/linkerd/externalworkloads.yaml");
+        control_plane.kubectl(&["apply", "--server-side", "-f", &external_workloads]).await?;
         control_plane
             .apply(&[
                 json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "linkerd"}}),
@@ -58,15 +62,11 @@ impl DashboardWorld {
             slice(&["192.0.2.11", "192.0.2.12"]),
         ];
         for (name, labels) in [("web", json!({"config.linkerd.io/reconcile": "auto"})), ("db", json!({}))] {
-            objects.extend(workload(name, &labels, marker));
+            objects.extend(workload("shop", name, &labels, marker));
         }
         control_plane.apply(&objects).await?;
-        // Nothing runs the Deployments, so this is what their controller would write.
-        let deployments: Api<Deployment> = Api::namespaced(control_plane.client().await?, "shop");
         for name in ["web", "db"] {
-            let status = json!({"status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1,
-                "readyReplicas": 1, "availableReplicas": 1}});
-            deployments.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+            is_available(&control_plane.client().await?, "shop", name).await?;
         }
         LinkerdConfigs::new(&control_plane.client().await?)
             .create("mesh", json!({"proxy": {"logLevel": "debug"}}))
@@ -95,28 +95,6 @@ impl DashboardWorld {
         let slices: Api<EndpointSlice> = Api::namespaced(self.control_plane.client().await?, "shop");
         let patch = Patch::Merge(slice(addresses));
         slices.patch("web-1", &PatchParams::default(), &patch).await?;
-        Ok(())
-    }
-
-    /// Makes the rollout begin without a proof by an injector, which restarts the opted-in workload. Nothing runs its new
-    /// Pods, so the rollout halts after the deadline.
-    pub async fn halt_rollout(&self) -> Result<()> {
-        let spec = json!({
-            "injectorSync": {"method": "Delay", "delay": "0s"},
-            "rollout": {"progressDeadline": "3s", "interval": "1s", "soak": "1s"},
-        });
-        let configs = LinkerdConfigs::new(&self.control_plane.client().await?);
-        configs.change("mesh", spec).await?;
-        configs.reaches(SOON, "mesh", &["Stalled=True/RolloutHalted"]).await.map(drop)
-    }
-
-    /// Deletes the opted-in workload and its Pod.
-    pub async fn delete_workload(&self) -> Result<()> {
-        let client = self.control_plane.client().await?;
-        let (deployments, pods) =
-            (Api::<Deployment>::namespaced(client.clone(), "shop"), Api::<Pod>::namespaced(client, "shop"));
-        deployments.delete("web", &DeleteParams::background()).await?;
-        pods.delete("web-1", &DeleteParams::default().grace_period(0)).await?;
         Ok(())
     }
 
@@ -193,22 +171,38 @@ fn slice(addresses: &[&str]) -> Value {
 }
 
 /// Returns a Deployment, and a Pod of it whose proxy was injected with the configuration of this hash.
-fn workload(name: &str, labels: &Value, marker: &str) -> [Value; 2] {
+fn workload(namespace: &str, name: &str, labels: &Value, marker: &str) -> [Value; 2] {
     let inject = json!({"linkerd.io/inject": "enabled"});
     let template = json!({
         "metadata": {"labels": {"app": name}, "annotations": inject},
         "spec": {"containers": [{"name": "app", "image": "app"}]},
     });
     let spec = json!({"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template});
-    let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}]);
-    let proxy = json!({"name": "linkerd-proxy", "image": "proxy:edge-1",
-        "env": [{"name": "LINKERD_CONFIG_HASH", "value": marker}]});
     [
         json!({"apiVersion": "apps/v1", "kind": "Deployment",
-            "metadata": {"name": name, "namespace": "shop", "labels": labels}, "spec": spec}),
-        json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": format!("{name}-1"), "namespace": "shop", "ownerReferences": owner, "annotations": inject,
-                "labels": {"app": name, "linkerd.io/control-plane-ns": "linkerd"}},
-            "spec": {"containers": [{"name": "app", "image": "app"}, proxy]}}),
+            "metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": spec}),
+        pod(namespace, name, &format!("{name}-1"), marker),
     ]
+}
+
+/// Returns a Pod of a Deployment, with a native sidecar as INSTALLED configures it.
+fn pod(namespace: &str, deployment: &str, name: &str, marker: &str) -> Value {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment, "uid": deployment}]);
+    let proxy = json!({"name": "linkerd-proxy", "image": "cr.l5d.io/linkerd/proxy:edge-26.8.3", "restartPolicy": "Always",
+        "env": [{"name": "LINKERD_CONFIG_HASH", "value": marker}]});
+    let init = json!({"name": "linkerd-init", "image": "cr.l5d.io/linkerd/proxy-init:v2"});
+    json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "ownerReferences": owner,
+            "annotations": {"linkerd.io/inject": "enabled"},
+            "labels": {"app": deployment, "linkerd.io/control-plane-ns": "linkerd"}},
+        "spec": {"initContainers": [init, proxy], "containers": [{"name": "app", "image": "app"}]}})
+}
+
+/// Writes what the controller of a Deployment would write: nothing runs it here.
+async fn is_available(client: &Client, namespace: &str, name: &str) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let status = json!({"status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1,
+        "availableReplicas": 1}});
+    deployments.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)?;
+    Ok(())
 }
