@@ -318,6 +318,11 @@ impl Drop for InFlight {
     }
 }
 
+/// Whether the API server refused a new object because its namespace is being deleted.
+pub fn is_namespace_terminating(status: &kube::core::Status) -> bool {
+    status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;

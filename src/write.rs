@@ -99,7 +99,3 @@ impl WriteError {
         Duration::from_secs(seconds.unwrap_or_default().into())
     }
 }
-/// Whether the API server refused a new object because its namespace is being deleted.
-pub fn is_namespace_terminating(status: &kube::core::Status) -> bool {
-    status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
-}

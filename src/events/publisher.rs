@@ -34,7 +34,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{Cause, EventsApi, Notice, RateLimits, Reason, RecentEvent, RecentEvents, rate_limit::Refusal};
-use crate::write::is_namespace_terminating;
+use crate::client::{describe, is_namespace_terminating};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A repetition after a longer time creates a new Event, as in client-go.
@@ -108,7 +108,7 @@ impl Publisher {
                     warn!(namespace, error, "Events are denied in this namespace; retrying at most every ten minutes");
                 }
             }
-            Ok(Err(error)) => debug!(namespace, error = crate::client::describe(&error), "could not write an Event"),
+            Ok(Err(error)) => debug!(namespace, error = describe(&error), "could not write an Event"),
             Err(_) => debug!(namespace, "could not write an Event: the request timed out"),
         }
         Err(Cause::Failed)

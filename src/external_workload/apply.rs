@@ -20,9 +20,10 @@ use super::{
 };
 use crate::{
     api::{NamespacedName, endpoint_slice::EndpointSlice},
+    client::is_namespace_terminating,
     cluster::kinds::service::Service,
     lease::Fence,
-    write::{WriteError, is_namespace_terminating},
+    write::WriteError,
 };
 
 /// Writes EndpointSlices, while this process leads.
