@@ -68,8 +68,6 @@ pub const CANARY_NAMESPACES_ANNOTATION: &str = "config.linkerd.io/canary-namespa
 pub const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
 /// The operator's name in annotations and in audit annotations.
 pub const OPERATOR: &str = "linkerd-operator";
-/// The annotation of a ConfigMap with a fallback document: the declared values that failed, as JSON.
-pub const RESTORED_FROM_ANNOTATION: &str = "config.linkerd.io/restored-from";
 /// The audit annotation in the answers of the operator's proxy injector. Its value begins with [`OPERATOR`].
 pub const WEBHOOK_AUDIT_ANNOTATION: &str = "answered-by";
 /// The Service and the Deployment of Linkerd's proxy injector.

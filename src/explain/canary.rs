@@ -15,7 +15,7 @@ use super::{output::PodChange, print::changes_text};
 use crate::{
     api::linkerd_config::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus},
     cluster::kinds::linkerd_config::LinkerdConfig,
-    linkerd_config::{PROMOTE_ANNOTATION, kept_canary, plan::ConfigPlan},
+    linkerd_config::{kept_canary, plan::ConfigPlan},
     values::Document,
 };
 
@@ -83,7 +83,7 @@ impl CanaryOutput {
             soak: spec.soak.clone(),
             promotion: spec.promotion,
             promote_ignored: is_ignored,
-            promote_command: is_promotable.then(|| promote_command(&config.name, hash, is_ignored)),
+            promote_command: is_promotable.then(|| promote_command(&config.name)),
             changes: PodChange::between(&in_force, &declared),
         })
     }
@@ -140,7 +140,7 @@ impl CanaryOutput {
         };
         match &self.promote_command {
             Some(command) if self.promote_ignored => {
-                format!("{after}; the annotation is from before the canary and is ignored, remove it with: {command}")
+                format!("{after}; the annotation is from before the canary and is ignored; at once with: {command}")
             }
             Some(command) => format!("{after}; at once with: {command}"),
             None => after,
@@ -148,12 +148,8 @@ impl CanaryOutput {
     }
 }
 
-/// Returns the command that promotes a canary. An annotation from before the canary must be removed first.
-fn promote_command(name: &str, hash: &str, is_ignored: bool) -> String {
-    match is_ignored {
-        true => format!("kubectl annotate linkerdconfig/{name} {PROMOTE_ANNOTATION}-"),
-        false => format!("kubectl annotate --overwrite linkerdconfig/{name} {PROMOTE_ANNOTATION}={hash}"),
-    }
+fn promote_command(name: &str) -> String {
+    format!("linkerd-operator rollout promote {name}")
 }
 
 /// Returns the status of the canary if it is about this document, and if the operator does not begin again.

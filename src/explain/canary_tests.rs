@@ -71,8 +71,7 @@ New Pods:       no change before the configuration is promoted
 #[test]
 fn an_active_canary_says_who_has_the_configuration_and_when_it_is_promoted() {
     let (automatic, manual) = (spec(&json!({})), spec(&json!({"promotion": "Manual"})));
-    let command =
-        format!("kubectl annotate --overwrite linkerdconfig/mesh config.linkerd.io/promote={}", hash(&automatic));
+    let command = "linkerd-operator rollout promote mesh".to_owned();
     let once = "every selected workload of the canary namespaces has run with it for 30m";
     for (spec, phase, promotion) in [
         (&automatic, "Progressing", format!("automatic, once {once}")),
@@ -94,7 +93,7 @@ fn an_active_canary_says_who_has_the_configuration_and_when_it_is_promoted() {
 }
 
 #[test]
-fn an_ignored_annotation_must_be_removed_first() {
+fn an_ignored_annotation_is_named_with_the_command_that_replaces_it() {
     let spec = spec(&json!({}));
     let mut input = input(&spec);
     let mut explained = LinkerdConfig::clone(&config("mesh", &spec));
@@ -105,8 +104,8 @@ fn an_ignored_annotation_must_be_removed_first() {
     assert_eq!(
         promotion.as_deref(),
         Some(
-            "automatic, not before 2026-11-25T12:30:00Z; the annotation is from before the canary and is ignored, remove it \
-             with: kubectl annotate linkerdconfig/mesh config.linkerd.io/promote-"
+            "automatic, not before 2026-11-25T12:30:00Z; the annotation is from before the canary and is ignored; at once \
+             with: linkerd-operator rollout promote mesh"
         )
     );
 }
@@ -118,7 +117,10 @@ fn a_canary_that_no_namespace_has_says_so() {
     for phase in ["Waiting", "Unsupported"] {
         let [state, pods, promotion, _] = lines(&spec, phase);
         assert_eq!((state, &*pods), (format!("{phase} since {SINCE}: so far"), none));
-        assert!(promotion.starts_with("automatic, once") && promotion.contains("at once with: kubectl"), "{promotion}");
+        assert!(
+            promotion.starts_with("automatic, once") && promotion.contains("at once with: linkerd-operator"),
+            "{promotion}"
+        );
     }
     let [state, pods, promotion, _] = lines(&spec, "Failed");
     assert_eq!((state, &*pods), (format!("Failed since {SINCE}: so far"), none));
@@ -169,7 +171,7 @@ fn the_json_has_what_the_text_has() {
             "phase": "Soaking", "active": true, "hash": hash, "since": SINCE, "message": "so far",
             "namespaces": ["app", "shop"], "namespaceSelector": {"matchLabels": {"canary": "yes"}}, "soak": "30m",
             "soaksUntil": "2026-11-25T12:30:00Z", "promotion": "Automatic",
-            "promoteCommand": format!("kubectl annotate --overwrite linkerdconfig/mesh config.linkerd.io/promote={hash}"),
+            "promoteCommand": "linkerd-operator rollout promote mesh",
             "changes": [{"path": "proxy.logLevel", "value": "debug"}],
         })
     );

@@ -10,15 +10,14 @@ use super::{
 use crate::{
     api::{
         CREATED_BY_ANNOTATION, FIELD_MANAGER,
-        linkerd_config::{DriftSpec, DriftStatus, DriftWindow, LinkerdConfigStatus},
+        linkerd_config::{
+            DriftSpec, DriftStatus, DriftWindow, LinkerdConfigStatus, annotations::CONFIG_HASH_ANNOTATION,
+        },
     },
     cluster::kinds::config_map::ConfigMap,
     text::{truncate, truncated},
     values::{Document, Path},
 };
-
-/// The hash of the document that was declared at our last write.
-pub const HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 
 /// The maximum number of paths or problems in a message or a status.
 pub(super) const MAX_SHOWN: usize = 10;
@@ -61,7 +60,7 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
     let manager = last_writer(live);
     let trusted =
         is_installation(drift, &manager, live.values.as_deref()) && replaces_base(&manager, document, &base.document);
-    let written = live.annotations.get(HASH_ANNOTATION);
+    let written = live.annotations.get(CONFIG_HASH_ANNOTATION);
     let has_our_hash = written == Some(&document.hash().to_string());
     let is_copy = live.values.as_deref().is_some_and(is_copy);
     // A ConfigMap with another UID is a new installation, unless it was restored from a backup with our document.

@@ -31,8 +31,8 @@ fn the_origin_depends_on_the_content_first_and_then_on_the_writer() {
     base.effective = document("cliVersion: v1\nproxy: {uid: 2}");
     let hash = base.effective.hash().to_string();
     let before = document("cliVersion: v1\nproxy: {uid: 7}");
-    let (wrote, earlier) = ((HASH_ANNOTATION, hash.as_str()), before.hash().to_string());
-    let wrote_before = (HASH_ANNOTATION, earlier.as_str());
+    let (wrote, earlier) = ((CONFIG_HASH_ANNOTATION, hash.as_str()), before.hash().to_string());
+    let wrote_before = (CONFIG_HASH_ANNOTATION, earlier.as_str());
     let edited = document("cliVersion: v1\nproxy: {uid: 3}");
     let upgraded = document("cliVersion: v2\nproxy: {uid: 1}");
     let (same, other) = ((CREATED_BY_ANNOTATION, "linkerd/helm 1"), (CREATED_BY_ANNOTATION, "linkerd/helm 2"));

@@ -51,7 +51,7 @@ use tracing::{debug, warn};
 
 pub(crate) use self::{
     base::baseline,
-    canary::{PROMOTE_ANNOTATION, active_canary, holds_back, kept_canary},
+    canary::{active_canary, holds_back, kept_canary},
 };
 use self::{
     collector::LinkerdConfigCollector, deletion::release::Releaser, injector::Injectors,

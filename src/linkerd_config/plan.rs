@@ -13,7 +13,7 @@ use super::{
         document::{CanaryDocument, HeldInput, held},
     },
     control_plane::skew::{self, VersionSkew},
-    drift::{Drift, HASH_ANNOTATION},
+    drift::Drift,
     overlay::{self, Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, describe_unreadable, repair, resolve_base},
     revert::predecessor::{NoFallback, Predecessor},
@@ -21,7 +21,9 @@ use super::{
     trust_anchors::bundles::TrustBundles,
 };
 use crate::{
-    api::linkerd_config::{DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode, ProxyShapeStatus},
+    api::linkerd_config::{
+        DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode, ProxyShapeStatus, annotations::CONFIG_HASH_ANNOTATION,
+    },
     cluster::kinds::config_map::ConfigMap,
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
@@ -295,7 +297,7 @@ fn plan_document(
     let installed_hash = Some(hashes.of(&base.document));
     let is_synced = is_equal && found_hash == Some(&injection_hash);
     // Removing only the injection hash is reverted like any other change.
-    let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
+    let is_ours = live.annotations.get(CONFIG_HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
     for document in [&base.document, &effective] {
         let hash = hashes.of(document);

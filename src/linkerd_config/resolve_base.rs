@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{
     base::Base,
-    drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
+    drift::{Drift, Origin, last_writer, origin},
     installers::{has_remedy, is_copy, is_installation},
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     api::{
         CREATED_BY_ANNOTATION,
-        linkerd_config::{DriftAction, DriftScope, DriftSpec},
+        linkerd_config::{DriftAction, DriftScope, DriftSpec, annotations::CONFIG_HASH_ANNOTATION},
     },
     cluster::kinds::config_map::ConfigMap,
     values::{Document, InjectionHashes, InvalidDocument, Path, Problem},
@@ -81,11 +81,11 @@ pub(super) fn resolve_base(
         ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false, installer: None }
     };
     let Some(base) = base else {
-        let written = live.annotations.get(HASH_ANNOTATION);
+        let written = live.annotations.get(CONFIG_HASH_ANNOTATION);
         if written.is_some_and(|written| *written == document.hash().to_string() || is_copy(text)) {
             return Err(format!(
                 "the ControllerRevisions with the installer's document are lost, and the operator wrote the present document; to adopt it \
-                 as the base, remove the annotation {HASH_ANNOTATION} from the ConfigMap; otherwise install Linkerd again"
+                 as the base, remove the annotation {CONFIG_HASH_ANNOTATION} from the ConfigMap; otherwise install Linkerd again"
             ));
         }
         return Ok(from_document(1, BaseChange::Adopted));
@@ -108,7 +108,7 @@ pub(super) fn resolve_base(
         },
         Origin::Foreign { manager } => {
             // Our last write may have been a fallback document.
-            let written = live.annotations.get(HASH_ANNOTATION);
+            let written = live.annotations.get(CONFIG_HASH_ANNOTATION);
             let fallback = predecessor.and_then(|known| known.over(&base.document, &base.effective).ok());
             let fallback = fallback.filter(|fallback| written == Some(&fallback.hash().to_string()));
             let changed = fallback.as_ref().unwrap_or(&base.effective).differences(document);

@@ -16,14 +16,14 @@ use super::{
     overlay,
     plan::{ConfigPlan, PlanVerdict},
     revert::predecessor::next_previous,
-    rollout::key::{RETRY_ANNOTATION, RolloutKey},
+    rollout::key::RolloutKey,
     sha256, trust_anchors,
     validation::ineffective_values,
 };
 use crate::{
     api::linkerd_config::{
         CanaryPhase, CanaryStatus, ConditionReason, DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode,
-        RevisionsStatus, RolloutStatus, TargetStatus,
+        RevisionsStatus, RolloutStatus, TargetStatus, annotations::RETRY_ANNOTATION,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     text::truncated,

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{
     base::{Base, MAX_REVISIONS},
-    drift::{HASH_ANNOTATION, last_writer},
+    drift::last_writer,
     plan::ConfigMapWrite,
     revert::{
         kept::{self, MAX_REVERTED},
@@ -34,7 +34,7 @@ use crate::{
     api::{
         CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
         LinkerdConfigStatus, MANAGED_BY_ANNOTATION, OPERATOR, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
-        RESTORED_FROM_ANNOTATION,
+        linkerd_config::annotations::{BASE_REVISION_ANNOTATION, CONFIG_HASH_ANNOTATION, RESTORED_FROM_ANNOTATION},
     },
     cluster::{
         Problems, Projected,
@@ -46,7 +46,6 @@ use crate::{
 
 /// The maximum number of attempts to write a status in one reconcile.
 const MAX_STATUS_ATTEMPTS: u32 = 5;
-const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct ConfigWriter {
     pub(super) fence: Fence,
@@ -159,8 +158,8 @@ impl ConfigWriter {
     ) -> Result<Arc<str>, WriteError> {
         let annotations = json!({
             MANAGED_BY_ANNOTATION: OPERATOR,
-            HASH_ANNOTATION: write.hash,
-            REVISION_ANNOTATION: revision.to_string(),
+            CONFIG_HASH_ANNOTATION: write.hash,
+            BASE_REVISION_ANNOTATION: revision.to_string(),
             RESTORED_FROM_ANNOTATION: restored_from.map(RestoredFrom::to_annotation),
         });
         self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
@@ -239,8 +238,8 @@ impl ConfigWriter {
         };
         let annotations = json!({
             MANAGED_BY_ANNOTATION: null,
-            HASH_ANNOTATION: null,
-            REVISION_ANNOTATION: null,
+            CONFIG_HASH_ANNOTATION: null,
+            BASE_REVISION_ANNOTATION: null,
             RESTORED_FROM_ANNOTATION: null,
         });
         self.patch_config_map(config_map, &live.version, values, annotations).await?;
@@ -341,7 +340,7 @@ fn is_linkerd_config_owner(owner: &OwnerReference) -> bool {
 /// Returns the revision in the annotation of the ConfigMap, which any writer may have changed: the one whose declared
 /// document it has.
 pub(super) fn written_revision(live: &ConfigMap) -> Option<i64> {
-    live.annotations.get(REVISION_ANNOTATION)?.parse().ok()
+    live.annotations.get(BASE_REVISION_ANNOTATION)?.parse().ok()
 }
 
 pub(super) fn post_params() -> PostParams {

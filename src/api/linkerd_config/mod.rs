@@ -7,6 +7,7 @@
 //! * The schema, its rules and its documentation in `crd/linkerdconfigs.yaml` are generated from these types.
 //! * Decoding is lenient: what an older schema accepted still decodes. The code that uses a value validates it.
 
+pub mod annotations;
 mod canary;
 mod conditions;
 mod duration;

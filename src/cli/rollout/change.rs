@@ -5,9 +5,11 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::linkerd_config::{CanaryPhase, Mode},
+    api::linkerd_config::{
+        CanaryPhase, Mode,
+        annotations::{PROMOTE_ANNOTATION, RETRY_ANNOTATION},
+    },
     cluster::kinds::linkerd_config::LinkerdConfig,
-    linkerd_config::{PROMOTE_ANNOTATION, rollout::key::RETRY_ANNOTATION},
 };
 
 /// The writes of a command.

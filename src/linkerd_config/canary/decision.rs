@@ -15,13 +15,13 @@ use k8s_openapi::{
 use crate::{
     api::{
         CANARY_CONFIG_MAP,
-        linkerd_config::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus, OnFailure, RolloutSpec},
+        linkerd_config::{
+            CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus, OnFailure, RolloutSpec,
+            annotations::PROMOTE_ANNOTATION,
+        },
     },
     linkerd_config::rollout::totals::CanaryTotals,
 };
-
-/// The annotation of a LinkerdConfig with the hash of a canary that is promoted without further conditions.
-pub(crate) const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
 
 /// The maximum number of namespaces in a status.
 const MAX_NAMESPACES: usize = 10;

@@ -11,19 +11,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::decision::WrittenCanary;
 use crate::{
-    api::{CANARY_NAMESPACES_ANNOTATION, linkerd_config::ProxyShapeStatus},
+    api::{
+        CANARY_NAMESPACES_ANNOTATION,
+        linkerd_config::{
+            ProxyShapeStatus,
+            annotations::{CANARY_OWNER_ANNOTATION, CONFIG_HASH_ANNOTATION},
+        },
+    },
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
         base::Base,
-        drift::HASH_ANNOTATION,
         overlay::{proxy_shape, proxy_version},
         revert::redeclare::redeclare,
     },
     values::Document,
 };
-
-/// The annotation of the canary's ConfigMap with the UID of its LinkerdConfig.
-pub(super) const OWNER_ANNOTATION: &str = "config.linkerd.io/canary-owner";
 
 /// A declared document that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +64,7 @@ pub(in crate::linkerd_config) struct CanaryContent {
 /// values that were declared at our last write, and with the trust anchors of the declared document.
 pub(in crate::linkerd_config) fn held(input: &HeldInput<'_>) -> Document {
     let HeldInput { saved, live, found, first_time, installed, declared } = *input;
-    let written = live.annotations.get(HASH_ANNOTATION);
+    let written = live.annotations.get(CONFIG_HASH_ANNOTATION);
     let is_written = |document: &Document| written == Some(&document.hash().to_string());
     let is_whole = saved.is_some_and(|base| base.replaces_environment);
     let last = saved.map(|base| match found {
@@ -102,13 +104,13 @@ impl CanaryContent {
         let has = |annotation: &str, value: &str| found.annotations.get(annotation).is_some_and(|it| it == value);
         let is_current = found.values.as_deref() == Some(&*self.values)
             && has(CANARY_NAMESPACES_ANNOTATION, &self.namespaces)
-            && has(OWNER_ANNOTATION, &self.owner.1);
+            && has(CANARY_OWNER_ANNOTATION, &self.owner.1);
         if is_current { WrittenCanary::Current } else { WrittenCanary::Outdated }
     }
 
     /// Whether the ConfigMap cannot be changed to this content, so that it must be deleted first.
     pub(in crate::linkerd_config) fn must_replace(&self, found: &ConfigMap) -> bool {
-        found.immutable || found.annotations.get(OWNER_ANNOTATION).is_none_or(|owner| **owner != *self.owner.1)
+        found.immutable || found.annotations.get(CANARY_OWNER_ANNOTATION).is_none_or(|owner| **owner != *self.owner.1)
     }
 }
 

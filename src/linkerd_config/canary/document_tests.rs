@@ -15,7 +15,7 @@ fn document(text: &str) -> Document {
 
 /// A ConfigMap whose annotation names the document that was written last.
 fn live(written: Option<&Document>) -> ConfigMap {
-    let annotations = written.map(|document| json!({HASH_ANNOTATION: document.hash().to_string()}));
+    let annotations = written.map(|document| json!({CONFIG_HASH_ANNOTATION: document.hash().to_string()}));
     map(&json!({"annotations": annotations}))
 }
 

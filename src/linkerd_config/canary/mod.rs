@@ -20,11 +20,10 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::jiff::Timestamp;
 use tracing::info;
 
-pub(crate) use self::decision::PROMOTE_ANNOTATION;
 pub(super) use self::decision::{CanaryAction, CanaryAdoption, CanaryDecision, InjectorKind};
 use self::{
     decision::{CanaryFacts, CanaryWorkloads, decide, without_held_document},
-    document::{CanaryContent, CanaryDocument, OWNER_ANNOTATION},
+    document::{CanaryContent, CanaryDocument},
 };
 use super::{
     LinkerdConfigReconciler,
@@ -40,6 +39,7 @@ use crate::{
         linkerd_config::{
             CanaryPhase, CanarySpec, CanaryStatus, ConditionReason, ConditionType, InjectorSyncMethod, Mode,
             RolloutTrigger,
+            annotations::{CANARY_OWNER_ANNOTATION, PROMOTE_ANNOTATION},
         },
     },
     cluster::{
@@ -267,7 +267,8 @@ impl LinkerdConfigReconciler {
         config: &LinkerdConfig,
         found: Option<&ConfigMap>,
     ) -> Result<(), WriteError> {
-        let is_own = |found: &&ConfigMap| found.annotations.get(OWNER_ANNOTATION).is_some_and(|it| **it == *config.uid);
+        let is_own =
+            |found: &&ConfigMap| found.annotations.get(CANARY_OWNER_ANNOTATION).is_some_and(|it| **it == *config.uid);
         self.delete_canary(found.filter(is_own)).await
     }
 

@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1 as core;
 use kube::api::{DeleteParams, Preconditions};
 use serde_json::json;
 
-use super::document::{CanaryContent, OWNER_ANNOTATION};
+use super::document::CanaryContent;
 use crate::{
     api::{
         CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, CONFIG_GROUP, LINKERD_CONFIG_KIND, MANAGED_BY_ANNOTATION,
-        OPERATOR,
+        OPERATOR, linkerd_config::annotations::CANARY_OWNER_ANNOTATION,
     },
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::writer::{ConfigWriter, post_params},
@@ -30,7 +30,7 @@ impl ConfigWriter {
         let annotations = json!({
             MANAGED_BY_ANNOTATION: OPERATOR,
             CANARY_NAMESPACES_ANNOTATION: content.namespaces,
-            OWNER_ANNOTATION: *content.owner.1,
+            CANARY_OWNER_ANNOTATION: *content.owner.1,
         });
         if let Some(found) = found.filter(|found| !content.must_replace(found)) {
             let written = self.patch_config_map(CANARY_CONFIG_MAP, &found.version, Some(&content.values), annotations);

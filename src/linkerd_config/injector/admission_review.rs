@@ -22,7 +22,7 @@ use crate::{
 const MAX_TEXT_BYTES: usize = 1024;
 const PROXY: &str = "linkerd-proxy";
 /// The JSON pointer of Linkerd's annotation with the hash of the bundle that the proxy of a Pod trusts.
-const TRUST_ROOT_ANNOTATION: &str = "/metadata/annotations/linkerd.io~1trust-root-sha256";
+const TRUST_ROOT_POINTER: &str = "/metadata/annotations/linkerd.io~1trust-root-sha256";
 /// Any UID works, because a connection has one request and one answer.
 const UID: &str = "linkerd-operator";
 
@@ -178,7 +178,7 @@ pub(super) fn injected(pod: &Value, expected: &ExpectedInjection) -> ProbeAnswer
     if injection_hash.and_then(|it| it.get("value")).and_then(Value::as_str) != Some(&expected.injection_hash) {
         return ProbeAnswer::Stale(Stale::Configuration);
     }
-    let trusted = pod.pointer(TRUST_ROOT_ANNOTATION).and_then(Value::as_str);
+    let trusted = pod.pointer(TRUST_ROOT_POINTER).and_then(Value::as_str);
     match &expected.trust_roots {
         Some(wanted) if trusted != Some(wanted) => ProbeAnswer::Stale(Stale::TrustRoots),
         _ => ProbeAnswer::Current,

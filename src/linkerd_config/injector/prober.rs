@@ -60,7 +60,7 @@ const MAX_CONCURRENT: usize = 16;
 /// The number of concurrent dry runs that must agree, because the API server may choose another replica for each.
 const DRY_RUNS: usize = 5;
 /// A change of this annotation makes the kubelet refresh the volumes of the Pod.
-const REFRESH_ANNOTATION: &str = "config.linkerd.io/nudge";
+const NUDGE_ANNOTATION: &str = "config.linkerd.io/nudge";
 /// The metric label of a replica without an answer; the other labels are the variants of [`ProbeAnswer`].
 const UNASKED: &str = "unasked";
 
@@ -341,7 +341,7 @@ impl Prober {
         // The value identifies the content, so that annotating again for the same content has no effect.
         let written = request.written.map(Timestamp::as_second).unwrap_or_default();
         let patch =
-            json!({"metadata": {"annotations": {REFRESH_ANNOTATION: format!("{injection_hash}.{roots}.{written}")}}});
+            json!({"metadata": {"annotations": {NUDGE_ANNOTATION: format!("{injection_hash}.{roots}.{written}")}}});
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.fence.send(async { pods.patch_metadata(pod, &params, &Patch::Merge(&patch)).await }).await {
             Ok(_) => self.answers.lock().note_refresh(request, replica),

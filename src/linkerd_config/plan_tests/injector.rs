@@ -240,7 +240,7 @@ fn a_base_without_hashes_keeps_the_hash_that_the_config_map_has_from_another_ver
     assert!(cluster.is_settled());
     // The ControllerRevisions are lost, and the present document is adopted.
     cluster.base = None;
-    cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
+    cluster.live.as_mut().unwrap().annotations.remove(CONFIG_HASH_ANNOTATION);
     assert_eq!(cluster.reconcile().injection_hash.as_deref(), Some("v2_0123456789abcdef"));
 }
 

@@ -12,9 +12,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::{CREATED_BY_ANNOTATION, FIELD_MANAGER, NamespacedName},
+    api::{CREATED_BY_ANNOTATION, FIELD_MANAGER, NamespacedName, linkerd_config::annotations::CONFIG_HASH_ANNOTATION},
     cluster::kinds::config_map::FieldManager,
-    linkerd_config::drift::HASH_ANNOTATION,
     values::testing::OTHER_TRUST_ANCHORS,
 };
 
@@ -131,7 +130,7 @@ impl Cluster {
         if let Some(write) = &plan.write {
             self.write(FIELD_MANAGER, &write.values);
             let annotations = &mut self.live.as_mut().unwrap().annotations;
-            annotations.insert(HASH_ANNOTATION.to_owned(), write.hash.clone());
+            annotations.insert(CONFIG_HASH_ANNOTATION.to_owned(), write.hash.clone());
         }
         self.first_time = false;
         plan
@@ -199,7 +198,7 @@ fn a_lost_base_is_not_replaced_by_our_own_document() {
     let plan = cluster.plan();
     assert!(matches!(&plan.verdict, PlanVerdict::InvalidBase(why) if why.contains("lost")), "{:?}", plan.verdict);
     assert!(plan.write.is_none() && plan.new_base.is_none());
-    cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
+    cluster.live.as_mut().unwrap().annotations.remove(CONFIG_HASH_ANNOTATION);
     assert_eq!(
         cluster.reconcile().base_change,
         Some(BaseChange::Adopted),
@@ -213,7 +212,7 @@ fn a_reinstalled_linkerd_has_a_new_base() {
     cluster.reconcile();
     let live = cluster.live.as_mut().unwrap();
     live.uid = "another".into();
-    live.annotations.remove(HASH_ANNOTATION);
+    live.annotations.remove(CONFIG_HASH_ANNOTATION);
     live.writers.clear();
     cluster.write("kubectl-create", &INSTALLED.replace("clusterDomain: cluster.local", "clusterDomain: other.local"));
     let plan = cluster.reconcile();

@@ -5,8 +5,9 @@
 //! base.
 
 use crate::{
+    api::linkerd_config::annotations::CONFIG_HASH_ANNOTATION,
     cluster::kinds::config_map::ConfigMap,
-    linkerd_config::{base::Base, drift::HASH_ANNOTATION},
+    linkerd_config::base::Base,
     values::{Document, without_injection_hash_lines},
 };
 
@@ -26,7 +27,7 @@ pub(in crate::linkerd_config) enum RestorePlan {
 
 /// Plans the restore of the base.
 pub(in crate::linkerd_config) fn restore_plan(live: &ConfigMap, base: Option<&Base>) -> RestorePlan {
-    let Some(written) = live.annotations.get(HASH_ANNOTATION) else { return RestorePlan::Nothing };
+    let Some(written) = live.annotations.get(CONFIG_HASH_ANNOTATION) else { return RestorePlan::Nothing };
     let Some(text) = &live.values else { return RestorePlan::KeepText { values: None } };
     let Ok((document, injection_hash)) = Document::read(text) else {
         return RestorePlan::KeepText { values: None };
@@ -60,7 +61,7 @@ mod tests {
             legacy: false,
             immutable: false,
             owned: false,
-            annotations: HashMap::from_iter(hash.map(|hash| (HASH_ANNOTATION.to_owned(), hash))),
+            annotations: HashMap::from_iter(hash.map(|hash| (CONFIG_HASH_ANNOTATION.to_owned(), hash))),
             writers: Vec::new(),
             bundle: None,
             has_binary_bundle: false,

@@ -11,10 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
-    api::{
-        RESTORED_FROM_ANNOTATION,
-        linkerd_config::{DeniedDocument, LinkerdConfigStatus},
-    },
+    api::linkerd_config::{DeniedDocument, LinkerdConfigStatus, annotations::RESTORED_FROM_ANNOTATION},
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     linkerd_config::status::{failed_hashes, is_current, retry},
 };

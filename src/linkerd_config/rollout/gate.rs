@@ -18,10 +18,6 @@ use crate::{
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
-/// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that has no trust anchor of some running
-/// Pods.
-pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
-
 /// Whether this reason of RolloutComplete says that the document in force is not the declared one.
 pub fn is_undeclared(reason: ConditionReason) -> bool {
     matches!(reason, ConditionReason::Canary | ConditionReason::RolledBack | ConditionReason::WaitingForConfigMap)

@@ -7,9 +7,6 @@ use std::{fmt, sync::Arc};
 
 use crate::linkerd_config::sha256;
 
-/// Annotation of a LinkerdConfig. A new value makes the operator retry the workloads that failed.
-pub const RETRY_ANNOTATION: &str = "config.linkerd.io/retry";
-
 /// Number of digits of a shortened hash in a key.
 const SHOWN: usize = 8;
 

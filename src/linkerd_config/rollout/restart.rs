@@ -24,17 +24,23 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    assess::annotations::{
-        HASH_ANNOTATION, LONGEST_MESSAGE, MESSAGE_ANNOTATION, PREVIOUS_ANNOTATION, RolloutAnnotations, RolloutState,
-        STARTED_ANNOTATION, STATE_ANNOTATION, UID_ANNOTATION,
-    },
+    assess::annotations::{LONGEST_MESSAGE, RolloutAnnotations, RolloutState},
     key::RolloutKey,
     step::StepAction,
 };
 use strum::VariantArray;
 
 use crate::{
-    api::{FIELD_MANAGER, RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
+    api::{
+        FIELD_MANAGER, RESTARTED_FOR_ANNOTATION,
+        linkerd_config::{
+            RolloutMethod,
+            annotations::{
+                ROLLOUT_HASH_ANNOTATION, ROLLOUT_MESSAGE_ANNOTATION, ROLLOUT_PREVIOUS_ANNOTATION,
+                ROLLOUT_STARTED_ANNOTATION, ROLLOUT_STATE_ANNOTATION, ROLLOUT_UID_ANNOTATION,
+            },
+        },
+    },
     cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind},
     lease::Fence,
     text::truncated,
@@ -136,48 +142,48 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
         StepAction::Start(start) => {
             let by_template = start.method == RolloutMethod::Restart;
             let annotations = json!({
-                HASH_ANNOTATION: start.value,
-                STATE_ANNOTATION: state(RolloutState::Updating),
-                STARTED_ANNOTATION: started,
-                PREVIOUS_ANNOTATION: by_template.then(|| in_template.unwrap_or_default()),
-                MESSAGE_ANNOTATION: null,
+                ROLLOUT_HASH_ANNOTATION: start.value,
+                ROLLOUT_STATE_ANNOTATION: state(RolloutState::Updating),
+                ROLLOUT_STARTED_ANNOTATION: started,
+                ROLLOUT_PREVIOUS_ANNOTATION: by_template.then(|| in_template.unwrap_or_default()),
+                ROLLOUT_MESSAGE_ANNOTATION: null,
             });
             (annotations, by_template.then(|| json!(start.value)))
         }
         StepAction::Retry(value) => {
             let annotations = json!({
-                HASH_ANNOTATION: value,
-                STATE_ANNOTATION: state(RolloutState::Retrying),
-                STARTED_ANNOTATION: started,
+                ROLLOUT_HASH_ANNOTATION: value,
+                ROLLOUT_STATE_ANNOTATION: state(RolloutState::Retrying),
+                ROLLOUT_STARTED_ANNOTATION: started,
             });
             (annotations, Some(json!(value)))
         }
-        StepAction::Finish { .. } => (json!({ STATE_ANNOTATION: state(RolloutState::Updated) }), None),
+        StepAction::Finish { .. } => (json!({ ROLLOUT_STATE_ANNOTATION: state(RolloutState::Updated) }), None),
         StepAction::Fail { reason, message, .. } => {
             let message = truncated(format!("{reason}: {message}"), LONGEST_MESSAGE);
             // A failed rollback counts as a failure of the current key.
             let of_key = key.attempt(annotated.hash) > 0;
             let hash = if of_key { annotated.hash.to_owned() } else { key.value(1) };
             let annotations = json!({
-                HASH_ANNOTATION: hash,
-                STATE_ANNOTATION: state(RolloutState::Failed),
-                MESSAGE_ANNOTATION: message,
+                ROLLOUT_HASH_ANNOTATION: hash,
+                ROLLOUT_STATE_ANNOTATION: state(RolloutState::Failed),
+                ROLLOUT_MESSAGE_ANNOTATION: message,
             });
             (annotations, None)
         }
-        StepAction::GiveUp => (json!({ STATE_ANNOTATION: state(RolloutState::Reverted) }), None),
+        StepAction::GiveUp => (json!({ ROLLOUT_STATE_ANNOTATION: state(RolloutState::Reverted) }), None),
         StepAction::Revert => {
             let annotations = json!({
-                STATE_ANNOTATION: state(RolloutState::RolledBack),
-                STARTED_ANNOTATION: started,
-                MESSAGE_ANNOTATION: null,
+                ROLLOUT_STATE_ANNOTATION: state(RolloutState::RolledBack),
+                ROLLOUT_STARTED_ANNOTATION: started,
+                ROLLOUT_MESSAGE_ANNOTATION: null,
             });
             (annotations, Some(json!(annotated.previous.filter(|previous| !previous.is_empty()))))
         }
         StepAction::Evict(_) => (json!({}), None),
     };
     if let Some(annotations) = annotations.as_object_mut() {
-        annotations.insert(UID_ANNOTATION.to_owned(), json!(*resource.uid));
+        annotations.insert(ROLLOUT_UID_ANNOTATION.to_owned(), json!(*resource.uid));
     }
     let mut patch = json!({"metadata": {"resourceVersion": *resource.version, "annotations": annotations}});
     if let (Some(value), Some(patch)) = (template, patch.as_object_mut()) {

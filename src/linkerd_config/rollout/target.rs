@@ -9,14 +9,17 @@ use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 
 use super::{
     assess::selection::{LabelFilter, SelectionPolicy},
-    gate::{APPROVE_ANNOTATION, Gates, closed_gate, undeclared},
-    key::{RETRY_ANNOTATION, RolloutKey},
+    gate::{Gates, closed_gate, undeclared},
+    key::RolloutKey,
     trust::DesiredTrust,
 };
 use crate::{
     api::{
         CONFIG_GROUP, KUBE_SYSTEM, LINKERD_CONFIG_KIND, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
-        linkerd_config::{DriftWindow, Mode, ProxyShapeStatus, RolloutSpec, RolloutTrigger},
+        linkerd_config::{
+            DriftWindow, Mode, ProxyShapeStatus, RolloutSpec, RolloutTrigger,
+            annotations::{APPROVE_ANNOTATION, RETRY_ANNOTATION},
+        },
     },
     cluster::kinds::{linkerd_config::LinkerdConfig, namespace::Namespace},
     events::object_reference,

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    api::linkerd_config::{DriftWindow, RolloutFailure, RolloutWorkload},
+    api::linkerd_config::{DriftWindow, RolloutFailure, RolloutWorkload, annotations::RETRY_ANNOTATION},
     cluster::{Problems, Projected},
     linkerd_config::drift::{Drift, with_drift_window},
     values::{Path, Problem},

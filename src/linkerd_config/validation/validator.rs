@@ -14,7 +14,7 @@ use tracing::debug;
 
 use super::{InstalledLinkerd, SpecReview, review};
 use crate::{
-    api::{self, LINKERD_CONFIG_KIND},
+    api::{self, LINKERD_CONFIG_KIND, linkerd_config::annotations::CONFIG_HASH_ANNOTATION},
     cluster::{
         Cluster, Problems, Projected,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
@@ -22,7 +22,6 @@ use crate::{
     linkerd_config::{
         active,
         base::Base,
-        drift::HASH_ANNOTATION,
         status::{conflict_message, foreign_namespace_message},
     },
     values::Document,
@@ -91,7 +90,7 @@ impl LinkerdConfigValidator {
 
     /// Returns the document of the installer: that of the ConfigMap, or the saved one if the operator has changed it.
     async fn installed(&self, live: &ConfigMap) -> Option<Document> {
-        if !live.annotations.contains_key(HASH_ANNOTATION) {
+        if !live.annotations.contains_key(CONFIG_HASH_ANNOTATION) {
             return Document::read(live.values.as_deref()?).ok().map(|(document, _)| document);
         }
         let selector = ListParams::default().labels(&Base::selector(&live.key.name));

@@ -7,21 +7,17 @@
 use k8s_openapi::jiff::Timestamp;
 use strum::{EnumString, IntoStaticStr};
 
-use crate::{cluster::kinds::apps_workload::AppsWorkload, text::truncate};
+use crate::{
+    api::linkerd_config::annotations::{
+        ROLLOUT_HASH_ANNOTATION, ROLLOUT_MESSAGE_ANNOTATION, ROLLOUT_PREVIOUS_ANNOTATION, ROLLOUT_STARTED_ANNOTATION,
+        ROLLOUT_STATE_ANNOTATION, ROLLOUT_UID_ANNOTATION,
+    },
+    cluster::kinds::apps_workload::AppsWorkload,
+    text::truncate,
+};
 
 /// Maximum size in bytes of the annotation that explains a failed restart.
 pub const LONGEST_MESSAGE: usize = 512;
-
-/// The key of the last restart, on the workload and not on its Pod template.
-pub const HASH_ANNOTATION: &str = "config.linkerd.io/rollout-hash";
-pub const STATE_ANNOTATION: &str = "config.linkerd.io/rollout-state";
-pub const STARTED_ANNOTATION: &str = "config.linkerd.io/rollout-started-at";
-/// Why the restart failed: a reason, a colon and a sentence.
-pub const MESSAGE_ANNOTATION: &str = "config.linkerd.io/rollout-message";
-/// The previous value of the template annotation; empty if there was none. Only restarts through the template set it.
-pub const PREVIOUS_ANNOTATION: &str = "config.linkerd.io/rollout-previous";
-/// The UID of the workload that the record is about. A copy of the workload has another UID.
-pub const UID_ANNOTATION: &str = "config.linkerd.io/rollout-uid";
 
 /// The state of a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr)]
@@ -62,10 +58,10 @@ impl RolloutState {
 impl<'a> RolloutAnnotations<'a> {
     pub fn of(resource: &'a AppsWorkload) -> Self {
         let annotation = |key: &str| resource.annotations.get(key).map(|value| &**value);
-        let started: Option<Timestamp> = annotation(STARTED_ANNOTATION).and_then(|text| text.parse().ok());
+        let started: Option<Timestamp> = annotation(ROLLOUT_STARTED_ANNOTATION).and_then(|text| text.parse().ok());
         // The API server rejects a status with a year before 0.
         let started = started.filter(|started| *started >= Timestamp::UNIX_EPOCH);
-        let is_own = match annotation(UID_ANNOTATION) {
+        let is_own = match annotation(ROLLOUT_UID_ANNOTATION) {
             Some(uid) => *uid == *resource.uid,
             // Earlier versions of the operator wrote no UID. Their restart cannot have begun before the workload was
             // created, unless the record is a copy.
@@ -75,11 +71,11 @@ impl<'a> RolloutAnnotations<'a> {
             return Self::default();
         }
         Self {
-            hash: annotation(HASH_ANNOTATION).unwrap_or_default(),
-            state: annotation(STATE_ANNOTATION).and_then(|text| text.parse().ok()),
+            hash: annotation(ROLLOUT_HASH_ANNOTATION).unwrap_or_default(),
+            state: annotation(ROLLOUT_STATE_ANNOTATION).and_then(|text| text.parse().ok()),
             started,
-            message: truncate(annotation(MESSAGE_ANNOTATION).unwrap_or_default(), LONGEST_MESSAGE),
-            previous: annotation(PREVIOUS_ANNOTATION),
+            message: truncate(annotation(ROLLOUT_MESSAGE_ANNOTATION).unwrap_or_default(), LONGEST_MESSAGE),
+            previous: annotation(ROLLOUT_PREVIOUS_ANNOTATION),
         }
     }
 

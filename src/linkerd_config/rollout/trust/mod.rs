@@ -9,9 +9,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::gate::{APPROVE_ANNOTATION, Gate};
+use super::gate::Gate;
 use crate::{
-    api::linkerd_config::ConditionReason,
+    api::linkerd_config::{ConditionReason, annotations::APPROVE_ANNOTATION},
     linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
     text::counted,
 };

@@ -45,8 +45,8 @@ async fn explain_says_who_has_the_configuration_of_a_canary_and_what_promotes_it
     let (name, app) = (canary.mesh.installation.full("mesh"), &canary.mesh.app);
     canary.mesh.configure(1).await?;
     let soaking = canary.is("Soaking").await?;
-    let (hash, since) = (text(&soaking["hash"])?, text(&soaking["since"])?);
-    let command = format!("kubectl annotate --overwrite linkerdconfig/{name} config.linkerd.io/promote={hash}");
+    let since = text(&soaking["since"])?;
+    let command = format!("linkerd-operator rollout promote {name}");
 
     let (code, output) = canary.explain(&[&name]).await?;
     assert_eq!(code, Some(0), "{output}");
