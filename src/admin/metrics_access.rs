@@ -2,7 +2,7 @@
 //!
 //! * In: the header `Authorization` of a request. Out: permission, or a constant answer.
 //! * Always: the API server decides, by a TokenReview and a SubjectAccessReview for `get` of `/metrics`; a token is neither
-//!   kept nor logged; an answer has a deadline; unknown tokens cause at most [`UNKNOWN_AT_ONCE`] reviews in [`PAUSE`], and
+//!   kept nor logged; an answer has a deadline; unknown tokens cause at most [`AT_ONCE`] reviews in [`PAUSE`], and
 //!   do not delay a token that was permitted before.
 
 use std::{sync::Arc, time::Duration};
@@ -29,8 +29,9 @@ use crate::{client, dashboard::AdminBody};
 
 /// The deadline for both reviews. Prometheus waits 10 s for an answer by default.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The number of unknown tokens that are reviewed at once, and the shortest time for each.
-const UNKNOWN_AT_ONCE: usize = 2;
+/// The number of tokens that are reviewed at once, of unknown ones and of those that were permitted, and the shortest time
+/// for an unknown one.
+const AT_ONCE: usize = 2;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The length of the longest token that is reviewed. Those of ServiceAccounts have about 1 KiB.
 const LONGEST: usize = 16 << 10;
@@ -44,6 +45,7 @@ pub struct MetricsAccess {
     client: Client,
     known: Mutex<KnownTokens>,
     unknown: Arc<Semaphore>,
+    permitted: Semaphore,
     warned: Mutex<Option<Instant>>,
 }
 
@@ -60,8 +62,9 @@ pub(super) enum MetricsRefusal {
 
 impl MetricsAccess {
     pub fn new(client: &Client) -> Self {
-        let unknown = Arc::new(Semaphore::new(UNKNOWN_AT_ONCE));
-        Self { client: client.clone(), known: Mutex::default(), unknown, warned: Mutex::default() }
+        let unknown = Arc::new(Semaphore::new(AT_ONCE));
+        let permitted = Semaphore::new(AT_ONCE);
+        Self { client: client.clone(), known: Mutex::default(), unknown, permitted, warned: Mutex::default() }
     }
 
     /// # Errors
@@ -84,8 +87,14 @@ impl MetricsAccess {
     async fn review(&self, token: &str, digest: TokenDigest) -> Result<TokenVerdict, MetricsRefusal> {
         let was_permitted = self.known.lock().was_permitted(digest, Instant::now());
         let reviewed = timeout(DEADLINE, async {
+            let _permit = if was_permitted { Some(self.permitted.acquire().await?) } else { None };
             let _place = if was_permitted { None } else { Some(self.place().await?) };
-            self.ask(token).await
+            // Another request may have had the same token reviewed meanwhile.
+            let known = self.known.lock().verdict(digest, Instant::now());
+            match known {
+                Some(verdict) => Ok(verdict),
+                None => self.ask(token).await,
+            }
         });
         let error = match reviewed.await {
             Ok(Ok(verdict)) => {

@@ -20,6 +20,9 @@ pub enum DashboardAccess {
     Off,
 }
 
+/// What browsers say in `Sec-Fetch-Site` about a request from a page of another site.
+const OTHER_SITE: &str = "cross-site";
+
 /// The headers of a request that decide about access. The last three are what browsers say about its origin.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestOrigin<'a> {
@@ -38,6 +41,7 @@ pub(super) fn refusal(
     local: IpAddr,
     origin: RequestOrigin<'_>,
     is_page: bool,
+    cluster_domain: &str,
 ) -> Option<&'static str> {
     let RequestOrigin { host, .. } = origin;
     match access {
@@ -45,7 +49,9 @@ pub(super) fn refusal(
         _ if origin.is_of_other_site() && !(is_page && origin.is_link()) => {
             Some("the dashboard is not served to pages of other sites\n")
         }
-        DashboardAccess::Network if !host.is_some_and(|host| is_loopback_name(host) || is_inner_name(host)) => {
+        DashboardAccess::Network
+            if !host.is_some_and(|host| is_loopback_name(host) || is_inner_name(host, cluster_domain)) =>
+        {
             Some("the dashboard is only served by its address or as a Service: open it by that name\n")
         }
         DashboardAccess::Network => None,
@@ -59,18 +65,20 @@ pub(super) fn refusal(
     }
 }
 
-/// Returns whether a request arrives through a port-forward: at a loopback address, and by a name that no other site can
-/// have.
+/// Returns whether a request arrives through a port-forward: at a loopback address, by a name that no other site can have,
+/// and not from a page of another site.
 pub fn is_port_forward(local: IpAddr, headers: &HeaderMap) -> bool {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    local.to_canonical().is_loopback() && host.is_some_and(is_loopback_name)
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST);
+    let is_of_other_site = text(header::HeaderName::from_static("sec-fetch-site")) == Some(OTHER_SITE);
+    local.to_canonical().is_loopback() && !is_of_other_site && host.is_some_and(is_loopback_name)
 }
 
 // === impl RequestOrigin ===
 
 impl RequestOrigin<'_> {
     fn is_of_other_site(&self) -> bool {
-        self.site == Some("cross-site")
+        self.site == Some(OTHER_SITE)
     }
 
     /// Whether a person follows a link, which shows the page in a tab of its own. The other site cannot read it there.
@@ -85,10 +93,15 @@ fn is_loopback_name(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether the header `Host` is an address, a name without a dot, or the name of a Service.
-fn is_inner_name(host: &str) -> bool {
-    let name = name(host).to_ascii_lowercase();
-    let is_service = name.ends_with(".svc") || name.contains(".svc.");
+/// Whether the header `Host` is an address, a name without a dot, or the name of a Service of this cluster. A name that
+/// only looks like one, such as `a.b.svc.evil.example`, may be of another site.
+fn is_inner_name(host: &str, cluster_domain: &str) -> bool {
+    let name = name(host).trim_end_matches('.').to_ascii_lowercase();
+    let mut labels = name.splitn(4, '.');
+    let (service, namespace, svc, domain) = (labels.next(), labels.next(), labels.next(), labels.next());
+    let is_service = [service, namespace].into_iter().all(|label| label.is_some_and(|label| !label.is_empty()))
+        && svc == Some("svc")
+        && domain.is_none_or(|domain| domain.eq_ignore_ascii_case(cluster_domain.trim_end_matches('.')));
     !name.is_empty() && (name.parse::<IpAddr>().is_ok() || !name.contains('.') || is_service)
 }
 
@@ -106,8 +119,8 @@ mod tests {
     use super::*;
 
     fn is_served(access: DashboardAccess, local: &str, host: &str) -> bool {
-        refusal(access, local.parse().unwrap(), RequestOrigin { host: Some(host), ..RequestOrigin::default() }, false)
-            .is_none()
+        let origin = RequestOrigin { host: Some(host), ..RequestOrigin::default() };
+        refusal(access, local.parse().unwrap(), origin, false, "cluster.local").is_none()
     }
 
     #[test]
@@ -131,8 +144,10 @@ mod tests {
             ("127.0.0.1", None, false),
         ] {
             let host = host.map(|host| (header::HOST, host.parse().unwrap()));
-            let headers = host.into_iter().collect();
+            let mut headers: HeaderMap = host.into_iter().collect();
             assert_eq!(is_port_forward(local.parse().unwrap(), &headers), expected, "{local} {headers:?}");
+            headers.insert("sec-fetch-site", "cross-site".parse().unwrap());
+            assert!(!is_port_forward(local.parse().unwrap(), &headers), "a page of another site");
         }
     }
 
@@ -145,7 +160,10 @@ mod tests {
             assert!(!is_served(DashboardAccess::PortForward, "127.0.0.1", host), "{host}");
         }
         let nameless = RequestOrigin::default();
-        assert!(refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), nameless, false).is_some());
+        assert!(
+            refusal(DashboardAccess::PortForward, IpAddr::from([127, 0, 0, 1]), nameless, false, "cluster.local")
+                .is_some()
+        );
     }
 
     #[test]
@@ -154,7 +172,7 @@ mod tests {
             let is_served = |site, mode, destination, is_page| {
                 let [site, mode, destination] = [site, mode, destination].map(Some);
                 let origin = RequestOrigin { host: Some("localhost"), site, mode, destination };
-                refusal(access, IpAddr::from([127, 0, 0, 1]), origin, is_page).is_none()
+                refusal(access, IpAddr::from([127, 0, 0, 1]), origin, is_page, "cluster.local").is_none()
             };
             assert!(
                 is_served("same-origin", "cors", "empty", false) && is_served("none", "navigate", "document", true)
@@ -179,7 +197,17 @@ mod tests {
         ] {
             assert!(is_served(DashboardAccess::Network, "10.42.0.7", host), "{host}");
         }
-        for host in ["", ":9996", "evil.example", "evil.example:9996", "10.42.0.7.evil.example", "svc.example"] {
+        for host in [
+            "",
+            ":9996",
+            "evil.example",
+            "evil.example:9996",
+            "10.42.0.7.evil.example",
+            "svc.example",
+            "a.b.svc.evil.example",
+            "a.svc.cluster.local",
+            ".b.svc",
+        ] {
             assert!(!is_served(DashboardAccess::Network, "10.42.0.7", host), "{host}");
         }
         assert!(!is_served(DashboardAccess::Off, "127.0.0.1", "localhost"));

@@ -71,6 +71,8 @@ pub type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 /// The parts of the process that the dashboard shows.
 pub struct DashboardParts {
     pub access: DashboardAccess,
+    /// The domain of the names of Services.
+    pub cluster_domain: String,
     pub identity: String,
     /// The Pod that this process is in, if its host has the name of a Pod.
     pub pod: Option<NamespacedName>,
@@ -120,7 +122,7 @@ impl Dashboard {
             destination: text("sec-fetch-dest"),
         };
         let is_page = path.trim_end_matches('/') == PATH.trim_end_matches('/');
-        if let Some(why) = access::refusal(self.parts.access, local, origin, is_page) {
+        if let Some(why) = access::refusal(self.parts.access, local, origin, is_page, &self.parts.cluster_domain) {
             return sealed(StatusCode::FORBIDDEN, TEXT, why);
         }
         match path.strip_prefix(PATH) {

@@ -31,6 +31,7 @@ pub(super) fn counted(cluster: Option<&Cluster>, access: DashboardAccess) -> (Da
     });
     let parts = DashboardParts {
         access,
+        cluster_domain: "cluster.local".to_owned(),
         identity: "operator-1".to_owned(),
         pod: Some(NamespacedName::new("operator", "operator-1")),
         events: None,

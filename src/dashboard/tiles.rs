@@ -133,7 +133,7 @@ fn of_rollout(rollout: Option<&RolloutSummary>, now: Timestamp) -> Tile {
     if selected == 0 {
         return tile.line(Tone::Quiet, "no workload is selected");
     }
-    let rest = selected - updated - updating - failed;
+    let rest = selected.saturating_sub(updated).saturating_sub(updating).saturating_sub(failed);
     let mut tile = tile
         .bar([(updated, Tone::Good), (updating, Tone::Wait), (failed, Tone::Bad), (rest, Tone::Plain)])
         .line(Tone::Quiet, format!("{updated} of {selected} workloads updated"))

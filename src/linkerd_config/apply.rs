@@ -17,7 +17,6 @@ use super::{
     drift::with_drift_window,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
-    revert::restored_from::RestoredFrom,
     status::kept_revisions,
     writer::written_revision,
 };
@@ -130,8 +129,10 @@ impl LinkerdConfigReconciler {
         }
         // The next change finds here what it replaces, also if the status says something else by then.
         let revision = outcome.plan.restored_revision.or(outcome.base_revision).unwrap_or_default();
-        let restored_from = (outcome.plan.verdict == PlanVerdict::Restored).then(|| RestoredFrom::new(config, before));
-        let version = self.writer.write_config_map(live, write, revision, restored_from.as_ref()).await?;
+        if outcome.plan.verdict == PlanVerdict::Restored {
+            self.record_failure(config).await?;
+        }
+        let version = self.writer.write_config_map(live, write, revision).await?;
         outcome.written = true;
         self.cache.note_own_write(target, version);
         if write.overwrites_others {
@@ -140,6 +141,27 @@ impl LinkerdConfigReconciler {
             self.cache.note_revert(target, installed);
         }
         info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.overwrites_others, "wrote the mesh's configuration");
+        Ok(())
+    }
+
+    /// Writes what failed into the status, before the fallback document: the next leader would otherwise write the failed
+    /// document once more. The document may prevent the creation of every Pod, so the rollback does not depend on it.
+    async fn record_failure(&self, config: &LinkerdConfig) -> Result<(), WriteError> {
+        let Some(known) = self.cache.unwritten_status(config) else { return Ok(()) };
+        let stored = self.cache.last_status(config).unwrap_or_else(|| Arc::clone(&config.status));
+        let status = with_failure(&stored, &known);
+        let version = self.cache.newest_version(config);
+        match self.writer.update_status(&config.name, &config.uid, &version, &status).await {
+            Ok(Some(version)) => {
+                self.cache.set_last_status(&config.name, &config.uid, version, Arc::new(status));
+                self.cache.set_unwritten_status(&config.name, &config.uid, known);
+            }
+            Ok(None) => {}
+            Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
+            Err(error) => {
+                warn!(linkerd_config = %config.name, %error, "could not write the failure into the status before the rollback");
+            }
+        }
         Ok(())
     }
 
@@ -204,6 +226,18 @@ impl LinkerdConfigReconciler {
         }
         Ok(())
     }
+}
+
+/// Returns the stored status with what a later one knows about failures. Its conditions stay: they still describe the
+/// ConfigMap.
+fn with_failure(stored: &LinkerdConfigStatus, known: &LinkerdConfigStatus) -> LinkerdConfigStatus {
+    let mut status = stored.clone();
+    status.observed_generation = known.observed_generation;
+    status.revisions.clone_from(&known.revisions);
+    let of = known.rollout.clone().unwrap_or_default();
+    let rollout = status.rollout.get_or_insert_default();
+    (rollout.rolled_back, rollout.retry) = (of.rolled_back, of.retry);
+    status
 }
 
 /// Returns the time of the last write by another writer.

@@ -5,12 +5,8 @@
 use std::sync::Arc;
 
 use super::{
-    LinkerdConfigReconciler, active,
-    base::Base,
-    control_plane::denials::without_past_denials,
-    revert::{predecessor::Predecessor, restored_from::with_restored_from},
-    status::failed_hashes,
-    trust_anchors::bundles::TrustBundles,
+    LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
+    revert::predecessor::Predecessor, status::failed_hashes, trust_anchors::bundles::TrustBundles,
     writer::written_revision,
 };
 use crate::{
@@ -66,7 +62,6 @@ impl LinkerdConfigReconciler {
         let known = self.cache.unwritten_status(&config).or_else(|| self.cache.last_status(&config));
         let before = known.unwrap_or_else(|| Arc::clone(&config.status));
         let live = state.config_maps.get(&config.target).cloned();
-        let before = with_restored_from(before, &config, live.as_deref());
         let ready = self.injectors.ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
             before: without_past_denials(before, ready.as_ref()),

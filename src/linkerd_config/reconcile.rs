@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Always holds: what the status says is done before it is written, so that a reconcile after a crash repeats the other
-//! writes; only the time of a drift is written before the revert. A failed document is rolled back before the status says
-//! so: the rollback must not depend on a write of the status. The ConfigMap then says itself what failed.
+//! writes. Before, only what the next leader cannot find out is written: the time of a drift before its revert, and which
+//! document failed before it is rolled back. Neither waits for that write to succeed.
 
 use std::{slice, sync::Arc, time::Duration};
 

@@ -5,8 +5,8 @@
 //! and the first failed restore decides when a deletion no longer waits. The other entries only save reads and repeated
 //! reconciles.
 //!
-//! A new leader begins with an empty cache. A fallback document names the documents that failed in an annotation (see
-//! `revert/restored_from.rs`). Without the other entries, a revert happens earlier, or a deletion waits longer.
+//! A new leader begins with an empty cache. What failed is in the stored status before a fallback document is written.
+//! Without the other entries, a revert happens earlier, or a deletion waits longer.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

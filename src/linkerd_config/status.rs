@@ -219,7 +219,7 @@ pub(super) fn is_current(config: &LinkerdConfig, status: &LinkerdConfigStatus) -
 }
 
 /// Returns the retry annotation for the status. A text that is too long is replaced with its hash.
-pub(super) fn retry(config: &LinkerdConfig) -> Option<String> {
+fn retry(config: &LinkerdConfig) -> Option<String> {
     let retry = config.annotations.get(RETRY_ANNOTATION)?;
     Some(if retry.len() <= MAX_RETRY_BYTES { retry.to_string() } else { sha256(&**retry) })
 }

@@ -27,14 +27,13 @@ use super::{
         kept::{self, MAX_REVERTED},
         predecessor::Predecessor,
         restore::{RestorePlan, restore_plan},
-        restored_from::RestoredFrom,
     },
 };
 use crate::{
     api::{
         CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
         LinkerdConfigStatus, MANAGED_BY_ANNOTATION, OPERATOR, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
-        linkerd_config::annotations::{BASE_REVISION_ANNOTATION, CONFIG_HASH_ANNOTATION, RESTORED_FROM_ANNOTATION},
+        linkerd_config::annotations::{BASE_REVISION_ANNOTATION, CONFIG_HASH_ANNOTATION},
     },
     cluster::{
         Problems, Projected,
@@ -154,13 +153,11 @@ impl ConfigWriter {
         live: &ConfigMap,
         write: &ConfigMapWrite,
         revision: i64,
-        restored_from: Option<&RestoredFrom>,
     ) -> Result<Arc<str>, WriteError> {
         let annotations = json!({
             MANAGED_BY_ANNOTATION: OPERATOR,
             CONFIG_HASH_ANNOTATION: write.hash,
             BASE_REVISION_ANNOTATION: revision.to_string(),
-            RESTORED_FROM_ANNOTATION: restored_from.map(RestoredFrom::to_annotation),
         });
         self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
     }
@@ -240,7 +237,6 @@ impl ConfigWriter {
             MANAGED_BY_ANNOTATION: null,
             CONFIG_HASH_ANNOTATION: null,
             BASE_REVISION_ANNOTATION: null,
-            RESTORED_FROM_ANNOTATION: null,
         });
         self.patch_config_map(config_map, &live.version, values, annotations).await?;
         Ok(match plan {

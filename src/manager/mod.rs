@@ -102,6 +102,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     }
     let dashboard = DashboardParts {
         access: parts.args.dashboard,
+        cluster_domain: parts.args.destination.cluster_domain.clone(),
         identity: parts.identity.clone(),
         pod: client::pod_namespace().map(|namespace| NamespacedName::new(namespace, host())),
         events: parts.events.as_ref().map(Events::recent),

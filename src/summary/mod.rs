@@ -256,7 +256,7 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
 impl RolloutSummary {
     fn new(spec: &LinkerdConfigSpec, rollout: &RolloutStatus) -> Self {
         let counts = rollout.workloads.unwrap_or_default();
-        let remaining = usize::try_from(counts.pending + counts.updating).unwrap_or_default();
+        let remaining = usize::try_from(counts.pending.saturating_add(counts.updating)).unwrap_or_default();
         let selected = usize::try_from(counts.selected).unwrap_or_default();
         let restarts = !matches!(rollout.phase.as_deref(), Some("Idle" | "Complete" | "RolledBack"));
         let at_least = at_least(&spec.rollout, remaining, selected).filter(|_| restarts);
@@ -298,6 +298,6 @@ pub fn at_least(spec: &RolloutSpec, remaining: usize, selected: usize) -> Option
     let times = |time: Duration, count: usize| time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
     let turns = remaining.div_ceil(spec.max_concurrent(selected));
     let by_places = times(spec.soak(), turns);
-    let by_interval = times(spec.interval(), remaining - 1) + spec.soak();
+    let by_interval = times(spec.interval(), remaining - 1).saturating_add(spec.soak());
     Some(by_places.max(by_interval))
 }

@@ -15,8 +15,6 @@ pub const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
 pub const CONFIG_HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 /// The revision whose declared document the ConfigMap has.
 pub const BASE_REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
-/// Of a fallback document: the declared values that failed, as JSON.
-pub const RESTORED_FROM_ANNOTATION: &str = "config.linkerd.io/restored-from";
 /// Of a canary: the UID of the LinkerdConfig that declares it.
 pub const CANARY_OWNER_ANNOTATION: &str = "config.linkerd.io/canary-owner";
 

@@ -10,6 +10,7 @@ use crate::{
         annotations::{PROMOTE_ANNOTATION, RETRY_ANNOTATION},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
+    values::InjectionHashes,
 };
 
 /// The writes of a command.
@@ -77,6 +78,9 @@ pub(super) fn promote(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
     let Some(canary) = config.status.canary.as_ref().filter(|canary| !canary.hash.is_empty()) else {
         bail!("LinkerdConfig {} has no canary: status.canary is absent", config.name);
     };
+    if !InjectionHashes::is_hash(&canary.hash) {
+        bail!("status.canary.hash of LinkerdConfig {} is no hash: somebody else wrote it", config.name);
+    }
     match canary.phase {
         CanaryPhase::Promoted => return Ok(Steps::None("its canary is promoted already")),
         CanaryPhase::Failed | CanaryPhase::Unsupported => bail!(
@@ -186,7 +190,11 @@ mod tests {
 
     #[test]
     fn a_canary_that_failed_or_does_not_exist_is_not_promoted() {
-        for canary in [json!(null), json!({"phase": "Failed", "hash": "abc", "message": "2 workloads failed"})] {
+        for canary in [
+            json!(null),
+            json!({"phase": "Failed", "hash": "abc", "message": "2 workloads failed"}),
+            json!({"phase": "Soaking", "hash": "abc\nLeader      forged"}),
+        ] {
             assert!(promote(&config(&json!({}), &canary, &json!({})), now()).is_err());
         }
     }

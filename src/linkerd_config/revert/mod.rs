@@ -4,4 +4,3 @@ pub(super) mod kept;
 pub mod predecessor;
 pub mod redeclare;
 pub(super) mod restore;
-pub(super) mod restored_from;

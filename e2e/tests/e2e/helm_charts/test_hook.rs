@@ -131,7 +131,12 @@ async fn helm_renders_the_hooks_of_the_test_unless_it_is_off() -> Result<()> {
     assert_eq!(all.len(), 8, "{all:?}");
     for object in &all {
         let annotations = &object["metadata"]["annotations"];
-        assert_eq!(annotations["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded", "{}", id(object));
+        // After a failure, the Pod stays for its log, and the account does not.
+        let policy = match object["kind"] == "Pod" {
+            true => "before-hook-creation,hook-succeeded",
+            false => "before-hook-creation,hook-succeeded,hook-failed",
+        };
+        assert_eq!(annotations["helm.sh/hook-delete-policy"], policy, "{}", id(object));
         // The account and its permissions exist before the Pod.
         let weight = if object["kind"] == "Pod" { "0" } else { "-1" };
         assert_eq!(annotations["helm.sh/hook-weight"], weight, "{}", id(object));
