@@ -105,7 +105,11 @@ impl Publisher {
                 let refusal = if is_namespace_terminating(&status) { Refusal::Terminating } else { Refusal::Forbidden };
                 if self.limits.deny(&namespace, refusal, Instant::now()) {
                     let error = status.message;
-                    warn!(namespace, error, "Events are denied in this namespace; retrying at most every ten minutes");
+                    warn!(
+                        namespace,
+                        error,
+                        "Events are denied in this namespace; retrying at most every ten minutes, or every ten seconds while it is being deleted"
+                    );
                 }
             }
             Ok(Err(error)) => debug!(namespace, error = describe(&error), "could not write an Event"),

@@ -47,8 +47,8 @@ pub(super) struct RateLimits {
     /// The time of the last Event of each object and reason. Entries older than [`PER_OBJECT`] are removed; the overall
     /// rates bound the number of newer ones.
     recent: HashMap<(String, Reason), Instant>,
-    /// The namespaces that answered 403, and the times of these answers.
-    denied: HashMap<String, (Refusal, Instant)>,
+    /// The namespaces that answered 403, and when they get Events again.
+    denied: HashMap<String, Instant>,
 }
 
 // === impl RateLimits ===
@@ -68,7 +68,7 @@ impl RateLimits {
     #[allow(clippy::map_entry, reason = "an entry is made only when the overall rate admits it")]
     pub(super) fn admit(&mut self, notice: &Notice, now: Instant) -> Result<(), Cause> {
         if let Some(namespace) = &notice.regarding.namespace
-            && self.denied.get(namespace).is_some_and(|(refusal, since)| now - *since < refusal.pause())
+            && self.denied.get(namespace).is_some_and(|until| now < *until)
         {
             return Err(Cause::Denied);
         }
@@ -113,21 +113,16 @@ impl RateLimits {
         Ok(())
     }
 
-    /// Records that a namespace answered 403. Returns whether the operator lacks a permission, and did not before.
+    /// Records that a namespace answered 403. Returns whether this is the first denial.
     pub(super) fn deny(&mut self, namespace: &str, refusal: Refusal, now: Instant) -> bool {
-        self.denied.retain(|_, (_, since)| now - *since < 2 * DENIED);
-        let known = self.denied.insert(namespace.to_owned(), (refusal, now));
-        refusal == Refusal::Forbidden && !is_forbidden(known)
+        self.denied.retain(|_, until| now < *until + DENIED);
+        self.denied.insert(namespace.to_owned(), now + refusal.pause()).is_none()
     }
 
-    /// Records that a namespace accepted an Event. Returns whether the operator lacked a permission before.
+    /// Records that a namespace accepted an Event. Returns whether it was denied before.
     pub(super) fn allow(&mut self, namespace: &str) -> bool {
-        is_forbidden(self.denied.remove(namespace))
+        self.denied.remove(namespace).is_some()
     }
-}
-
-fn is_forbidden(known: Option<(Refusal, Instant)>) -> bool {
-    known.is_some_and(|(refusal, _)| refusal == Refusal::Forbidden)
 }
 
 // === impl Refusal ===
@@ -264,9 +259,8 @@ mod tests {
     fn a_namespace_that_is_created_again_after_its_deletion_gets_events_after_seconds() {
         let now = Instant::now();
         let mut limits = RateLimits::new(now);
-        assert!(!limits.deny("ns", Refusal::Terminating, now), "nobody has to do anything");
+        assert!(limits.deny("ns", Refusal::Terminating, now));
         assert_eq!(limits.admit(&notice("a", Reason::Published), now), Err(Cause::Denied));
         assert_eq!(limits.admit(&notice("a", Reason::Published), now + Duration::from_secs(10)), Ok(()));
-        assert!(!limits.allow("ns"));
     }
 }
