@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::linkerd_config::{
-        CanaryPhase, Mode,
+        CanaryPhase, ConditionType, LinkerdConfigStatus, Mode,
         annotations::{PROMOTE_ANNOTATION, RETRY_ANNOTATION},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
@@ -70,7 +70,12 @@ pub(super) fn abort(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
     }
 }
 
-pub(super) fn retry(_: &LinkerdConfig, now: Timestamp) -> Result<Steps> {
+pub(super) fn retry(config: &LinkerdConfig, now: Timestamp) -> Result<Steps> {
+    let status = &config.status;
+    let is_current = status.observed_generation == Some(config.generation);
+    if is_current && !has_failed(status) {
+        return Ok(Steps::None("nothing failed; to restart a workload: linkerd-operator rollout restart"));
+    }
     Ok(Steps::One(ConfigChange::annotation(RETRY_ANNOTATION, &json!(now.to_string()))))
 }
 
@@ -119,8 +124,23 @@ impl ConfigChange {
     }
 }
 
+/// Whether a status names anything that a retry tries again.
+fn has_failed(status: &LinkerdConfigStatus) -> bool {
+    let revisions = status.revisions.as_ref();
+    let rollout = status.rollout.clone().unwrap_or_default();
+    status.condition(ConditionType::Stalled).is_some()
+        || revisions.is_some_and(|revisions| !revisions.failed.is_empty())
+        || rollout.rolled_back.is_some()
+        || !rollout.failures.is_empty()
+        || rollout.workloads.is_some_and(|workloads| workloads.failed > 0)
+        || status.canary.as_ref().is_some_and(|canary| canary.phase == CanaryPhase::Failed)
+        || !status.holds(ConditionType::RolloutComplete)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::cluster::{Problems, Projected};
 
@@ -159,6 +179,22 @@ mod tests {
         assert_eq!(one(abort(&running, now()).unwrap()).0, json!({"spec": {"mode": "Suspend"}}));
         let aborted = config(&json!({"mode": "Suspend"}), &json!(null), &json!({}));
         assert_eq!(one(resume(&aborted, now()).unwrap()).0, json!({"spec": {"mode": "Enforce"}}));
+    }
+
+    #[test]
+    fn retry_changes_nothing_where_nothing_failed() {
+        let complete = json!({"type": "RolloutComplete", "status": "True", "reason": "UpToDate", "message": "",
+            "lastTransitionTime": "2026-11-27T12:00:00Z"});
+        let mut healthy = config(&json!({}), &json!(null), &json!({}));
+        healthy.status = Arc::new(
+            serde_json::from_value(json!({"observedGeneration": healthy.generation, "conditions": [complete]}))
+                .unwrap(),
+        );
+        assert!(matches!(retry(&healthy, now()).unwrap(), Steps::None(_)));
+        let mut failed = LinkerdConfigStatus::clone(&healthy.status);
+        failed.rollout = Some(serde_json::from_value(json!({"workloads": {"failed": 1}})).unwrap());
+        healthy.status = Arc::new(failed);
+        assert!(matches!(retry(&healthy, now()).unwrap(), Steps::One(_)));
     }
 
     #[test]

@@ -20,7 +20,13 @@ use kube::{
 use tokio::time::{Instant, sleep};
 
 use self::change::{ConfigChange, Steps};
-use super::{cluster_flags::ClusterFlags, completion::CompletedName, configs, note, write};
+use super::{
+    cluster_flags::ClusterFlags,
+    completion::CompletedName,
+    configs, note,
+    status::{self, StatusArgs},
+    write,
+};
 use crate::{api, cluster::kinds::linkerd_config::LinkerdConfig};
 
 /// Returns what a command changes.
@@ -46,6 +52,9 @@ pub enum RolloutCommand {
     Abort(RolloutArgs),
     /// Restarts one workload, as kubectl rollout restart does
     Restart(RestartArgs),
+    /// The same as linkerd-operator status
+    #[command(hide = true)]
+    Status(StatusArgs),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -90,6 +99,7 @@ pub(super) async fn rollout(command: RolloutCommand) -> Result<ExitCode> {
             let client = args.how.cluster.client()?;
             return restart::restart(&client, &args.workload, &args.how.params()).await;
         }
+        RolloutCommand::Status(args) => return status::status(args).await,
     };
     let client = args.how.cluster.client()?;
     let config = configs::named(&configs::all(&client).await?, args.name.as_deref())?;

@@ -58,6 +58,9 @@ struct StatusDocument {
     linkerd_configs: Vec<ConfigSummary>,
     /// The holder of the operator's Lease, or why it is not known.
     leader: String,
+    /// Whether a replica leads; absent if it is not known. If none does, nothing here is current.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    has_leader: Option<bool>,
 }
 
 pub(super) async fn status(args: StatusArgs) -> Result<ExitCode> {
@@ -108,14 +111,18 @@ async fn read(client: &Client, name: Option<&str>) -> Result<StatusDocument> {
     let mut linkerd_configs: Vec<_> = found.iter().map(|config| summary(config)).collect();
     linkerd_configs.sort_by_key(|it| (!it.in_effect, std::cmp::Reverse(it.attention)));
     let namespace = found.first().map_or("linkerd", |config| &*config.target.namespace);
-    Ok(StatusDocument { leader: leader(client, namespace, now).await, linkerd_configs })
+    let (leader, has_leader) = leader(client, namespace, now).await;
+    Ok(StatusDocument { linkerd_configs, leader, has_leader })
 }
 
-/// Returns the replica that holds the operator's Lease, in words.
-async fn leader(client: &Client, namespace: &str, now: Timestamp) -> String {
+/// Returns the replica that holds the operator's Lease, in words, and whether one does.
+async fn leader(client: &Client, namespace: &str, now: Timestamp) -> (String, Option<bool>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     match leases.get_opt(linkerd_config::LEASE).await {
-        Err(error) => format!("unknown: {}", client::describe(&error)),
-        Ok(lease) => print::leader(lease.and_then(|lease| lease.spec), now),
+        Err(error) => (format!("unknown: {}", client::describe(&error)), None),
+        Ok(lease) => match print::leader(lease.and_then(|lease| lease.spec), now) {
+            Ok(holder) => (holder, Some(true)),
+            Err(why) => (why, Some(false)),
+        },
     }
 }

@@ -17,6 +17,11 @@ const SHOWN: usize = 20;
 
 pub(super) fn text(document: &StatusDocument) -> String {
     let mut text = String::new();
+    if document.has_leader == Some(false) {
+        text.push_str("PROBLEM   no operator leads, so nothing changes, and what follows is old\n");
+        line(&mut text, "Next", "linkerd-operator check");
+        text.push('\n');
+    }
     if document.linkerd_configs.is_empty() {
         text.push_str("No LinkerdConfig exists. To preview one: linkerd-operator explain -f FILE\n");
     }
@@ -98,20 +103,21 @@ fn bar(rollout: &RolloutSummary) -> String {
     format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR - filled))
 }
 
-/// Returns the holder of a Lease, in words.
-pub(super) fn leader(lease: Option<LeaseSpec>, now: Timestamp) -> String {
+/// Returns the holder of a Lease.
+///
+/// # Errors
+/// The reason why there is none.
+pub(super) fn leader(lease: Option<LeaseSpec>, now: Timestamp) -> Result<String, String> {
     let Some(lease) = lease else {
-        return "none: no operator runs with the LinkerdConfig controller (linkerd-operator check)".to_owned();
+        return Err("none: no operator runs with the LinkerdConfig controller".to_owned());
     };
     let holder = lease.holder_identity.filter(|holder| !holder.is_empty());
     let lasts = Duration::from_secs(lease.lease_duration_seconds.map_or(30, |seconds| seconds.unsigned_abs().into()));
     let age = lease.renew_time.and_then(|time| Duration::try_from(now.duration_since(time.0)).ok()).unwrap_or_default();
     match holder {
-        None => "none: the last leader released the Lease (linkerd-operator check)".to_owned(),
-        Some(holder) if age > lasts => {
-            format!("none: {holder} has not renewed the Lease for {} (linkerd-operator check)", rounded(age))
-        }
-        Some(holder) => holder,
+        None => Err("none: the last leader released the Lease".to_owned()),
+        Some(holder) if age > lasts => Err(format!("none: {holder} has not renewed the Lease for {}", rounded(age))),
+        Some(holder) => Ok(holder),
     }
 }
 
@@ -122,17 +128,32 @@ mod tests {
     use super::*;
     use crate::cluster::{Problems, Projected, kinds::linkerd_config::LinkerdConfig};
 
-    fn lease(spec: serde_json::Value) -> String {
+    fn lease(spec: serde_json::Value) -> Result<String, String> {
         leader(serde_json::from_value(spec).unwrap(), "2026-11-27T12:00:30Z".parse().unwrap())
+    }
+
+    #[test]
+    fn without_a_leader_the_first_line_says_that_what_follows_is_old() {
+        let of = |has_leader| {
+            let leader = "none: the last leader released the Lease".to_owned();
+            text(&StatusDocument { linkerd_configs: Vec::new(), leader, has_leader })
+        };
+        assert!(of(Some(false)).starts_with("PROBLEM   no operator leads"), "{}", of(Some(false)));
+        assert!(of(None).starts_with("No LinkerdConfig exists") && of(Some(true)).starts_with("No LinkerdConfig"));
     }
 
     #[test]
     fn the_leader_is_the_holder_of_a_lease_that_is_renewed() {
         let held = |time: &str| json!({"holderIdentity": "one", "leaseDurationSeconds": 30, "renewTime": time});
-        assert_eq!(lease(held("2026-11-27T12:00:10.000000Z")), "one");
-        assert!(lease(held("2026-11-27T11:00:00.000000Z")).starts_with("none: one has not renewed the Lease for 1 h"));
-        assert!(lease(json!({"holderIdentity": ""})).starts_with("none: the last leader released"));
-        assert!(lease(json!(null)).starts_with("none: no operator runs"));
+        assert_eq!(lease(held("2026-11-27T12:00:10.000000Z")).unwrap(), "one");
+        for (spec, why) in [
+            (held("2026-11-27T11:00:00.000000Z"), "none: one has not renewed the Lease for 1 h"),
+            (json!({"holderIdentity": ""}), "none: the last leader released"),
+            (json!(null), "none: no operator runs"),
+        ] {
+            let found = lease(spec).unwrap_err();
+            assert!(found.starts_with(why), "{found}");
+        }
     }
 
     #[test]
@@ -153,7 +174,8 @@ mod tests {
         let config = LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
         let now = "2026-11-27T12:00:00Z".parse().unwrap();
         let summary = ConfigSummary::new(&config, true, now);
-        let document = StatusDocument { linkerd_configs: vec![summary], leader: "one".to_owned() };
+        let document =
+            StatusDocument { linkerd_configs: vec![summary], leader: "one".to_owned(), has_leader: Some(true) };
         let expected = "\
 PROBLEM   mesh: 1 workload failed
   Next        Fix the cause, then run linkerd-operator rollout retry or change the resource.
