@@ -29,9 +29,9 @@ use crate::{client, dashboard::AdminBody};
 
 /// The deadline for both reviews. Prometheus waits 10 s for an answer by default.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The number of tokens that are reviewed at once, of unknown ones and of those that were permitted, and the shortest time
-/// for an unknown one.
+/// How many reviews run at once: this number for unknown tokens, and the same number for tokens that were permitted before.
 const AT_ONCE: usize = 2;
+/// A review of an unknown token occupies its place for at least this time, which bounds the rate of reviews.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The length of the longest token that is reviewed. Those of ServiceAccounts have about 1 KiB.
 const LONGEST: usize = 16 << 10;

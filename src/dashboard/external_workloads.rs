@@ -1,4 +1,4 @@
-//! The numbers of ExternalWorkloads, and of those that need attention.
+//! Counts the ExternalWorkloads, and how many of them need attention.
 //!
 //! * In: the cached ExternalWorkloads and Services. Out: counts. Always: one computation at a time, whose result serves
 //!   all viewers for [`FRESH`]; the lock of the state is held for a bounded number of ExternalWorkloads.

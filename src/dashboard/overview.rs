@@ -50,7 +50,7 @@ pub(super) struct Overview {
     headlines: Vec<Headline>,
     /// The state of the process and of ExternalWorkloads.
     tiles: [Tile; 3],
-    /// What the page shows instead of the tiles of a LinkerdConfig if there is none.
+    /// The tiles that the page shows while no LinkerdConfig exists.
     absent_tiles: [Tile; 3],
     /// Whether this process has a Destination API.
     serves_destination: bool,

@@ -1,10 +1,9 @@
 //! Reads the body of a request, and calls the handler.
 //!
-//! In: a request. Out: an answer with its memory, always. Always holds: all bodies together, with what the handler decodes
-//! from them, and all answers take at most the memory of [`Limits::bodies`]; a client that sends slowly or takes no answers
-//! does not keep that memory from others; reading a body and the handler have deadlines; the handler is called with a
-//! complete body that is not empty; a body that is too long is answered before it is read; a panic of the handler is an
-//! answer.
+//! In: a request. Out: an answer with its memory, always. Always holds: all bodies, what the handler decodes from them and
+//! all answers fit into [`Limits::bodies`]; a client that sends slowly or takes no answers does not keep that memory from
+//! others; reading and handling have deadlines; the handler gets a complete body that is not empty; a body that is too
+//! long is answered before it is read; a panic of the handler is an answer.
 
 use std::{
     error::Error,

@@ -84,7 +84,7 @@ pub(super) fn promote(config: &LinkerdConfig, _: Timestamp) -> Result<Steps> {
         bail!("LinkerdConfig {} has no canary: status.canary is absent", config.name);
     };
     if !InjectionHashes::is_hash(&canary.hash) {
-        bail!("status.canary.hash of LinkerdConfig {} is no hash: somebody else wrote it", config.name);
+        bail!("status.canary.hash of LinkerdConfig {} is not a hash, so the operator did not write it", config.name);
     }
     match canary.phase {
         CanaryPhase::Promoted => return Ok(Steps::None("its canary is promoted already")),

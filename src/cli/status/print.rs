@@ -106,7 +106,7 @@ fn bar(rollout: &RolloutSummary) -> String {
 /// Returns the holder of a Lease.
 ///
 /// # Errors
-/// The reason why there is none.
+/// Returns why no replica holds it, in words.
 pub(super) fn leader(lease: Option<LeaseSpec>, now: Timestamp) -> Result<String, String> {
     let Some(lease) = lease else {
         return Err("none: no operator runs with the LinkerdConfig controller".to_owned());
