@@ -11,7 +11,6 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use prost::Message;
-use strum::{EnumString, IntoStaticStr, VariantArray};
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::{Status, server::NamedService};
 use tonic_health::{
@@ -28,7 +27,8 @@ use super::{
         updates::EndpointUpdates,
     },
     http2::{connection::IncomingRequest, stall::StreamProgress},
-    metrics::RpcObserver,
+    labels::{OverloadReason, RpcMethod},
+    metrics::{RpcObserver, SERVICE},
     observer,
     places::{HeldPlace, NoPlace, Places, Share},
     profile::{request::ProfileRequest, updates::ProfileUpdates},
@@ -38,9 +38,6 @@ use super::{
     views::Views,
 };
 use crate::{memory::BYTES_OF_A_STREAM, proto::destination::GetDestination};
-
-/// The name of the service in paths, metrics and health checks.
-pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 /// The messages of refusals. A client that balances over several replicas should retry with another replica.
 const BUSY: &str = "this destination server is overloaded: retry, preferably with another replica";
@@ -70,28 +67,6 @@ pub(super) struct ConnectionShares {
     streams: Arc<Share>,
     refused: Arc<Share>,
     health_streams: Arc<Share>,
-}
-
-/// A method of the Destination API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
-#[strum(const_into_str)]
-pub(super) enum RpcMethod {
-    Get,
-    GetProfile,
-}
-
-/// The reason why a valid stream was refused, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum OverloadReason {
-    /// The request had waited too long in the queue.
-    Waited,
-    /// The maximum number of streams was open.
-    Full,
-    /// The connection had its share of the streams.
-    Share,
-    /// The memory budget had no room.
-    Memory,
 }
 
 /// The target of a request, according to its headers.
@@ -205,7 +180,7 @@ impl Calls {
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot decode the request: {error}")))?;
         observer.received();
-        if !self.views.cluster.knows(observer::KINDS) {
+        if !self.views.clusters.local.knows(observer::KINDS) {
             return Err(Status::unavailable("the caches have not synced yet: retry, preferably with another replica"));
         }
         Ok((self.subscribe(method, &message)?, place))
@@ -231,7 +206,7 @@ impl Calls {
             RpcMethod::Get => {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = GetRequest { with_clusters: token.clusters, ..GetRequest::new(authority, &token.node) };
-                let subscription = self.views.subscribe(&request);
+                let subscription = self.views.endpoints.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| {
                     if refusal == GetRefusal::NoMemory {
                         self.views.metrics.stream_refused(OverloadReason::Memory);
@@ -243,7 +218,7 @@ impl Calls {
             RpcMethod::GetProfile => {
                 let authority = ProfileAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = ProfileRequest::new(authority, &token.namespace);
-                let subscription = self.views.subscribe_to_profile(&request);
+                let subscription = self.views.profiles.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| refusal.status(&quote(path)))?;
                 Ok(Subscribed::GetProfile(ProfileUpdates::new(subscription)))
             }

@@ -21,14 +21,15 @@ use tonic_health::server::HealthReporter;
 use tracing::{debug, warn};
 
 use super::{
-    call::{Calls, SERVICE},
-    handshakes::Handshakes,
+    call::Calls,
     http2::{
         connection::{self, ConnectionEnd},
+        handshakes::Handshakes,
         stall::Shortage,
         transport::Transport,
         wake_time::WakeTime,
     },
+    metrics::SERVICE,
     places::{ConnectionPlaces, HeldPlace, limited_peer},
     views::Views,
 };
@@ -219,7 +220,7 @@ mod tests {
             reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
         }
         let service = HealthService::from_health_reporter(reporter.clone());
-        let views = Views::new(Feed::default().cluster, DestinationObserver::new(), settings().into(), metrics, None);
+        let views = Views::new(Feed::default().cluster, &DestinationObserver::new(), settings().into(), metrics, None);
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

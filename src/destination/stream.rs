@@ -8,7 +8,6 @@ use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 
 use super::{
@@ -16,14 +15,13 @@ use super::{
         connection::{BodyFrame, ResponseBody},
         stall::StreamProgress,
     },
+    labels::{EndReason, MessageCounts, StreamState},
     metrics::RpcObserver,
     places::HeldPlace,
-    views::Views,
 };
 
 /// The updates that a stream sends to its client.
 pub(super) trait Updates: Send {
-    fn views(&self) -> &Views;
     /// Returns whether an update was sent.
     fn has_begun(&self) -> bool;
     /// Waits until the state may have changed. Cancel safe.
@@ -42,45 +40,6 @@ pub(super) struct OutgoingFrames {
     /// When the event that caused these frames was received. `None` for the first response to a request, because the
     /// age of its event is not a delay of this server.
     pub(super) received: Option<Instant>,
-}
-
-/// The number of messages of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MessageCounts {
-    pub(super) add: u32,
-    pub(super) remove: u32,
-    pub(super) no_endpoints: u32,
-    pub(super) profile: u32,
-}
-
-/// The state of a stream, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum StreamState {
-    /// No frame was passed to the transport yet.
-    Opening,
-    /// The client has received all updates.
-    Idle,
-    /// Frames wait for the client.
-    Blocked,
-}
-
-/// The reason why a stream ended, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum EndReason {
-    /// The client reset the stream, or its connection ended.
-    Client,
-    /// The process stops.
-    Shutdown,
-    /// The target now needs another kind of response; the client opens a new stream.
-    Rerouted,
-    /// The client accepted no data for too long.
-    Stalled,
-    /// The client accepted no data while the server needed memory.
-    Memory,
-    /// The content of the stream could not be computed.
-    Panicked,
 }
 
 /// The body of a streaming response. A hundred thousand of them may exist, so every field matters for memory.
@@ -107,7 +66,7 @@ enum EndOfStream {
 impl<U: Updates> ResponseStream<U> {
     pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, place: HeldPlace) -> Self {
         let state = StreamState::Opening;
-        updates.views().metrics.streams(state).inc();
+        observer.metrics.streams(state).inc();
         Self { updates, in_flight: None, end: None, state, progress, observer, _place: place }
     }
 
@@ -117,7 +76,7 @@ impl<U: Updates> ResponseStream<U> {
 
     fn set_state(&mut self, state: StreamState) {
         if state != self.state {
-            let metrics = &self.updates.views().metrics;
+            let metrics = &self.observer.metrics;
             metrics.streams(self.state).dec();
             metrics.streams(state).inc();
             self.state = state;
@@ -134,7 +93,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
     async fn next(&mut self) -> Option<BodyFrame> {
         // The transport requests the next frame only after it has sent the last one.
         if let Some(received) = self.in_flight.take() {
-            self.updates.views().metrics.taken(received);
+            self.observer.metrics.taken(received);
         }
         if !self.updates.has_begun() {
             self.refresh();
@@ -165,7 +124,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
 
 impl<U: Updates> Drop for ResponseStream<U> {
     fn drop(&mut self) {
-        let metrics = &self.updates.views().metrics;
+        let metrics = &self.observer.metrics;
         metrics.streams(self.state).dec();
         metrics.stream_ended(match self.end {
             Some(EndOfStream::Next(end) | EndOfStream::Sent(end)) => end,

@@ -7,8 +7,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::{
     members::Members,
     request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey, declares},
@@ -23,11 +21,8 @@ use crate::{
         },
     },
     destination::{
-        multicluster::{Multicluster, remote::RemoteNamespace},
-        observer::{Batch, RemoteChange},
-        publisher::GroupKey,
+        multicluster::{Multicluster, clusters::Clusters, remote::RemoteNamespace},
         registry::Generation,
-        views::Views,
     },
 };
 
@@ -38,18 +33,17 @@ struct Joining {
     remote: Option<Arc<RemoteNamespace>>,
 }
 
-// === impl Views ===
+// === impl Clusters ===
 
-impl Views {
+impl Clusters {
     /// Returns the key of the view that a request resolves to now.
     ///
     /// # Errors
     /// When the request is refused.
     pub(super) fn resolve(&self, request: &GetRequest) -> Result<ViewKey, GetRefusal> {
-        let state = self.cluster.read();
+        let state = self.local.read();
         let service = state.services.get(&request.service);
-        let Some((multicluster, service)) = self.multicluster.as_deref().zip(service.filter(|it| it.joined.is_some()))
-        else {
+        let Some((multicluster, service)) = self.linked.as_deref().zip(service.filter(|it| it.joined.is_some())) else {
             return request.resolve(&state);
         };
         let (service, zone) = (Arc::clone(service), state.nodes.zone(&request.node));
@@ -87,7 +81,7 @@ impl Views {
             let port = if has_port { QueryPort::Declared(request.port) } else { QueryPort::Undeclared };
             let (instance, with_clusters) = (request.instance.clone(), request.with_clusters);
             let hinted_node = local.and_then(|key| {
-                let state = self.cluster.read();
+                let state = self.local.read();
                 let service = state.services.get(&key)?;
                 request.hinted_node(&state, (&key, service), port)
             });
@@ -101,15 +95,15 @@ impl Views {
     /// Returns the endpoints of a Service in all its clusters.
     pub(super) fn members(&self, key: &NamespacedName) -> Members {
         let is_joined = |state: &State| state.services.get(key).is_some_and(|it| it.joined.is_some());
-        let Some(multicluster) = &self.multicluster else { return Members::of(&self.cluster.read(), key) };
-        let state = self.cluster.read();
+        let Some(multicluster) = &self.linked else { return Members::of(&self.local.read(), key) };
+        let state = self.local.read();
         if !is_joined(&state) {
             return Members::of(&state, key);
         }
         drop(state);
         let mut joined_reads = multicluster.joined_reads.lock();
         // Read again: since then, another thread may have read newer members.
-        let state = self.cluster.read();
+        let state = self.local.read();
         let Some(service) = state.services.get(key).cloned() else { return Members::of(&state, key) };
         let Some(joined) = &service.joined else { return Members::of(&state, key) };
         *joined_reads += 1;
@@ -139,54 +133,10 @@ impl Views {
             let namespace = Arc::clone(&service.key.namespace);
             let key = NamespacedName { namespace, name: Arc::clone(name) };
             let Some(cluster) = cluster else {
-                return Some(Joining { cluster: self.cluster.clone(), key, remote: None });
+                return Some(Joining { cluster: self.local.clone(), key, remote: None });
             };
             let remote = multicluster.namespace(cluster, &key.namespace)?;
             Some(Joining { cluster: remote.cluster.clone(), key, remote: Some(remote) })
         })
-    }
-
-    /// Adds the Services that are joined from Services of the batch, here and in other clusters. Returns the groups of
-    /// objects in other clusters.
-    pub(in crate::destination) fn add_joined(&self, batch: &mut Batch) -> Vec<(GroupKey, Instant)> {
-        let mut groups = Vec::new();
-        if self.multicluster.is_none() {
-            return groups;
-        }
-        let remotes = std::mem::take(&mut batch.remotes);
-        let state = self.cluster.read();
-        let by_member = state.services.by_member();
-        if by_member.is_empty() {
-            return groups;
-        }
-        let mut joined: Vec<(NamespacedName, Instant)> = Vec::new();
-        for (service, received) in &batch.endpoints {
-            joined.extend(by_member.joined_from(None, service).map(|it| (it, *received)));
-        }
-        for ((cluster, change), received) in remotes {
-            match change {
-                RemoteChange::Endpoints(service) => {
-                    joined.extend(by_member.joined_from(Some(&cluster), &service).map(|it| (it, received)));
-                }
-                RemoteChange::Namespace(namespace) => {
-                    let services = by_member.joined_from_cluster(&cluster, Some(&*namespace));
-                    joined.extend(services.map(|it| (it, received)));
-                }
-                RemoteChange::Cluster => {
-                    joined.extend(by_member.joined_from_cluster(&cluster, None).map(|it| (it, received)));
-                }
-                RemoteChange::Group(group) => groups.push(((Some(cluster), group), received)),
-            }
-        }
-        for (service, received) in joined {
-            batch.endpoints.entry(service).or_insert(received);
-        }
-        groups
-    }
-
-    /// Returns the state of a namespace: of this cluster, or of another one if it is watched.
-    pub(in crate::destination) fn cluster_of(&self, cluster: Option<&str>, namespace: &str) -> Option<Cluster> {
-        let Some(cluster) = cluster else { return Some(self.cluster.clone()) };
-        Some(self.multicluster.as_ref()?.watched_namespace(cluster, namespace)?.cluster.clone())
     }
 }

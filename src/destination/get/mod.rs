@@ -1,7 +1,7 @@
 //! The method `Get`: the endpoints of a Service, and every change of them.
 //!
 //! ```text
-//! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
+//! request ─▶ views, queue: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
 //!      (request, hinted_node, premise, members, set_labels, port_selector, view, endpoint_set, snapshot: pure)
 //! ```
 //!
@@ -16,6 +16,7 @@ mod joined;
 pub(super) mod members;
 mod port_selector;
 mod premise;
+pub(super) mod queue;
 pub(super) mod request;
 mod set_labels;
 mod snapshot;

@@ -6,6 +6,7 @@
 mod budget;
 pub(super) mod connection;
 pub(super) mod frames;
+pub(super) mod handshakes;
 mod keepalive;
 mod reset_limit;
 pub(super) mod stall;

@@ -9,6 +9,7 @@
 //! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; a cluster is unlinked only
 //! if no Secret names it any more; credentials are never printed.
 
+pub(super) mod clusters;
 pub(super) mod collector;
 pub(super) mod links;
 pub(super) mod observer;

@@ -22,7 +22,7 @@ const MIN_TIME: Duration = Duration::from_millis(500);
 
 /// The connections without a place, oldest first.
 #[derive(Default)]
-pub(super) struct Handshakes(VecDeque<Handshake>);
+pub(in crate::destination) struct Handshakes(VecDeque<Handshake>);
 
 struct Handshake {
     client: Option<IpAddr>,
@@ -32,7 +32,7 @@ struct Handshake {
 
 impl Handshakes {
     /// Waits until there is room for another one.
-    pub(super) async fn make_room(&mut self) {
+    pub(in crate::destination) async fn make_room(&mut self) {
         if self.0.len() >= MAX_HANDSHAKES {
             self.0.retain(|handshake| !handshake.task.is_finished());
         }
@@ -48,8 +48,8 @@ impl Handshakes {
         }
     }
 
-    /// `client` is its [`limited_peer`](super::places::limited_peer).
-    pub(super) fn push(&mut self, client: Option<IpAddr>, task: JoinHandle<()>) {
+    /// `client` is its [`limited_peer`](crate::destination::places::limited_peer).
+    pub(in crate::destination) fn push(&mut self, client: Option<IpAddr>, task: JoinHandle<()>) {
         self.0.push_back(Handshake { client, task, until: Instant::now() + MIN_TIME });
     }
 
