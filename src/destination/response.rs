@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::{
     get::updates::EndpointUpdates,
-    http2::connection::{BodyFrame, ResponseBody},
+    http2::stream::{BodyFrame, ResponseBody},
     places::HeldPlace,
     profile::updates::ProfileUpdates,
     stream::ResponseStream,

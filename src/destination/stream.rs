@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     http2::{
-        connection::{BodyFrame, ResponseBody},
         stall::StreamProgress,
+        stream::{BodyFrame, ResponseBody},
     },
     labels::{EndReason, MessageCounts, StreamState},
     metrics::RpcObserver,

@@ -10,5 +10,6 @@ pub(super) mod handshakes;
 mod keepalive;
 mod reset_limit;
 pub(super) mod stall;
+pub(super) mod stream;
 pub(super) mod transport;
 pub(super) mod wake_time;

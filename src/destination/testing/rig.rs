@@ -33,8 +33,8 @@ use crate::{
         context_token::ContextToken,
         get::{request::GetRequest, updates::EndpointUpdates},
         http2::{
-            connection::{BodyFrame, ResponseBody},
             stall::StreamProgress,
+            stream::{BodyFrame, ResponseBody},
         },
         labels::RpcMethod,
         metrics::DiscoveryMetrics,
