@@ -37,7 +37,7 @@ mod object_group;
 mod observer;
 #[cfg(test)]
 mod oracle_tests;
-mod places;
+mod permits;
 mod profile;
 mod publisher;
 mod registry;

@@ -1,4 +1,4 @@
-//! Tests of Services that are joined from several clusters, in process: random clusters against the contract, and what
+//! Tests of federated Services, in process: random clusters against the contract, and what
 //! open streams receive while clusters are late, empty, linked and unlinked.
 
 use std::{
@@ -246,7 +246,7 @@ fn object(kind: &str, name: &str, fields: &Value) -> (Key, Value) {
     (Key::of(&object).unwrap(), object)
 }
 
-/// The Service `web`, joined from these members.
+/// The federated Service `web` with these members.
 fn federated(remote: &str, local: &str) -> (Key, Value) {
     let annotations =
         json!({"multicluster.linkerd.io/remote-discovery": remote, "multicluster.linkerd.io/local-discovery": local});

@@ -46,6 +46,7 @@ pub(super) struct Turn {
     pub(super) found: Option<Batch>,
 }
 
+/// The keys with work of one kind.
 pub(super) struct Slots<K, W> {
     /// The first one has the next turn.
     order: VecDeque<K>,

@@ -64,7 +64,7 @@ pub(super) struct Generation {
     /// The generation of this cluster's state.
     pub(super) local: u64,
     /// The number of the read; 0 if only this cluster was read.
-    pub(super) joined: u64,
+    pub(super) federated: u64,
 }
 
 /// The state of a view, for its streams.
@@ -90,7 +90,7 @@ pub(super) struct Stopping;
 
 impl From<u64> for Generation {
     fn from(local: u64) -> Self {
-        Self { local, joined: 0 }
+        Self { local, federated: 0 }
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     },
     labels::{EndReason, MessageCounts, StreamState},
     metrics::RpcObserver,
-    places::HeldPlace,
+    permits::Permit,
 };
 
 /// The updates that a stream sends to its client.
@@ -53,7 +53,7 @@ pub(super) struct ResponseStream<U: Updates> {
     progress: Arc<StreamProgress>,
     /// Counts the sent messages, and the call when the stream is dropped.
     observer: RpcObserver,
-    _place: HeldPlace,
+    _permit: Permit,
 }
 
 enum EndOfStream {
@@ -64,10 +64,10 @@ enum EndOfStream {
 // === impl ResponseStream ===
 
 impl<U: Updates> ResponseStream<U> {
-    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, place: HeldPlace) -> Self {
+    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, permit: Permit) -> Self {
         let state = StreamState::Opening;
         observer.metrics.streams(state).inc();
-        Self { updates, in_flight: None, end: None, state, progress, observer, _place: place }
+        Self { updates, in_flight: None, end: None, state, progress, observer, _permit: permit }
     }
 
     fn refresh(&mut self) {

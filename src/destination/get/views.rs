@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     endpoint_set::EndpointSet,
+    exclusions::Exclusions,
     members::Members,
-    premise::Premise,
     request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey},
     snapshot::Snapshot,
     view::endpoints,
@@ -51,9 +51,9 @@ pub(in crate::destination) struct EndpointsContent {
     pub(super) placement: u64,
     /// The Service at the last publication; `None` if it did not exist.
     service: Option<Arc<Service>>,
-    /// The premise of the last publication while the Service existed. When it changes, streams may belong to another
-    /// view.
-    premise: Option<Arc<Premise>>,
+    /// The exclusions of the last publication while the Service existed. When they change, streams may belong to
+    /// another view.
+    exclusions: Option<Arc<Exclusions>>,
     /// Whether all clusters are known that may have endpoints of the Service.
     pub(super) is_complete: bool,
     /// Keeps the watches of the other clusters' namespaces that have the endpoints.
@@ -103,7 +103,7 @@ impl ViewKind for EndpointViews {
             snapshot: empty,
             placement: 0,
             service: None,
-            premise: None,
+            exclusions: None,
             is_complete: false,
             remotes: Vec::new(),
         }
@@ -280,9 +280,9 @@ impl EndpointsIndex {
 
 impl View<EndpointViews> {
     /// Returns whether the request did not belong to this view at the last publication. A stream must not begin with such
-    /// a publication, because only a change of its premise moves the stream.
+    /// a publication, because only a change of its exclusions moves the stream.
     fn excludes(&self, request: &GetRequest) -> bool {
-        self.sender.borrow().content.premise.as_ref().is_some_and(|premise| premise.excludes(request))
+        self.sender.borrow().content.exclusions.as_ref().is_some_and(|exclusions| exclusions.contain(request))
     }
 
     /// Returns about how many bytes the endpoints of the view take.
@@ -319,7 +319,7 @@ impl View<EndpointViews> {
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
-        let premise = Premise::of(&self.key, members).map(Arc::new);
+        let exclusions = Exclusions::of(&self.key, members).map(Arc::new);
         // From here on, nothing panics: a view with this generation has its content.
         *generation = Some(members.generation);
         self.sender.send_if_modified(|published| {
@@ -329,12 +329,12 @@ impl View<EndpointViews> {
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
             let mut may_move = false;
-            // While the Service does not exist, its streams wait, and the premise is the one that they know.
+            // While the Service does not exist, its streams wait, and the exclusions are those that they know.
             if members.service.is_some() {
                 // A stream that begins with the first publication compares its request with it.
-                let is_known = !is_first || content.premise.is_some();
-                may_move = is_known && premise.is_some() && content.premise != premise;
-                content.premise = premise;
+                let is_known = !is_first || content.exclusions.is_some();
+                may_move = is_known && exclusions.is_some() && content.exclusions != exclusions;
+                content.exclusions = exclusions;
                 content.placement += u64::from(may_move);
             }
             if let Some(snapshot) = snapshot {

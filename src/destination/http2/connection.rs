@@ -92,7 +92,7 @@ pub(in crate::destination) enum ConnectionEnd {
     Fault,
     /// The server had no memory for the connection, or needed that of its unread data.
     Memory,
-    /// The connection got no place in time.
+    /// The connection got no permit in time.
     Full,
 }
 

@@ -1,6 +1,7 @@
 //! This cluster and the linked ones.
 //!
-//! In: keys that a change marks. Out: the keys of the Services that are joined from theirs; the state of a namespace.
+//! In: keys that a change marks. Out: the keys of the federated Services that have them as members; the state of a
+//! namespace.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub(in crate::destination) struct Clusters {
 // === impl Clusters ===
 
 impl Clusters {
-    /// Adds the Services that are joined from Services of the batch, here and in other clusters.
+    /// Adds the federated Services whose members are in the batch, here and in other clusters.
     pub(in crate::destination) fn add_federated(&self, batch: &mut Batch) {
         if self.linked.is_none() {
             return;
@@ -33,25 +34,25 @@ impl Clusters {
         if by_member.is_empty() {
             return;
         }
-        let mut joined: Vec<(NamespacedName, Instant)> = Vec::new();
+        let mut federated: Vec<(NamespacedName, Instant)> = Vec::new();
         for (service, received) in &batch.endpoints {
-            joined.extend(by_member.joined_from(None, service).map(|it| (it, *received)));
+            federated.extend(by_member.of_member(None, service).map(|it| (it, *received)));
         }
         for ((cluster, change), received) in &remotes {
             match change {
                 RemoteChange::Endpoints(service) => {
-                    joined.extend(by_member.joined_from(Some(cluster), service).map(|it| (it, *received)));
+                    federated.extend(by_member.of_member(Some(cluster), service).map(|it| (it, *received)));
                 }
                 RemoteChange::Namespace(namespace) => {
-                    let services = by_member.joined_from_cluster(cluster, Some(&**namespace));
-                    joined.extend(services.map(|it| (it, *received)));
+                    let services = by_member.of_cluster_members(cluster, Some(&**namespace));
+                    federated.extend(services.map(|it| (it, *received)));
                 }
                 RemoteChange::Cluster => {
-                    joined.extend(by_member.joined_from_cluster(cluster, None).map(|it| (it, *received)));
+                    federated.extend(by_member.of_cluster_members(cluster, None).map(|it| (it, *received)));
                 }
             }
         }
-        for (service, received) in joined {
+        for (service, received) in federated {
             batch.endpoints.entry(service).or_insert(received);
         }
     }

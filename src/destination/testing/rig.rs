@@ -40,7 +40,7 @@ use crate::{
         metrics::DiscoveryMetrics,
         multicluster::Multicluster,
         observer::DestinationObserver,
-        places::Places,
+        permits::Permits,
         profile::{request::ProfileRequest, updates::ProfileUpdates},
         settings::{DestinationSettings, Http2Params, TransportMode},
         stream::{ResponseStream, Updates},
@@ -281,9 +281,9 @@ impl<M: Method> Client<M> {
     /// Opens the stream, as a proxy does after its last stream ended.
     pub(in crate::destination) fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
-        let place = Places::new(1).share().take().ok().unwrap();
+        let permit = Permits::new(1).share().try_acquire().ok().unwrap();
         let call = views.metrics.observe(M::RPC);
-        self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, place));
+        self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, permit));
         (self.known, self.first) = (M::Known::default(), true);
         Ok(())
     }

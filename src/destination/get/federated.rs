@@ -1,4 +1,4 @@
-//! Services that are joined from the Services of several clusters: the views of their clients, and their endpoints.
+//! Federated Services: the views of their clients, and their endpoints.
 //!
 //! In: the states of this cluster and of the other clusters' namespaces. Out: view keys and [`Members`]. Always holds:
 //! members are read from all states one after the other, and no two threads do that at the same time, so that of two
@@ -16,7 +16,7 @@ use crate::{
     cluster::{
         Cluster, State,
         kinds::{
-            joined_service::{JoinedKind, JoinedService, ServiceMember},
+            federated_service::{FederatedService, FederationKind, ServiceMember},
             service::Service,
         },
     },
@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// A Service that another one is joined from, and where its state is.
-struct Joining {
+/// A member of a federated Service, and where its state is.
+struct FederatedMember {
     cluster: Cluster,
     key: NamespacedName,
     remote: Option<Arc<RemoteNamespace>>,
@@ -43,25 +43,26 @@ impl Clusters {
     pub(super) fn resolve(&self, request: &GetRequest) -> Result<ViewKey, GetRefusal> {
         let state = self.local.read();
         let service = state.services.get(&request.service);
-        let Some((multicluster, service)) = self.linked.as_deref().zip(service.filter(|it| it.joined.is_some())) else {
+        let Some((multicluster, service)) = self.linked.as_deref().zip(service.filter(|it| it.federated.is_some()))
+        else {
             return request.resolve(&state);
         };
         let (service, zone) = (Arc::clone(service), state.nodes.zone(&request.node));
         drop(state);
-        let Some(joined) = &service.joined else { return Err(GetRefusal::NoService) };
-        let has_remotes = joined.members.iter().any(|member| member.cluster.is_some());
+        let Some(federated) = &service.federated else { return Err(GetRefusal::NoService) };
+        let has_remotes = federated.members.iter().any(|member| member.cluster.is_some());
         if has_remotes && !multicluster.is_known() {
             return Err(GetRefusal::ClustersUnknown);
         }
-        if joined.kind == JoinedKind::RemoteDiscovery {
-            let member = joined.members.first().ok_or(GetRefusal::NoRemoteService)?;
+        if federated.kind == FederationKind::RemoteDiscovery {
+            let member = federated.members.first().ok_or(GetRefusal::NoRemoteService)?;
             if !member.cluster.as_ref().is_some_and(|cluster| multicluster.has(cluster)) {
                 return Err(GetRefusal::no_cluster(member));
             }
         }
         let (mut has_port, mut has_hostname, mut node) = (false, request.instance.is_none(), None);
         let mut local = None;
-        for Joining { cluster, key, remote } in self.joining(&service, joined, multicluster) {
+        for FederatedMember { cluster, key, remote } in self.federated_members(&service, federated, multicluster) {
             if remote.as_ref().is_some_and(|remote| !remote.is_known()) {
                 continue;
             }
@@ -94,24 +95,24 @@ impl Clusters {
 
     /// Returns the endpoints of a Service in all its clusters.
     pub(super) fn members(&self, key: &NamespacedName) -> Members {
-        let is_joined = |state: &State| state.services.get(key).is_some_and(|it| it.joined.is_some());
+        let is_federated = |state: &State| state.services.get(key).is_some_and(|it| it.federated.is_some());
         let Some(multicluster) = &self.linked else { return Members::of(&self.local.read(), key) };
         let state = self.local.read();
-        if !is_joined(&state) {
+        if !is_federated(&state) {
             return Members::of(&state, key);
         }
         drop(state);
-        let mut joined_reads = multicluster.joined_reads.lock();
+        let mut federated_reads = multicluster.federated_reads.lock();
         // Read again: since then, another thread may have read newer members.
         let state = self.local.read();
         let Some(service) = state.services.get(key).cloned() else { return Members::of(&state, key) };
-        let Some(joined) = &service.joined else { return Members::of(&state, key) };
-        *joined_reads += 1;
-        let generation = Generation { local: state.generation, joined: *joined_reads };
+        let Some(federated) = &service.federated else { return Members::of(&state, key) };
+        *federated_reads += 1;
+        let generation = Generation { local: state.generation, federated: *federated_reads };
         drop(state);
-        let mut members = Members::joined(&service, generation);
+        let mut members = Members::federated(&service, generation);
         members.is_complete = multicluster.is_known();
-        for Joining { cluster, key, remote } in self.joining(&service, joined, multicluster) {
+        for FederatedMember { cluster, key, remote } in self.federated_members(&service, federated, multicluster) {
             if remote.as_ref().is_some_and(|remote| !remote.is_known()) {
                 members.is_complete = false;
                 members.add(&State::default(), key, remote);
@@ -122,21 +123,21 @@ impl Clusters {
         members
     }
 
-    /// Returns the Services that a Service is joined from. Those in clusters that do not exist are left out.
-    fn joining<'a>(
+    /// Returns the members of a federated Service. Those in clusters that do not exist are left out.
+    fn federated_members<'a>(
         &'a self,
         service: &'a Service,
-        joined: &'a JoinedService,
+        federated: &'a FederatedService,
         multicluster: &'a Multicluster,
-    ) -> impl Iterator<Item = Joining> + use<'a> {
-        joined.members.iter().filter_map(move |ServiceMember { cluster, service: name }| {
+    ) -> impl Iterator<Item = FederatedMember> + use<'a> {
+        federated.members.iter().filter_map(move |ServiceMember { cluster, service: name }| {
             let namespace = Arc::clone(&service.key.namespace);
             let key = NamespacedName { namespace, name: Arc::clone(name) };
             let Some(cluster) = cluster else {
-                return Some(Joining { cluster: self.local.clone(), key, remote: None });
+                return Some(FederatedMember { cluster: self.local.clone(), key, remote: None });
             };
             let remote = multicluster.namespace(cluster, &key.namespace)?;
-            Some(Joining { cluster: remote.cluster.clone(), key, remote: Some(remote) })
+            Some(FederatedMember { cluster: remote.cluster.clone(), key, remote: Some(remote) })
         })
     }
 }
