@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::{check, connect::PodPort, no_endpoints::AuthorityParts};
-use crate::cluster::{Problems, kinds::joined_service::JoinedService};
+use crate::cluster::{Problems, kinds::federated_service::FederatedService};
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -40,8 +40,8 @@ async fn clusters_of(client: &Client, authority: &str) -> Option<BTreeSet<Arc<st
 fn named(service: Service) -> BTreeSet<Arc<str>> {
     let (labels, annotations) = (service.metadata.labels, service.metadata.annotations);
     let (labels, annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
-    let joined = JoinedService::of(&labels, &annotations, &mut Problems::default());
-    joined.into_iter().flat_map(|joined| joined.members).filter_map(|member| member.cluster).collect()
+    let federated = FederatedService::of(&labels, &annotations, &mut Problems::default());
+    federated.into_iter().flat_map(|federated| federated.members).filter_map(|member| member.cluster).collect()
 }
 
 /// Returns the lines of `/ready` about these clusters, and about Secrets of links that name no cluster.

@@ -126,9 +126,9 @@ fn has_only_other_protocols(service: &Service, port: u16) -> Option<String> {
 fn why_none(service: &Service, slices: &[EndpointSlice], port: u16) -> Option<String> {
     let has = |keys: Option<&BTreeMap<String, String>>, key: &str| keys.is_some_and(|keys| keys.contains_key(key));
     let metadata = &service.metadata;
-    let is_joined = has(metadata.labels.as_ref(), REMOTE_DISCOVERY)
+    let is_federated = has(metadata.labels.as_ref(), REMOTE_DISCOVERY)
         || [REMOTE_DISCOVERY, LOCAL_DISCOVERY_ANNOTATION].iter().any(|key| has(metadata.annotations.as_ref(), key));
-    if is_joined {
+    if is_federated {
         // It has the endpoints of other Services.
         return None;
     }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slices_of_a_joined_service_do_not_explain_anything() {
+    fn the_slices_of_a_federated_service_do_not_explain_anything() {
         for metadata in [
             json!({"labels": {"multicluster.linkerd.io/remote-discovery": "east"}}),
             json!({"annotations": {"multicluster.linkerd.io/remote-discovery": "web@east"}}),

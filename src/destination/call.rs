@@ -1,8 +1,8 @@
 //! The calls of the Destination API and of the health service.
 //!
-//! In: a request of a connection, and the connection's share of the places. Out: its response: a stream, or a refusal.
-//! Always holds: a request that is not complete has a deadline and a place, and holds little; a stream without a place or
-//! without memory is refused with UNAVAILABLE, so that its client retries with another replica.
+//! In: a request of a connection, and the connection's share of the permits. Out: its response: a stream, or a refusal.
+//! Always holds: a request that is not complete has a deadline and a permit, and holds little; a stream without a permit
+//! or without memory is refused with UNAVAILABLE, so that its client retries with another replica.
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -11,7 +11,6 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use prost::Message;
-use strum::{EnumString, IntoStaticStr, VariantArray};
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::{Status, server::NamedService};
 use tonic_health::{
@@ -28,9 +27,10 @@ use super::{
         updates::EndpointUpdates,
     },
     http2::{connection::IncomingRequest, stall::StreamProgress},
-    metrics::RpcObserver,
+    labels::{OverloadReason, RpcMethod},
+    metrics::{RpcObserver, SERVICE},
     observer,
-    places::{HeldPlace, NoPlace, Places, Share},
+    permits::{Exhausted, Permit, PermitShare, Permits},
     profile::{request::ProfileRequest, updates::ProfileUpdates},
     request_body::{self, LONGEST_REQUEST},
     response::{CallBody, quote, refuse, without_body},
@@ -38,9 +38,6 @@ use super::{
     views::Views,
 };
 use crate::{memory::BYTES_OF_A_STREAM, proto::destination::GetDestination};
-
-/// The name of the service in paths, metrics and health checks.
-pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 /// The messages of refusals. A client that balances over several replicas should retry with another replica.
 const BUSY: &str = "this destination server is overloaded: retry, preferably with another replica";
@@ -60,38 +57,16 @@ const LATE_REQUEST: &str = "the request was not received in time";
 pub(super) struct Calls {
     views: Arc<Views>,
     health: HealthServer<HealthService>,
-    streams: Arc<Places>,
-    refused: Arc<Places>,
-    health_streams: Arc<Places>,
+    streams: Arc<Permits>,
+    refused: Arc<Permits>,
+    health_streams: Arc<Permits>,
 }
 
-/// One connection's shares of the places.
+/// One connection's shares of the permits.
 pub(super) struct ConnectionShares {
-    streams: Arc<Share>,
-    refused: Arc<Share>,
-    health_streams: Arc<Share>,
-}
-
-/// A method of the Destination API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
-#[strum(const_into_str)]
-pub(super) enum RpcMethod {
-    Get,
-    GetProfile,
-}
-
-/// The reason why a valid stream was refused, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum OverloadReason {
-    /// The request had waited too long in the queue.
-    Waited,
-    /// The maximum number of streams was open.
-    Full,
-    /// The connection had its share of the streams.
-    Share,
-    /// The memory budget had no room.
-    Memory,
+    streams: Arc<PermitShare>,
+    refused: Arc<PermitShare>,
+    health_streams: Arc<PermitShare>,
 }
 
 /// The target of a request, according to its headers.
@@ -115,9 +90,9 @@ impl Calls {
             HealthServer::new(HealthService::from_health_reporter(reporter)).max_decoding_message_size(LONGEST_REQUEST);
         Self {
             health,
-            streams: Places::new(views.settings.limits.streams),
-            refused: Places::new(REFUSED_REQUESTS),
-            health_streams: Places::new(HEALTH_STREAMS),
+            streams: Permits::new(views.settings.limits.streams),
+            refused: Permits::new(REFUSED_REQUESTS),
+            health_streams: Permits::new(HEALTH_STREAMS),
             views,
         }
     }
@@ -142,7 +117,7 @@ impl Calls {
             Target::Rpc(method) => {
                 let mut observer = self.views.metrics.observe(method);
                 match self.open(method, &observer, &mut body, shares, queued_since, deadline).await {
-                    Ok((updates, place)) => return stream(updates, progress, observer, place),
+                    Ok((updates, permit)) => return stream(updates, progress, observer, permit),
                     Err(status) => {
                         observer.set_code(status.code());
                         refuse(&status)
@@ -155,7 +130,7 @@ impl Calls {
     }
 
     async fn health(&self, request: Request<RecvStream>, shares: &ConnectionShares) -> Response<CallBody> {
-        let Ok(place) = shares.health_streams.take() else {
+        let Ok(permit) = shares.health_streams.try_acquire() else {
             discard(request.into_body(), shares, Instant::now() + REQUEST_TIMEOUT).await;
             return refuse(&Status::unavailable(FULL));
         };
@@ -170,7 +145,7 @@ impl Calls {
         });
         let mut health = self.health.clone();
         match timeout(REQUEST_TIMEOUT, health.call(request)).await {
-            Ok(Ok(response)) => response.map(|body| CallBody::Health { body, _place: place }),
+            Ok(Ok(response)) => response.map(|body| CallBody::Health { body, _permit: permit }),
             Ok(Err(never)) => match never {},
             Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
         }
@@ -184,7 +159,7 @@ impl Calls {
         shares: &ConnectionShares,
         queued_since: Instant,
         deadline: Instant,
-    ) -> Result<(Subscribed, HeldPlace), Status> {
+    ) -> Result<(Subscribed, Permit), Status> {
         let limits = &self.views.settings.limits;
         if queued_since.elapsed() > limits.stream_wait {
             return Err(self.overloaded(OverloadReason::Waited));
@@ -192,12 +167,12 @@ impl Calls {
         if !limits.memory.has_room_for(BYTES_OF_A_STREAM) {
             return Err(self.overloaded(OverloadReason::Memory));
         }
-        // A request that is not complete has the place of its stream already: a client may send the headers of thousands
-        // of requests before their messages.
-        let place = shares.streams.take().map_err(|no_place| {
-            self.overloaded(match no_place {
-                NoPlace::Full => OverloadReason::Full,
-                NoPlace::Share => OverloadReason::Share,
+        // A request that is not complete has the permit of its stream already: a client may send the headers of
+        // thousands of requests before their messages.
+        let permit = shares.streams.try_acquire().map_err(|exhausted| {
+            self.overloaded(match exhausted {
+                Exhausted::Full => OverloadReason::Full,
+                Exhausted::Share => OverloadReason::Share,
             })
         })?;
         let message = timeout_at(deadline, request_body::read(body));
@@ -205,10 +180,10 @@ impl Calls {
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot decode the request: {error}")))?;
         observer.received();
-        if !self.views.cluster.knows(observer::KINDS) {
+        if !self.views.clusters.local.knows(observer::KINDS) {
             return Err(Status::unavailable("the caches have not synced yet: retry, preferably with another replica"));
         }
-        Ok((self.subscribe(method, &message)?, place))
+        Ok((self.subscribe(method, &message)?, permit))
     }
 
     /// Counts a refusal, and returns its status.
@@ -231,7 +206,7 @@ impl Calls {
             RpcMethod::Get => {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = GetRequest { with_clusters: token.clusters, ..GetRequest::new(authority, &token.node) };
-                let subscription = self.views.subscribe(&request);
+                let subscription = self.views.endpoints.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| {
                     if refusal == GetRefusal::NoMemory {
                         self.views.metrics.stream_refused(OverloadReason::Memory);
@@ -243,7 +218,7 @@ impl Calls {
             RpcMethod::GetProfile => {
                 let authority = ProfileAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = ProfileRequest::new(authority, &token.namespace);
-                let subscription = self.views.subscribe_to_profile(&request);
+                let subscription = self.views.profiles.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| refusal.status(&quote(path)))?;
                 Ok(Subscribed::GetProfile(ProfileUpdates::new(subscription)))
             }
@@ -257,9 +232,9 @@ impl Calls {
 /// errors. After 1,024 such frames it closes the connection with all streams.
 async fn discard(body: RecvStream, shares: &ConnectionShares, deadline: Instant) {
     let mut rest = pin!(request_body::discard(body));
-    // A place is needed only for a rest that has not arrived yet.
+    // A permit is needed only for a rest that has not arrived yet.
     if futures::poll!(rest.as_mut()).is_pending()
-        && let Ok(_place) = shares.refused.take()
+        && let Ok(_permit) = shares.refused.try_acquire()
     {
         _ = timeout_at(deadline, rest).await;
     }
@@ -289,12 +264,12 @@ fn stream(
     updates: Subscribed,
     progress: Arc<StreamProgress>,
     observer: RpcObserver,
-    place: HeldPlace,
+    permit: Permit,
 ) -> Response<CallBody> {
     let mut response = Response::new(match updates {
-        Subscribed::Get(updates) => CallBody::Get(Box::new(ResponseStream::new(updates, progress, observer, place))),
+        Subscribed::Get(updates) => CallBody::Get(Box::new(ResponseStream::new(updates, progress, observer, permit))),
         Subscribed::GetProfile(updates) => {
-            CallBody::GetProfile(Box::new(ResponseStream::new(updates, progress, observer, place)))
+            CallBody::GetProfile(Box::new(ResponseStream::new(updates, progress, observer, permit)))
         }
     });
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

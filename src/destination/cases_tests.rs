@@ -23,7 +23,7 @@ fn rig(case: &Case) -> Rig {
     for (key, object) in &case.objects {
         rig.feed.apply(kind(key), Event::Apply(object.clone()));
     }
-    let Some(multicluster) = &rig.views.multicluster else { return rig };
+    let Some(multicluster) = &rig.views.clusters.linked else { return rig };
     multicluster.know();
     for (name, objects) in &case.clusters {
         let mut feed = Feed::default();

@@ -19,10 +19,11 @@ use tonic_health::server::HealthReporter;
 
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
-    call::{Calls, RpcMethod, Subscribed},
+    call::{Calls, Subscribed},
     context_token::ContextToken,
     frame::MAX_MESSAGE_BYTES,
     http2::{connection, frames::FrameReader, transport::Transport, wake_time::WakeTime},
+    labels::RpcMethod,
     metrics::DiscoveryMetrics,
     observer::DestinationObserver,
     registry::ViewIndex,
@@ -205,7 +206,7 @@ impl Server {
         let node = json!({"metadata": {"name": "node-1", "labels": {"topology.kubernetes.io/zone": "a"}}});
         feed.apply(Kind::Node, Event::Apply(node));
         let metrics = DiscoveryMetrics::register(&MetricsRegistry::new()).expect("a new registry");
-        let views = Views::new(feed.cluster.clone(), observer, Arc::new(settings()), metrics, None);
+        let views = Views::new(feed.cluster.clone(), &observer, Arc::new(settings()), metrics, None);
         let calls = Arc::new(Calls::new(Arc::clone(&views), HealthReporter::new()));
         Self { feed, views, calls, runtime }
     }
@@ -276,8 +277,8 @@ impl Server {
 
     /// All streams have ended, so there is no view.
     fn assert_unused(&self) {
-        assert!(self.views.endpoints.index().views().next().is_none(), "a view of endpoints is left");
-        assert!(self.views.profiles.index().is_empty(), "a view of a profile is left");
+        assert!(self.views.endpoints.registry.index().views().next().is_none(), "a view of endpoints is left");
+        assert!(self.views.profiles.registry.index().is_empty(), "a view of a profile is left");
     }
 }
 

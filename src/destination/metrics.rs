@@ -13,11 +13,13 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::{
-    call::{OverloadReason, RpcMethod, SERVICE},
     http2::connection::ConnectionEnd,
+    labels::{EndReason, MessageCounts, OverloadReason, RpcMethod, StreamState},
     settings::DestinationLimits,
-    stream::{EndReason, MessageCounts, StreamState},
 };
+
+/// The name of the service in paths, metrics and health checks.
+pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 pub(super) struct DiscoveryMetrics {
     methods: [RpcMetrics; RpcMethod::VARIANTS.len()],
@@ -49,7 +51,7 @@ struct RpcMetrics {
 
 /// Observes a call from its start to its end, however it ends.
 pub(super) struct RpcObserver {
-    metrics: Arc<DiscoveryMetrics>,
+    pub(super) metrics: Arc<DiscoveryMetrics>,
     method: RpcMethod,
     started: Instant,
     code: Code,

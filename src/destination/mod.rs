@@ -1,8 +1,9 @@
 //! The destination server, which sends each Linkerd proxy the endpoints and profiles of its targets, and their changes.
 //!
 //! ```text
-//! cluster ──observer──▶ DirtySet ──▶ views: get::views     State ─▶ Members ─▶ Snapshot    ──┐
-//!                                           profile::views State ─▶ EncodedProfile ──────────┴─watch──▶ stream ─▶ http2 ─▶ proxy
+//! cluster ──observer──▶ DirtySet ──▶ publisher ─▶ get::queue:     State ─▶ Members ─▶ Snapshot ─┐
+//!                                                 profile::queue: State ─▶ EncodedProfile ──────┴─watch─┐
+//!                                                                  proxy ◀─ http2 ◀─ stream ◀───────────┘
 //! ```
 //!
 //! In: the cluster's state, and requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: the
@@ -26,8 +27,8 @@ mod frame;
 )]
 pub(crate) mod fuzzing;
 mod get;
-mod handshakes;
 mod http2;
+mod labels;
 mod metrics;
 mod multicluster;
 #[cfg(test)]
@@ -36,7 +37,7 @@ mod object_group;
 mod observer;
 #[cfg(test)]
 mod oracle_tests;
-mod places;
+mod permits;
 mod profile;
 mod publisher;
 mod registry;
@@ -112,12 +113,12 @@ pub fn spawn(
             readers.spawn("unsupported-services", multicluster::unsupported::warn_once(cluster.clone()));
         }
     }
-    let views = Views::new(cluster.clone(), observer, settings, metrics, multicluster.clone());
-    registry.register(Box::new(EndpointsCollector::new(&views)?))?;
-    registry.register(Box::new(ProfilesCollector::new(&views)?))?;
+    let views = Views::new(cluster.clone(), &observer, settings, metrics, multicluster.clone());
+    registry.register(Box::new(EndpointsCollector::new(&views.endpoints)?))?;
+    registry.register(Box::new(ProfilesCollector::new(&views.profiles)?))?;
     let reporter = HealthReporter::new();
     let server = DestinationServer::new(Arc::clone(&views), reporter.clone());
-    readers.spawn("discovery-publisher", views.publish());
+    readers.spawn("discovery-publisher", views.publisher().run(observer));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
     Ok(multicluster)

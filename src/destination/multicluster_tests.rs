@@ -1,4 +1,4 @@
-//! Tests of Services that are joined from several clusters, in process: random clusters against the contract, and what
+//! Tests of federated Services, in process: random clusters against the contract, and what
 //! open streams receive while clusters are late, empty, linked and unlinked.
 
 use std::{
@@ -58,11 +58,11 @@ impl Other {
     fn link(&self, rig: &Rig) {
         let trust_domain = TrustDomain::parse(&trust_domain(self.name)).unwrap();
         let states = self.namespaces.iter().map(|(name, it)| (*name, &it.feed.cluster));
-        rig.views.multicluster.as_ref().unwrap().link_feeds(self.name, &trust_domain, states);
+        rig.views.clusters.linked.as_ref().unwrap().link_feeds(self.name, &trust_domain, states);
     }
 
     fn unlink(&self, rig: &Rig) {
-        rig.views.multicluster.as_ref().unwrap().unlink(self.name);
+        rig.views.clusters.linked.as_ref().unwrap().unlink(self.name);
     }
 
     fn enqueue(&mut self, key: &Key, event: Event<Value>) {
@@ -130,7 +130,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
         let mut dice = StdRng::seed_from_u64(seed);
         let flags = flags(seed, &mut dice);
         let mut rig = Rig::with_clusters(server_settings(&flags));
-        rig.views.multicluster.as_ref().unwrap().know();
+        rig.views.clusters.linked.as_ref().unwrap().know();
         let mut world = World::with_joined_services(seed).unwrap();
         for (key, object) in world.json() {
             rig.pending.entry(kind(key)).or_default().push_back(Event::Apply(object.clone()));
@@ -173,7 +173,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
                             others.insert(name, other);
                         }
                     },
-                    21 => rig.publish().await,
+                    21 => rig.publish(),
                     _ => {
                         let at = dice.random_range(0..clients.len());
                         let client = &mut clients[at];
@@ -184,7 +184,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
                     }
                 }
             }
-            rig.publish().await;
+            rig.publish();
             for client in &mut clients {
                 if client.stream.is_none() {
                     continue;
@@ -204,7 +204,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
                     other.settle(elsewhere.json());
                 }
             }
-            rig.publish().await;
+            rig.publish();
             let linked = worlds.iter().filter(|(name, _)| others.contains_key(name));
             let remotes: BTreeMap<String, Remote> = linked
                 .map(|(name, world)| {
@@ -231,7 +231,7 @@ async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_t
             }
         }
         drop(clients);
-        assert_eq!(rig.views.endpoints.index().count(), 0, "a view is removed with its last stream");
+        assert_eq!(rig.views.endpoints.registry.index().count(), 0, "a view is removed with its last stream");
     }
     assert!(of_remotes * 50 > answered, "too few answers have endpoints of other clusters: {of_remotes} of {answered}");
 }
@@ -246,7 +246,7 @@ fn object(kind: &str, name: &str, fields: &Value) -> (Key, Value) {
     (Key::of(&object).unwrap(), object)
 }
 
-/// The Service `web`, joined from these members.
+/// The federated Service `web` with these members.
 fn federated(remote: &str, local: &str) -> (Key, Value) {
     let annotations =
         json!({"multicluster.linkerd.io/remote-discovery": remote, "multicluster.linkerd.io/local-discovery": local});
@@ -281,7 +281,7 @@ struct Clusters {
 impl Clusters {
     fn new(objects: impl IntoIterator<Item = (Key, Value)>) -> Self {
         let rig = Rig::with_clusters(settings());
-        rig.views.multicluster.as_ref().unwrap().know();
+        rig.views.clusters.linked.as_ref().unwrap().know();
         let mut clusters = Self { rig, others: BTreeMap::new() };
         clusters.apply(objects);
         clusters
@@ -308,8 +308,8 @@ impl Clusters {
         }
     }
 
-    async fn client(&mut self) -> Client<Get> {
-        self.rig.publish().await;
+    fn client(&mut self) -> Client<Get> {
+        self.rig.publish();
         let request = oracle::Request { path: PATH.to_owned(), token: r#"{"nodeName":"node-1"}"#.to_owned() };
         let mut client = Client::<Get>::new(request);
         client.open(&self.rig.views).unwrap();
@@ -318,8 +318,8 @@ impl Clusters {
     }
 
     /// Publishes, and returns the sockets of an open stream, each with the labels `service` and the identity.
-    async fn endpoints(&mut self, client: &mut Client<Get>) -> Vec<String> {
-        self.rig.publish().await;
+    fn endpoints(&mut self, client: &mut Client<Get>) -> Vec<String> {
+        self.rig.publish();
         client.read(usize::MAX);
         assert!(client.stream.is_some(), "the stream is open");
         let Answer::Endpoints(endpoints) = client.settle(&self.rig.views) else { panic!("an open stream is refused") };
@@ -337,20 +337,20 @@ impl Clusters {
 async fn remote_discovery_sends_nothing_until_the_other_clusters_namespace_is_known_and_then_follows_it() {
     let mut clusters = Clusters::new([remote_discovery()]);
     clusters.link("east");
-    let mut client = clusters.client().await;
+    let mut client = clusters.client();
     assert!(client.is_silent());
     let objects = backends("bb", 8080, &[("bb-1", "10.1.0.1")]);
     for kind in &KINDS[..4] {
         clusters.others.get_mut("east").unwrap().list("ns", *kind, &objects.iter().cloned().collect());
-        assert!(clusters.endpoints(&mut client).await.is_empty() && client.is_silent(), "{kind:?}");
+        assert!(clusters.endpoints(&mut client).is_empty() && client.is_silent(), "{kind:?}");
     }
     clusters.list("east", &objects);
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.1.0.1:8080 bb east.trust"]);
+    assert_eq!(clusters.endpoints(&mut client), ["10.1.0.1:8080 bb east.trust"]);
     clusters.list("east", &backends("bb", 8081, &[("bb-1", "10.1.0.1"), ("bb-2", "10.1.0.2")]));
     let both = ["10.1.0.1:8081 bb east.trust", "10.1.0.2:8081 bb east.trust"];
-    assert_eq!(clusters.endpoints(&mut client).await, both);
+    assert_eq!(clusters.endpoints(&mut client), both);
     clusters.list("east", &[]);
-    assert!(clusters.endpoints(&mut client).await.is_empty());
+    assert!(clusters.endpoints(&mut client).is_empty());
 }
 
 #[tokio::test]
@@ -358,10 +358,10 @@ async fn an_empty_cluster_has_no_endpoints_only_once_it_is_known() {
     for service in [remote_discovery(), federated("bb@east", "")] {
         let mut clusters = Clusters::new([service]);
         clusters.link("east");
-        let mut client = clusters.client().await;
+        let mut client = clusters.client();
         assert!(client.is_silent(), "the cluster was not listed");
         clusters.list("east", &[]);
-        assert!(clusters.endpoints(&mut client).await.is_empty());
+        assert!(clusters.endpoints(&mut client).is_empty());
         assert!(!client.is_silent(), "the message NoEndpoints");
     }
 }
@@ -371,19 +371,19 @@ async fn a_federated_service_has_the_members_that_are_known_and_each_member_has_
     let objects = backends("bb", 8080, &[("bb-1", "10.0.0.1")]);
     let mut clusters = Clusters::new([federated("bb@east,cc@north", "bb")].into_iter().chain(objects));
     clusters.link("east");
-    let mut client = clusters.client().await;
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.0.0.1:8080 bb trust.domain"]);
+    let mut client = clusters.client();
+    assert_eq!(clusters.endpoints(&mut client), ["10.0.0.1:8080 bb trust.domain"]);
     clusters.list("east", &backends("bb", 9090, &[("bb-1", "10.1.0.1")]));
     let two = ["10.0.0.1:8080 bb trust.domain", "10.1.0.1:9090 bb east.trust"];
-    assert_eq!(clusters.endpoints(&mut client).await, two);
+    assert_eq!(clusters.endpoints(&mut client), two);
     clusters.link("north");
     clusters.list("north", &backends("cc", 7070, &[("cc-1", "10.2.0.1")]));
     let three = [two[0], two[1], "10.2.0.1:7070 cc north.trust"];
-    assert_eq!(clusters.endpoints(&mut client).await, three);
+    assert_eq!(clusters.endpoints(&mut client), three);
     clusters.apply([federated("cc@north", "bb")]);
-    assert_eq!(clusters.endpoints(&mut client).await, [three[0], three[2]]);
+    assert_eq!(clusters.endpoints(&mut client), [three[0], three[2]]);
     clusters.others["north"].unlink(&clusters.rig);
-    assert_eq!(clusters.endpoints(&mut client).await, [three[0]]);
+    assert_eq!(clusters.endpoints(&mut client), [three[0]]);
 }
 
 #[tokio::test]
@@ -393,12 +393,12 @@ async fn an_address_that_two_clusters_have_stays_until_the_last_of_them_loses_it
         clusters.link(name);
         clusters.list(name, &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
     }
-    let mut client = clusters.client().await;
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.1.0.1:80 bb east.trust"]);
+    let mut client = clusters.client();
+    assert_eq!(clusters.endpoints(&mut client), ["10.1.0.1:80 bb east.trust"]);
     clusters.list("east", &[]);
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.1.0.1:80 bb north.trust"]);
+    assert_eq!(clusters.endpoints(&mut client), ["10.1.0.1:80 bb north.trust"]);
     clusters.list("north", &[]);
-    assert!(clusters.endpoints(&mut client).await.is_empty());
+    assert!(clusters.endpoints(&mut client).is_empty());
 }
 
 #[tokio::test]
@@ -406,10 +406,10 @@ async fn a_stream_of_remote_discovery_ends_when_its_cluster_is_unlinked() {
     let mut clusters = Clusters::new([remote_discovery()]);
     clusters.link("east");
     clusters.list("east", &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
-    let mut client = clusters.client().await;
-    assert_eq!(clusters.endpoints(&mut client).await.len(), 1);
+    let mut client = clusters.client();
+    assert_eq!(clusters.endpoints(&mut client).len(), 1);
     clusters.others["east"].unlink(&clusters.rig);
-    clusters.rig.publish().await;
+    clusters.rig.publish();
     client.read(usize::MAX);
     assert!(client.stream.is_none());
     let refused = Answer::Refused(Code::NotFound, "Remote cluster not found: east".to_owned());
@@ -439,8 +439,8 @@ async fn the_local_policy_of_a_member_does_not_apply_to_members_in_other_cluster
     let mut clusters = Clusters::new([federated("bb@east", "bb")].into_iter().chain(local));
     clusters.link("east");
     clusters.list("east", &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
-    let mut on_node = clusters.client().await;
-    assert_eq!(clusters.endpoints(&mut on_node).await.len(), 2);
+    let mut on_node = clusters.client();
+    assert_eq!(clusters.endpoints(&mut on_node).len(), 2);
     let others: Vec<Client<Get>> = (0..100)
         .map(|number| {
             let token = format!(r#"{{"nodeName":"made-up-{number}"}}"#);
@@ -450,8 +450,8 @@ async fn the_local_policy_of_a_member_does_not_apply_to_members_in_other_cluster
         })
         .collect();
     let mut last = others.into_iter().next_back().unwrap();
-    assert_eq!(clusters.endpoints(&mut last).await, ["10.1.0.1:80 bb east.trust"]);
-    assert_eq!(clusters.rig.views.endpoints.index().count(), 2, "clients on unknown nodes share a view");
+    assert_eq!(clusters.endpoints(&mut last), ["10.1.0.1:80 bb east.trust"]);
+    assert_eq!(clusters.rig.views.endpoints.registry.index().count(), 2, "clients on unknown nodes share a view");
 }
 
 #[tokio::test]
@@ -460,12 +460,12 @@ async fn a_service_that_becomes_federated_and_ordinary_again_keeps_its_open_stre
     let mut clusters = Clusters::new(own.clone());
     clusters.link("east");
     clusters.list("east", &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
-    let mut client = clusters.client().await;
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.0.0.9:80 web trust.domain"]);
+    let mut client = clusters.client();
+    assert_eq!(clusters.endpoints(&mut client), ["10.0.0.9:80 web trust.domain"]);
     clusters.apply([federated("bb@east", "")]);
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.1.0.1:80 bb east.trust"]);
+    assert_eq!(clusters.endpoints(&mut client), ["10.1.0.1:80 bb east.trust"]);
     clusters.apply(own);
-    assert_eq!(clusters.endpoints(&mut client).await, ["10.0.0.9:80 web trust.domain"]);
+    assert_eq!(clusters.endpoints(&mut client), ["10.0.0.9:80 web trust.domain"]);
 }
 
 /// For proxies, it would become a label of their metrics.
@@ -475,7 +475,7 @@ async fn the_cluster_of_an_endpoint_is_a_label_only_for_a_client_that_asks_for_i
         Clusters::new([federated("bb@east", "bb")].into_iter().chain(backends("bb", 80, &[("bb-1", "10.0.0.1")])));
     clusters.link("east");
     clusters.list("east", &backends("bb", 80, &[("bb-1", "10.1.0.1")]));
-    clusters.rig.publish().await;
+    clusters.rig.publish();
     for (token, expected) in [("", [None, None]), (r#"{"clusters":true}"#, [None, Some("east")])] {
         let request = oracle::Request { path: PATH.to_owned(), token: token.to_owned() };
         let Answer::Endpoints(endpoints) = Client::<Get>::new(request).settle(&clusters.rig.views) else {

@@ -5,10 +5,20 @@
 
 use std::{sync::Arc, vec};
 
-use super::observer::{DirtyKey, ObjectGroup};
-use crate::cluster::{
-    Cluster,
-    kinds::{external_workload::ExternalWorkload, pod::Pod},
+use tokio::time::Instant;
+use tracing::error;
+
+use super::{
+    multicluster::clusters::Clusters,
+    observer::{Batch, DirtyKey, GroupKey, ObjectGroup},
+    publisher::{Publish, Slots, Turn},
+};
+use crate::{
+    cluster::{
+        Cluster,
+        kinds::{external_workload::ExternalWorkload, pod::Pod},
+    },
+    contain::{Work, contain},
 };
 
 /// The number of keys after which a step ends.
@@ -18,6 +28,65 @@ const STEP: usize = 256;
 pub(super) enum GroupMembers {
     Pods(vec::IntoIter<Arc<Pod>>),
     ExternalWorkloads(vec::IntoIter<Arc<ExternalWorkload>>),
+}
+
+#[derive(Default)]
+pub(super) struct GroupWork {
+    /// When the first event was received after the members were listed.
+    marked: Option<Instant>,
+    /// The members that were not looked up yet, and when their event was received.
+    members: Option<(GroupMembers, Instant)>,
+    /// The keys of the other members. They are published together, because many members belong to the same Service.
+    found: Batch,
+}
+
+// === impl Clusters ===
+
+/// The lookup of the keys of groups.
+impl Publish for Clusters {
+    type Key = GroupKey;
+    type Work = GroupWork;
+
+    fn add(&self, batch: &Batch, slots: &mut Slots<GroupKey, GroupWork>) {
+        for (group, received) in &batch.groups {
+            slots.work(group.clone()).marked.get_or_insert(*received);
+        }
+    }
+
+    /// A turn is one step of the lookup.
+    fn proceed(&self, group: &GroupKey, work: &mut GroupWork, _: Instant) -> Turn {
+        let found = work.next_step(group, self);
+        Turn { has_more: work.members.is_some() || work.marked.is_some(), found }
+    }
+}
+
+// === impl GroupWork ===
+
+impl GroupWork {
+    /// Looks up some members. After the last one, returns the keys of all.
+    fn next_step(&mut self, (remote, group): &GroupKey, clusters: &Clusters) -> Option<Batch> {
+        let cluster = clusters.state_of(remote.as_deref(), group.namespace());
+        if self.members.is_none() {
+            let received = self.marked.take()?;
+            self.members = Some((GroupMembers::of(cluster.as_ref()?, group), received));
+        }
+        let (members, received) = self.members.as_mut()?;
+        let step = cluster.as_ref().map(|cluster| contain(Work::Publishing, || members.next_step(cluster)));
+        let step = step.transpose().unwrap_or_else(|panicked| {
+            error!(?group, %panicked, "could not look up the endpoints of some objects, so their change is lost");
+            None
+        });
+        if let Some(step) = step.flatten() {
+            let of_cluster = |key: DirtyKey| match remote {
+                Some(remote) => key.of_cluster(remote),
+                None => Some(key),
+            };
+            step.into_iter().filter_map(of_cluster).for_each(|key| self.found.add(key, *received));
+            return None;
+        }
+        self.members = None;
+        Some(std::mem::take(&mut self.found))
+    }
 }
 
 // === impl GroupMembers ===
@@ -74,8 +143,7 @@ mod tests {
             authority::ProfileAuthority,
             metrics::DiscoveryMetrics,
             observer::DestinationObserver,
-            profile::{request::ProfileRequest, views::Profiles},
-            publisher::Rotation,
+            profile::{request::ProfileRequest, views::ProfileViews},
             registry::Subscription,
             testing::settings,
             views::Views,
@@ -93,7 +161,7 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
+            let views = Views::new(feed.cluster.clone(), &observer, settings().into(), metrics, None);
             Self { feed, observer, views }
         }
 
@@ -101,13 +169,13 @@ mod tests {
             self.feed.apply(kind, Event::Apply(object));
         }
 
-        fn subscribe(&self, path: &str) -> Subscription<Profiles> {
+        fn subscribe(&self, path: &str) -> Subscription<ProfileViews> {
             let authority = ProfileAuthority::parse(path, &settings().cluster_domain).unwrap();
-            self.views.subscribe_to_profile(&ProfileRequest::new(authority, "")).unwrap()
+            self.views.profiles.subscribe(&ProfileRequest::new(authority, "")).unwrap()
         }
     }
 
-    fn is_opaque(subscription: &mut Subscription<Profiles>) -> bool {
+    fn is_opaque(subscription: &mut Subscription<ProfileViews>) -> bool {
         subscription.latest().content.unwrap().profile.decoded().opaque_protocol
     }
 
@@ -145,16 +213,16 @@ mod tests {
                 assert_eq!(evaluations, 0, "no selector is evaluated while the state is locked");
             }
             rig.apply(Kind::Service, web(annotation));
-            let mut rotation = Rotation::default();
-            rotation.join(&rig.views, rig.observer.dirty.next().await.into());
+            let mut publisher = rig.views.publisher();
+            publisher.add(rig.observer.dirty.next().await.into());
             // One turn for the Service, and one for the Server.
-            rotation.turn(&rig.views, Duration::ZERO);
-            rotation.turn(&rig.views, Duration::ZERO);
+            publisher.turn(Duration::ZERO);
+            publisher.turn(Duration::ZERO);
             assert_eq!(is_opaque(&mut other), annotation == "80", "published before all Pods are looked up");
             let mut turns = 0;
             let ((), evaluations, _) = counted(|| {
-                while !rotation.is_empty() {
-                    rotation.turn(&rig.views, Duration::ZERO);
+                while !publisher.is_empty() {
+                    publisher.turn(Duration::ZERO);
                     turns += 1;
                 }
             });
@@ -176,7 +244,7 @@ mod tests {
         rig.observer.subscribed();
         rig.apply(Kind::Server, server);
         let marked = rig.observer.dirty.next().now_or_never().unwrap();
-        let [DirtyKey::Group(group)] = &marked.keys().collect::<Vec<_>>()[..] else { panic!("{marked:?}") };
+        let [DirtyKey::Group((None, group))] = &marked.keys().collect::<Vec<_>>()[..] else { panic!("{marked:?}") };
         let mut members = GroupMembers::of(&rig.feed.cluster, group);
         let steps: Vec<_> = std::iter::from_fn(|| members.next_step(&rig.feed.cluster)).collect();
         assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);

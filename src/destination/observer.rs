@@ -58,7 +58,7 @@ pub(super) enum DirtyKey {
     /// A zone that a node has left.
     Zone(Zone),
     /// All keys that depend on some objects.
-    Group(ObjectGroup),
+    Group(GroupKey),
     /// A change in another cluster.
     Remote(Arc<str>, RemoteChange),
 }
@@ -68,12 +68,14 @@ pub(super) enum DirtyKey {
 pub(super) enum RemoteChange {
     /// The endpoints of a Service.
     Endpoints(NamespacedName),
-    Group(ObjectGroup),
     /// All Services of a namespace.
     Namespace(Arc<str>),
     /// All Services.
     Cluster,
 }
+
+/// A group of objects, and its cluster; `None` for this cluster.
+pub(super) type GroupKey = (Option<Arc<str>>, ObjectGroup);
 
 /// Objects that have not changed, but whose endpoints depend on an object that has. They may be all objects of a
 /// namespace, so they are looked up by the publisher and not under the lock.
@@ -110,7 +112,7 @@ pub(super) struct Batch {
     pub(super) addresses: HashMap<NetworkAddress, Instant>,
     pub(super) profiles: HashMap<NamespacedName, Instant>,
     pub(super) zones: Vec<Zone>,
-    pub(super) groups: HashMap<ObjectGroup, Instant>,
+    pub(super) groups: HashMap<GroupKey, Instant>,
     pub(super) remotes: HashMap<(Arc<str>, RemoteChange), Instant>,
 }
 
@@ -119,12 +121,12 @@ pub(super) struct Batch {
 impl DirtyKey {
     /// Returns the key of the same change in another cluster; `None` if nothing here depends on it.
     pub(super) fn of_cluster(self, cluster: &Arc<str>) -> Option<Self> {
-        let change = match self {
-            Self::Endpoints(service) => RemoteChange::Endpoints(service),
-            Self::Group(group) => RemoteChange::Group(group),
-            _ => return None,
-        };
-        Some(Self::Remote(Arc::clone(cluster), change))
+        let cluster = Arc::clone(cluster);
+        match self {
+            Self::Endpoints(service) => Some(Self::Remote(cluster, RemoteChange::Endpoints(service))),
+            Self::Group((_, group)) => Some(Self::Group((Some(cluster), group))),
+            _ => None,
+        }
     }
 }
 
@@ -217,7 +219,7 @@ fn selected(server: &Arc<Server>) -> impl Iterator<Item = DirtyKey> {
         selectors.and_then(|selectors| selectors.workloads.as_ref()).map(|selector: &Arc<LabelSelector>| {
             ObjectGroup::ExternalWorkloads(Arc::clone(namespace), selector.pair().cloned())
         });
-    pods.into_iter().chain(workloads).map(DirtyKey::Group)
+    pods.into_iter().chain(workloads).map(|group| DirtyKey::Group((None, group)))
 }
 
 /// Returns the Pods that this ReplicaSet or Job owns, because their workload is found through it. The deletion of a
@@ -229,7 +231,8 @@ fn owned_through<K: Resource<DynamicType = ()>>(diff: &Diff<IntermediateOwner<K>
     let NamespacedName { namespace, name } = &diff.latest().key;
     let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(name) };
     let members = PodGroupMembers::OwnedBy(itself);
-    Some(DirtyKey::Group(ObjectGroup::Pods(PodGroup { namespace: Arc::clone(namespace), members })))
+    let pods = PodGroup { namespace: Arc::clone(namespace), members };
+    Some(DirtyKey::Group((None, ObjectGroup::Pods(pods))))
 }
 
 // === impl Batch ===
@@ -299,7 +302,7 @@ mod tests {
                 DirtyKey::Address(NetworkAddress::Socket(address)) => address.to_string(),
                 DirtyKey::ServiceProfile(profile) => format!("profile {}", profile.name),
                 DirtyKey::Zone(zone) => format!("zone {}", zone.as_deref().unwrap_or("unknown")),
-                DirtyKey::Group(group) => {
+                DirtyKey::Group((_, group)) => {
                     let mut members = GroupMembers::of(&self.feed.cluster, group);
                     let steps = std::iter::from_fn(|| members.next_step(&self.feed.cluster));
                     return steps.flatten().flat_map(|key| self.texts(&key)).collect();

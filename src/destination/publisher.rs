@@ -1,222 +1,180 @@
-//! The work of the publisher, in fair turns.
+//! The publisher, which updates the views of marked keys in fair turns.
 //!
-//! In: batches of marked keys. Out: published views. Always holds: the endpoints of each Service, the profiles of each
-//! Service and each group of objects have one place in the rotation, so a Service with many views delays another Service
-//! by one turn for each place; what is marked while work on it is under way is done again after that.
+//! In: batches of marked keys. Out: calls of [`Publish`]. Always holds: the endpoints of each Service, the profiles of
+//! each Service and each group of objects have one slot in the round robin, so a Service with many views delays another
+//! Service by one turn for each slot; what is marked while work on it is under way is done again after that.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    hash::Hash,
+    iter::repeat_n,
     sync::Arc,
     time::Duration,
 };
 
+use futures::FutureExt;
 use tokio::time::Instant;
-use tracing::error;
 
 use super::{
-    get::views::EndpointsPass,
-    object_group::GroupMembers,
-    observer::{Batch, DirtyKey, ObjectGroup},
-    profile::views::Profiles,
-    registry::View,
-    views::Views,
-};
-use crate::{
-    api::NamespacedName,
-    contain::{Work, contain},
+    multicluster::clusters::Clusters,
+    observer::{Batch, DestinationObserver},
 };
 
+/// The longest turn of one slot, unless a single view takes longer. After this time the publisher also yields to the
+/// streams: on a runtime with one worker, publishing many views must not block all streams. It does not yield after
+/// every view, because the turns of the runtime are long while many streams are ready.
+const TURN: Duration = Duration::from_millis(2);
+
+/// Work that is done in turns: the publication of one method's views, or lookups of groups.
+pub(super) trait Publish: Send + Sync + 'static {
+    /// Each key with work has one slot.
+    type Key: Clone + Eq + Hash + Send;
+    type Work: Default + Send;
+
+    /// Adds the work that a batch causes.
+    fn add(&self, batch: &Batch, slots: &mut Slots<Self::Key, Self::Work>);
+    /// Works for a key, and ends with the view during which `end` is reached.
+    fn proceed(&self, key: &Self::Key, work: &mut Self::Work, end: Instant) -> Turn;
+}
+
+/// The result of a turn.
 #[derive(Default)]
-pub(super) struct Rotation {
-    /// The places, each once. The first place has the next turn.
-    places: VecDeque<RotationPlace>,
-    endpoints: HashMap<NamespacedName, EndpointsWork>,
-    /// The views of profiles by Service; `None` for the profiles of endpoints.
-    profiles: HashMap<Option<NamespacedName>, ProfilesWork>,
-    groups: HashMap<GroupKey, GroupWork>,
+pub(super) struct Turn {
+    /// Whether the slot has work left. It is the last slot then, and otherwise it is gone.
+    pub(super) has_more: bool,
+    /// Further keys whose views must be published.
+    pub(super) found: Option<Batch>,
 }
 
-/// A group of objects, and its cluster; `None` for this cluster.
-pub(super) type GroupKey = (Option<Arc<str>>, ObjectGroup);
-
-enum RotationPlace {
-    Endpoints(NamespacedName),
-    Profiles(Option<NamespacedName>),
-    Group(GroupKey),
+/// The keys with work of one kind.
+pub(super) struct Slots<K, W> {
+    /// The first one has the next turn.
+    order: VecDeque<K>,
+    work: HashMap<K, W>,
 }
 
-#[derive(Default)]
-struct EndpointsWork {
-    /// When the first event was received that the current pass does not contain.
-    marked: Option<Instant>,
-    pass: Option<EndpointsPass>,
+struct PublishQueue<P: Publish> {
+    publish: Arc<P>,
+    slots: Slots<P::Key, P::Work>,
 }
 
-#[derive(Default)]
-struct ProfilesWork {
-    waiting: VecDeque<(Arc<View<Profiles>>, Instant)>,
-    /// The addresses of the waiting views, so that a view waits at most once.
-    known: HashSet<usize>,
+/// A [`PublishQueue`] of any type.
+trait Queue: Send {
+    /// Returns the number of new slots.
+    fn add(&mut self, batch: &Batch) -> usize;
+    /// Gives the first slot a turn.
+    fn turn(&mut self, end: Instant) -> Turn;
 }
 
-#[derive(Default)]
-struct GroupWork {
-    /// When the first event was received after the members were listed.
-    marked: Option<Instant>,
-    /// The members that were not looked up yet, and when their event was received.
-    members: Option<(GroupMembers, Instant)>,
-    /// The keys of the other members. They are published together, because many members belong to the same Service.
-    found: Batch,
+/// All work, in turns.
+pub(super) struct RoundRobin {
+    clusters: Arc<Clusters>,
+    queues: Vec<Box<dyn Queue>>,
+    /// The index of the queue of each slot. The first one has the next turn. A queue keeps its slots in the same order.
+    slots: VecDeque<usize>,
 }
 
-// === impl Rotation ===
+// === impl Slots ===
 
-impl Rotation {
+impl<K: Clone + Eq + Hash, W: Default> Slots<K, W> {
+    /// Returns the work of a key, which gets the last slot if it has none.
+    pub(super) fn work(&mut self, key: K) -> &mut W {
+        match self.work.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                self.order.push_back(entry.key().clone());
+                entry.insert(W::default())
+            }
+        }
+    }
+}
+
+// === impl PublishQueue ===
+
+impl<P: Publish> Queue for PublishQueue<P> {
+    fn add(&mut self, batch: &Batch) -> usize {
+        let before = self.slots.order.len();
+        self.publish.add(batch, &mut self.slots);
+        self.slots.order.len().saturating_sub(before)
+    }
+
+    fn turn(&mut self, end: Instant) -> Turn {
+        let Slots { order, work } = &mut self.slots;
+        let Some(key) = order.pop_front() else { return Turn::default() };
+        let turn = work.get_mut(&key).map(|work| self.publish.proceed(&key, work, end)).unwrap_or_default();
+        if turn.has_more {
+            order.push_back(key);
+        } else {
+            work.remove(&key);
+        }
+        turn
+    }
+}
+
+// === impl RoundRobin ===
+
+impl RoundRobin {
+    pub(super) fn new(clusters: &Arc<Clusters>) -> Self {
+        Self { clusters: Arc::clone(clusters), queues: Vec::new(), slots: VecDeque::new() }
+    }
+
+    /// Adds work of another kind. The slots of one batch are in the order of these calls.
+    pub(super) fn with<P: Publish>(mut self, publish: &Arc<P>) -> Self {
+        let slots = Slots { order: VecDeque::new(), work: HashMap::new() };
+        self.queues.push(Box::new(PublishQueue { publish: Arc::clone(publish), slots }));
+        self
+    }
+
+    /// Publishes the views of marked keys, forever.
+    pub(super) async fn run(mut self, observer: Arc<DestinationObserver>) {
+        let mut turn = Instant::now();
+        loop {
+            if self.is_empty() {
+                self.add(observer.dirty.next().await.into());
+                turn = Instant::now();
+            } else if let Some(marked) = observer.dirty.next().now_or_never() {
+                // Services that are marked meanwhile do not wait for the end of a long pass.
+                self.add(marked.into());
+            }
+            self.turn(TURN);
+            if turn.elapsed() > TURN {
+                tokio::task::yield_now().await;
+                turn = Instant::now();
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn publish(mut self, batch: Batch) {
+        self.add(batch);
+        while !self.is_empty() {
+            self.turn(TURN);
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.slots.is_empty()
     }
 
     /// Adds the views that a batch affects.
-    pub(super) fn join(&mut self, views: &Views, mut batch: Batch) {
-        let remote_groups = views.add_joined(&mut batch);
-        for (view, received) in views.profiles_of(&batch) {
-            let key = view.key.service().map(|target| target.service.clone());
-            let work = self.profiles.entry(key.clone()).or_insert_with(|| {
-                self.places.push_back(RotationPlace::Profiles(key));
-                ProfilesWork::default()
-            });
-            if work.known.insert(Arc::as_ptr(&view).addr()) {
-                work.waiting.push_back((view, received));
-            }
-        }
-        for (service, received) in batch.endpoints {
-            let work = self.endpoints.entry(service.clone()).or_insert_with(|| {
-                self.places.push_back(RotationPlace::Endpoints(service));
-                EndpointsWork::default()
-            });
-            work.marked.get_or_insert(received);
-        }
-        let groups = batch.groups.into_iter().map(|(group, received)| ((None, group), received));
-        for (group, received) in groups.chain(remote_groups) {
-            let work = self.groups.entry(group.clone()).or_insert_with(|| {
-                self.places.push_back(RotationPlace::Group(group));
-                GroupWork::default()
-            });
-            work.marked.get_or_insert(received);
-        }
-        for zone in batch.zones {
-            views.resolve_again(&zone);
+    pub(super) fn add(&mut self, mut batch: Batch) {
+        self.clusters.add_federated(&mut batch);
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            self.slots.extend(repeat_n(index, queue.add(&batch)));
         }
     }
 
-    /// Gives the first place a turn, which ends after the view during which `longest` has passed.
-    pub(super) fn turn(&mut self, views: &Views, longest: Duration) {
-        let Some(place) = self.places.pop_front() else { return };
-        let start = Instant::now();
-        let is_over = || start.elapsed() >= longest;
-        let has_more = match &place {
-            RotationPlace::Endpoints(service) => {
-                let work = self.endpoints.get_mut(service);
-                let has_more = work.is_some_and(|work| work.proceed(service, views, is_over));
-                if !has_more {
-                    self.endpoints.remove(service);
-                }
-                has_more
-            }
-            RotationPlace::Profiles(service) => {
-                let work = self.profiles.get_mut(service);
-                let has_more = work.is_some_and(|work| work.proceed(views, is_over));
-                if !has_more {
-                    self.profiles.remove(service);
-                }
-                has_more
-            }
-            RotationPlace::Group(group) => {
-                let found = self.groups.get_mut(group).and_then(|work| work.proceed(group, views));
-                if let Some(found) = found {
-                    self.join(views, found);
-                }
-                let has_more = self.groups.get(group).is_some_and(GroupWork::has_more);
-                if !has_more {
-                    self.groups.remove(group);
-                }
-                has_more
-            }
-        };
+    /// Gives the first slot a turn, which ends after the view during which `longest` has passed.
+    pub(super) fn turn(&mut self, longest: Duration) {
+        let Some(index) = self.slots.pop_front() else { return };
+        let Some(queue) = self.queues.get_mut(index) else { return };
+        let Turn { has_more, found } = queue.turn(Instant::now() + longest);
+        if let Some(found) = found {
+            self.add(found);
+        }
         if has_more {
-            self.places.push_back(place);
+            self.slots.push_back(index);
         }
-    }
-}
-
-// === impl EndpointsWork ===
-
-impl EndpointsWork {
-    /// Works until `is_over`. Returns whether work is left.
-    fn proceed(&mut self, service: &NamespacedName, views: &Views, is_over: impl Fn() -> bool) -> bool {
-        if self.pass.is_none() {
-            let marked = self.marked.take();
-            self.pass = marked.and_then(|received| views.start_endpoints(service, received));
-        }
-        while let Some(pass) = &mut self.pass {
-            if !pass.publish_next(views) {
-                self.pass = None;
-            } else if is_over() {
-                break;
-            }
-        }
-        self.pass.is_some() || self.marked.is_some()
-    }
-}
-
-// === impl ProfilesWork ===
-
-impl ProfilesWork {
-    /// Works until `is_over`. Returns whether work is left.
-    fn proceed(&mut self, views: &Views, is_over: impl Fn() -> bool) -> bool {
-        while let Some((view, received)) = self.waiting.pop_front() {
-            // This precedes the read of the state: a change that arrives after the read is not in this publication, so
-            // it must be able to queue the view again.
-            self.known.remove(&Arc::as_ptr(&view).addr());
-            views.publish_profile(&view, received);
-            if is_over() {
-                break;
-            }
-        }
-        !self.waiting.is_empty()
-    }
-}
-
-// === impl GroupWork ===
-
-impl GroupWork {
-    /// Looks up some members. After the last one, returns the keys of all.
-    fn proceed(&mut self, (remote, group): &GroupKey, views: &Views) -> Option<Batch> {
-        let cluster = views.cluster_of(remote.as_deref(), group.namespace());
-        if self.members.is_none() {
-            let received = self.marked.take()?;
-            self.members = Some((GroupMembers::of(cluster.as_ref()?, group), received));
-        }
-        let (members, received) = self.members.as_mut()?;
-        let step = cluster.as_ref().map(|cluster| contain(Work::Publishing, || members.next_step(cluster)));
-        let step = step.transpose().unwrap_or_else(|panicked| {
-            error!(?group, %panicked, "could not look up the endpoints of some objects, so their change is lost");
-            None
-        });
-        if let Some(step) = step.flatten() {
-            let of_cluster = |key: DirtyKey| match remote {
-                Some(remote) => key.of_cluster(remote),
-                None => Some(key),
-            };
-            step.into_iter().filter_map(of_cluster).for_each(|key| self.found.add(key, *received));
-            return None;
-        }
-        self.members = None;
-        Some(std::mem::take(&mut self.found))
-    }
-
-    fn has_more(&self) -> bool {
-        self.members.is_some() || self.marked.is_some()
     }
 }
 
@@ -230,10 +188,15 @@ mod tests {
     use super::*;
     use crate::{
         cluster::{Kind, Observer, testing::Feed},
-        contain,
+        contain::{self, Work},
         destination::{
-            DestinationObserver, authority::ServiceAuthority, get::request::GetRequest, metrics::DiscoveryMetrics,
+            authority::ServiceAuthority,
+            get::{request::GetRequest, updates::EndpointUpdates},
+            labels::EndReason,
+            metrics::DiscoveryMetrics,
+            stream::Updates,
             testing::settings,
+            views::Views,
         },
     };
 
@@ -241,7 +204,7 @@ mod tests {
         feed: Feed,
         observer: Arc<DestinationObserver>,
         views: Arc<Views>,
-        rotation: Rotation,
+        publisher: RoundRobin,
     }
 
     impl Rig {
@@ -249,8 +212,9 @@ mod tests {
             let observer = DestinationObserver::new();
             let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
             let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-            let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
-            let mut rig = Self { feed, observer, views, rotation: Rotation::default() };
+            let views = Views::new(feed.cluster.clone(), &observer, settings().into(), metrics, None);
+            let publisher = views.publisher();
+            let mut rig = Self { feed, observer, views, publisher };
             for (name, ports) in services {
                 let declared = (1..=*ports).map(|port| json!({"name": port.to_string(), "port": port}));
                 let declared: Vec<Value> = declared.collect();
@@ -273,19 +237,19 @@ mod tests {
             self.feed.apply(Kind::EndpointSlice, Event::Apply(slice));
         }
 
-        fn subscribe(&self, service: &str, port: usize) -> crate::destination::get::updates::EndpointUpdates {
+        fn subscribe(&self, service: &str, port: usize) -> EndpointUpdates {
             let path = format!("{service}.ns.svc.mycluster.local:{port}");
             let request = GetRequest::new(ServiceAuthority::parse(&path, "mycluster.local").unwrap(), "");
-            let subscription = self.views.subscribe(&request).unwrap();
-            crate::destination::get::updates::EndpointUpdates::new(request, subscription)
+            let subscription = self.views.endpoints.subscribe(&request).unwrap();
+            EndpointUpdates::new(request, subscription)
         }
 
         /// One turn, which ends after one view.
         fn turn(&mut self) {
             if let Some(marked) = self.observer.dirty.next().now_or_never() {
-                self.rotation.join(&self.views, marked.into());
+                self.publisher.add(marked.into());
             }
-            self.rotation.turn(&self.views, Duration::ZERO);
+            self.publisher.turn(Duration::ZERO);
         }
 
         fn published(&self) -> u64 {
@@ -295,8 +259,6 @@ mod tests {
 
     #[test]
     fn a_service_with_many_views_delays_another_service_by_one_turn() {
-        use crate::destination::stream::Updates;
-
         let mut rig = Rig::new(&[("large", 50), ("small", 1)]);
         let _many: Vec<_> = (1..=50).map(|port| rig.subscribe("large", port)).collect();
         let mut small = rig.subscribe("small", 1);
@@ -309,7 +271,7 @@ mod tests {
         rig.turn();
         assert!(small.changed().now_or_never().is_some(), "the small Service is published in the second turn");
         assert_eq!(rig.published(), 3);
-        while !rig.rotation.is_empty() {
+        while !rig.publisher.is_empty() {
             rig.turn();
         }
         assert_eq!(rig.published(), 51);
@@ -317,8 +279,6 @@ mod tests {
 
     #[test]
     fn a_view_that_cannot_be_published_is_reset_and_the_others_are_published() {
-        use crate::destination::stream::{EndReason, Updates};
-
         let mut rig = Rig::new(&[("web", 3)]);
         let mut streams: Vec<_> = (1..=3).map(|port| rig.subscribe("web", port)).collect();
         streams.iter_mut().for_each(|stream| _ = stream.refresh());
@@ -326,7 +286,7 @@ mod tests {
         // The first turn begins the pass, and publishes a view.
         rig.turn();
         contain::testing::panic_in_next(Work::Publishing);
-        while !rig.rotation.is_empty() {
+        while !rig.publisher.is_empty() {
             rig.turn();
         }
         let ends: Vec<_> = streams.iter_mut().map(Updates::refresh).collect();
@@ -347,8 +307,6 @@ mod tests {
 
     #[test]
     fn all_views_of_a_service_whose_endpoints_cannot_be_looked_up_are_reset() {
-        use crate::destination::stream::{EndReason, Updates};
-
         let mut rig = Rig::new(&[("bad", 2), ("good", 1)]);
         let mut bad = [rig.subscribe("bad", 1), rig.subscribe("bad", 2)];
         let mut good = rig.subscribe("good", 1);
@@ -369,7 +327,7 @@ mod tests {
         rig.turn();
         rig.change("large", 3, 10);
         let mut turns = 1;
-        while !rig.rotation.is_empty() {
+        while !rig.publisher.is_empty() {
             rig.turn();
             turns += 1;
         }

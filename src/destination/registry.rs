@@ -14,15 +14,15 @@ use std::sync::{
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::{stream::EndReason, views::Views};
+use super::{labels::EndReason, observer::DestinationObserver};
 
-/// The types of the views of one method.
+/// The views of one method, with all that their streams need.
 pub(super) trait ViewKind: Sized + 'static {
     type Key;
     type Content: Clone;
     type Index: ViewIndex<Self>;
 
-    fn registry(views: &Views) -> &Registry<Self>;
+    fn registry(&self) -> &Registry<Self>;
     /// Returns the content of a view before its first publication.
     fn unpublished() -> Self::Content;
 }
@@ -37,7 +37,10 @@ pub(super) trait ViewIndex<K: ViewKind>: Default {
     fn views(&self) -> impl Iterator<Item = &Arc<View<K>>>;
 }
 
-pub(super) struct Registry<K: ViewKind>(Mutex<Registered<K>>);
+pub(super) struct Registry<K: ViewKind> {
+    registered: Mutex<Registered<K>>,
+    observer: Arc<DestinationObserver>,
+}
 
 struct Registered<K: ViewKind> {
     index: K::Index,
@@ -61,7 +64,7 @@ pub(super) struct Generation {
     /// The generation of this cluster's state.
     pub(super) local: u64,
     /// The number of the read; 0 if only this cluster was read.
-    pub(super) joined: u64,
+    pub(super) federated: u64,
 }
 
 /// The state of a view, for its streams.
@@ -74,7 +77,7 @@ pub(super) struct Published<C> {
 
 /// A client's reference to a view.
 pub(super) struct Subscription<K: ViewKind> {
-    views: Arc<Views>,
+    views: Arc<K>,
     view: Arc<View<K>>,
     receiver: watch::Receiver<Published<K::Content>>,
 }
@@ -87,28 +90,27 @@ pub(super) struct Stopping;
 
 impl From<u64> for Generation {
     fn from(local: u64) -> Self {
-        Self { local, joined: 0 }
+        Self { local, federated: 0 }
     }
 }
 
 // === impl Registry ===
 
-impl<K: ViewKind> Default for Registry<K> {
-    fn default() -> Self {
-        Self(Mutex::new(Registered { index: K::Index::default(), closed: false }))
-    }
-}
-
 impl<K: ViewKind> Registry<K> {
+    pub(super) fn new(observer: &Arc<DestinationObserver>) -> Self {
+        let registered = Mutex::new(Registered { index: K::Index::default(), closed: false });
+        Self { registered, observer: Arc::clone(observer) }
+    }
+
     /// Locks the index.
     pub(super) fn index(&self) -> MappedMutexGuard<'_, K::Index> {
-        MutexGuard::map(self.0.lock(), |registered| &mut registered.index)
+        MutexGuard::map(self.registered.lock(), |registered| &mut registered.index)
     }
 
     /// Ends all streams with OK and refuses new streams.
     pub(super) fn close(&self) {
         let views: Vec<Arc<View<K>>> = {
-            let mut registered = self.0.lock();
+            let mut registered = self.registered.lock();
             registered.closed = true;
             registered.index.views().cloned().collect()
         };
@@ -116,14 +118,10 @@ impl<K: ViewKind> Registry<K> {
             view.end(EndReason::Shutdown);
         }
     }
-}
 
-// === impl Views ===
-
-impl Views {
     /// Ends the streams of a view whose content cannot be computed. Their clients reconnect, to another view.
-    pub(super) fn reset<K: ViewKind>(&self, view: &Arc<View<K>>) {
-        K::registry(self).index().remove(view);
+    pub(super) fn reset(&self, view: &Arc<View<K>>) {
+        self.index().remove(view);
         view.end(EndReason::Panicked);
     }
 }
@@ -163,12 +161,13 @@ impl<K: ViewKind> Subscription<K> {
     ///
     /// # Errors
     /// When the process stops.
-    pub(super) fn new(views: &Arc<Views>, key: K::Key) -> Result<Self, Stopping> {
-        let mut registered = K::registry(views).0.lock();
+    pub(super) fn new(views: &Arc<K>, key: K::Key) -> Result<Self, Stopping> {
+        let registry = views.registry();
+        let mut registered = registry.registered.lock();
         if registered.closed {
             return Err(Stopping);
         }
-        views.observer.subscribed();
+        registry.observer.subscribed();
         let view = registered.index.get_or_insert(key);
         // The client is counted under the lock, so that the view is not removed before that.
         view.clients.fetch_add(1, Ordering::Relaxed);
@@ -181,7 +180,7 @@ impl<K: ViewKind> Subscription<K> {
         &self.view
     }
 
-    pub(super) fn views(&self) -> &Arc<Views> {
+    pub(super) fn views(&self) -> &Arc<K> {
         &self.views
     }
 
@@ -203,8 +202,9 @@ impl<K: ViewKind> Subscription<K> {
 
 impl<K: ViewKind> Drop for Subscription<K> {
     fn drop(&mut self) {
-        self.views.observer.unsubscribed();
-        let mut registered = K::registry(&self.views).0.lock();
+        let registry = self.views.registry();
+        registry.observer.unsubscribed();
+        let mut registered = registry.registered.lock();
         if self.view.clients.fetch_sub(1, Ordering::Relaxed) == 1 {
             registered.index.remove(&self.view);
         }

@@ -7,8 +7,8 @@ use tonic::Status;
 
 use super::{
     get::updates::EndpointUpdates,
-    http2::connection::{BodyFrame, ResponseBody},
-    places::HeldPlace,
+    http2::stream::{BodyFrame, ResponseBody},
+    permits::Permit,
     profile::updates::ProfileUpdates,
     stream::ResponseStream,
 };
@@ -21,7 +21,7 @@ const LONGEST_QUOTE: usize = 512;
 pub(super) enum CallBody {
     Get(Box<ResponseStream<EndpointUpdates>>),
     GetProfile(Box<ResponseStream<ProfileUpdates>>),
-    Health { body: tonic::body::Body, _place: HeldPlace },
+    Health { body: tonic::body::Body, _permit: Permit },
     Empty,
 }
 

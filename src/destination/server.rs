@@ -4,9 +4,9 @@
 //! `GetProfile` streams, and the health service. tonic's server is not used, because it encodes every message for each
 //! stream and cannot reset a single stream.
 //!
-//! Always holds: connections, requests and clients that do not read have deadlines; a connection has a place only after
-//! its client has sent the HTTP/2 preface; when the process stops, streams end with OK and the server waits for all its
-//! tasks, up to a timeout.
+//! Always holds: connections, requests and clients that do not read have deadlines; a connection has a permit only
+//! after its client has sent the HTTP/2 preface; when the process stops, streams end with OK and the server waits for
+//! all its tasks, up to a timeout.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,24 +21,25 @@ use tonic_health::server::HealthReporter;
 use tracing::{debug, warn};
 
 use super::{
-    call::{Calls, SERVICE},
-    handshakes::Handshakes,
+    call::Calls,
     http2::{
         connection::{self, ConnectionEnd},
+        handshakes::Handshakes,
         stall::Shortage,
         transport::Transport,
         wake_time::WakeTime,
     },
-    places::{ConnectionPlaces, HeldPlace, limited_peer},
+    metrics::SERVICE,
+    permits::{ConnectionPermits, Permit, limited_peer},
     views::Views,
 };
 
 /// The names of the services that the health service reports.
 pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
 
-/// How long a connection waits for a place before it is closed.
-const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
-const PLACE_RETRY: Duration = Duration::from_millis(100);
+/// How long a connection waits for a permit before it is closed.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
+const PERMIT_RETRY: Duration = Duration::from_millis(100);
 /// How often shortages are determined.
 const SHORTAGE_CHECK: Duration = Duration::from_millis(100);
 /// The time for clients to receive the ends of their streams.
@@ -48,8 +49,8 @@ pub(super) struct DestinationServer {
     views: Arc<Views>,
     calls: Arc<Calls>,
     reporter: HealthReporter,
-    places: ConnectionPlaces,
-    /// Each connection that waits for a place has a clone.
+    permits: ConnectionPermits,
+    /// Each connection that waits for a permit has a clone.
     waiting: Arc<()>,
     /// The resources that the connections must give up.
     shortage: watch::Sender<Shortage>,
@@ -60,8 +61,8 @@ pub(super) struct DestinationServer {
 impl DestinationServer {
     pub(super) fn new(views: Arc<Views>, reporter: HealthReporter) -> Self {
         let calls = Arc::new(Calls::new(Arc::clone(&views), reporter.clone()));
-        let places = ConnectionPlaces::new(views.settings.limits.connections);
-        Self { views, calls, reporter, places, waiting: Arc::default(), shortage: watch::Sender::default() }
+        let permits = ConnectionPermits::new(views.settings.limits.connections);
+        Self { views, calls, reporter, permits, waiting: Arc::default(), shortage: watch::Sender::default() }
     }
 
     /// Serves until `stop` is cancelled, and then until the streams have ended or the drain timeout has passed.
@@ -104,7 +105,7 @@ impl DestinationServer {
         }
     }
 
-    /// Waits for the preface and for a place, and then serves the connection in another task.
+    /// Waits for the preface and for a permit, and then serves the connection in another task.
     async fn handshake(
         self: Arc<Self>,
         stream: TcpStream,
@@ -128,44 +129,44 @@ impl DestinationServer {
                 return;
             }
         };
-        let place = tokio::select! {
-            place = self.place(peer, local) => place,
+        let permit = tokio::select! {
+            permit = self.permit(peer, local) => permit,
             () = stop.cancelled() => return,
         };
-        let place = match place {
-            Ok(place) => place,
+        let permit = match permit {
+            Ok(permit) => permit,
             Err(end) => return self.views.metrics.connection_ended(end),
         };
         let wake_time = WakeTime::new();
-        let connection = self.connection(transport, place, stop, Arc::clone(&wake_time));
+        let connection = self.connection(transport, permit, stop, Arc::clone(&wake_time));
         // The connection limits its own turns. Polling idle streams would use up tokio's budget.
         tasks.spawn(unconstrained(wake_time.track(connection)));
     }
 
-    /// Takes a place for a connection. While it waits, connections without streams are asked to close.
-    async fn place(&self, peer: SocketAddr, local: SocketAddr) -> Result<HeldPlace, ConnectionEnd> {
+    /// Acquires a permit for a connection. While it waits, connections without streams are asked to close.
+    async fn permit(&self, peer: SocketAddr, local: SocketAddr) -> Result<Permit, ConnectionEnd> {
         if self.views.settings.limits.memory.is_exhausted() {
             return Err(ConnectionEnd::Memory);
         }
-        if let Ok(place) = self.places.take(peer.ip(), local.ip()) {
-            return Ok(place);
+        if let Ok(permit) = self.permits.try_acquire(peer.ip(), local.ip()) {
+            return Ok(permit);
         }
         let _waits = Arc::clone(&self.waiting);
         let taken = async {
             loop {
-                sleep(PLACE_RETRY).await;
-                if let Ok(place) = self.places.take(peer.ip(), local.ip()) {
-                    return place;
+                sleep(PERMIT_RETRY).await;
+                if let Ok(permit) = self.permits.try_acquire(peer.ip(), local.ip()) {
+                    return permit;
                 }
             }
         };
-        timeout(PLACE_TIMEOUT, taken).await.map_err(|_| ConnectionEnd::Full)
+        timeout(PERMIT_TIMEOUT, taken).await.map_err(|_| ConnectionEnd::Full)
     }
 
     async fn connection(
         self: Arc<Self>,
         transport: Transport,
-        _place: HeldPlace,
+        _permit: Permit,
         stop: CancellationToken,
         wake_time: Arc<WakeTime>,
     ) {
@@ -181,7 +182,7 @@ impl DestinationServer {
         metrics.connection_ended(end);
     }
 
-    /// Asks the connections for memory while too much is allocated, and for places while connections wait for them.
+    /// Asks the connections for memory while too much is allocated, and for permits while connections wait for them.
     async fn report_shortages(&self) {
         let mut check = interval(SHORTAGE_CHECK);
         loop {
@@ -219,7 +220,7 @@ mod tests {
             reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
         }
         let service = HealthService::from_health_reporter(reporter.clone());
-        let views = Views::new(Feed::default().cluster, DestinationObserver::new(), settings().into(), metrics, None);
+        let views = Views::new(Feed::default().cluster, &DestinationObserver::new(), settings().into(), metrics, None);
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

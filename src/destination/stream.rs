@@ -8,22 +8,20 @@ use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 
 use super::{
     http2::{
-        connection::{BodyFrame, ResponseBody},
         stall::StreamProgress,
+        stream::{BodyFrame, ResponseBody},
     },
+    labels::{EndReason, MessageCounts, StreamState},
     metrics::RpcObserver,
-    places::HeldPlace,
-    views::Views,
+    permits::Permit,
 };
 
 /// The updates that a stream sends to its client.
 pub(super) trait Updates: Send {
-    fn views(&self) -> &Views;
     /// Returns whether an update was sent.
     fn has_begun(&self) -> bool;
     /// Waits until the state may have changed. Cancel safe.
@@ -44,45 +42,6 @@ pub(super) struct OutgoingFrames {
     pub(super) received: Option<Instant>,
 }
 
-/// The number of messages of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MessageCounts {
-    pub(super) add: u32,
-    pub(super) remove: u32,
-    pub(super) no_endpoints: u32,
-    pub(super) profile: u32,
-}
-
-/// The state of a stream, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum StreamState {
-    /// No frame was passed to the transport yet.
-    Opening,
-    /// The client has received all updates.
-    Idle,
-    /// Frames wait for the client.
-    Blocked,
-}
-
-/// The reason why a stream ended, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub(super) enum EndReason {
-    /// The client reset the stream, or its connection ended.
-    Client,
-    /// The process stops.
-    Shutdown,
-    /// The target now needs another kind of response; the client opens a new stream.
-    Rerouted,
-    /// The client accepted no data for too long.
-    Stalled,
-    /// The client accepted no data while the server needed memory.
-    Memory,
-    /// The content of the stream could not be computed.
-    Panicked,
-}
-
 /// The body of a streaming response. A hundred thousand of them may exist, so every field matters for memory.
 pub(super) struct ResponseStream<U: Updates> {
     updates: U,
@@ -94,7 +53,7 @@ pub(super) struct ResponseStream<U: Updates> {
     progress: Arc<StreamProgress>,
     /// Counts the sent messages, and the call when the stream is dropped.
     observer: RpcObserver,
-    _place: HeldPlace,
+    _permit: Permit,
 }
 
 enum EndOfStream {
@@ -105,10 +64,10 @@ enum EndOfStream {
 // === impl ResponseStream ===
 
 impl<U: Updates> ResponseStream<U> {
-    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, place: HeldPlace) -> Self {
+    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, permit: Permit) -> Self {
         let state = StreamState::Opening;
-        updates.views().metrics.streams(state).inc();
-        Self { updates, in_flight: None, end: None, state, progress, observer, _place: place }
+        observer.metrics.streams(state).inc();
+        Self { updates, in_flight: None, end: None, state, progress, observer, _permit: permit }
     }
 
     fn refresh(&mut self) {
@@ -117,7 +76,7 @@ impl<U: Updates> ResponseStream<U> {
 
     fn set_state(&mut self, state: StreamState) {
         if state != self.state {
-            let metrics = &self.updates.views().metrics;
+            let metrics = &self.observer.metrics;
             metrics.streams(self.state).dec();
             metrics.streams(state).inc();
             self.state = state;
@@ -134,7 +93,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
     async fn next(&mut self) -> Option<BodyFrame> {
         // The transport requests the next frame only after it has sent the last one.
         if let Some(received) = self.in_flight.take() {
-            self.updates.views().metrics.taken(received);
+            self.observer.metrics.taken(received);
         }
         if !self.updates.has_begun() {
             self.refresh();
@@ -165,7 +124,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
 
 impl<U: Updates> Drop for ResponseStream<U> {
     fn drop(&mut self) {
-        let metrics = &self.updates.views().metrics;
+        let metrics = &self.observer.metrics;
         metrics.streams(self.state).dec();
         metrics.stream_ended(match self.end {
             Some(EndOfStream::Next(end) | EndOfStream::Sent(end)) => end,

@@ -31,7 +31,7 @@ const QUEUE_OF_REVIEWS: usize = 256;
 /// The API server's limit for a note, in bytes.
 const NOTE_LIMIT: usize = 1024;
 
-/// An Event to be written.
+/// An Event that a component wants written, before it has a name, a count and a time.
 #[derive(Clone, Debug)]
 pub struct Notice {
     pub reason: Reason,

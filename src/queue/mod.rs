@@ -2,7 +2,7 @@
 //! once: the publisher of discovery, or the rollout engine.
 
 mod dirty_set;
-mod turns;
+mod fair_queue;
 mod work_queue;
 
 pub use dirty_set::DirtySet;

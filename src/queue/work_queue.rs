@@ -25,12 +25,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::turns::Turns;
+use super::fair_queue::FairQueue;
 use crate::api::NamespacedName;
 
 /// A coalescing queue of objects.
 pub struct WorkQueue {
-    turns: Mutex<Turns>,
+    queue: Mutex<FairQueue>,
     /// Something was added, or there is more room.
     changed: Notify,
     metrics: WorkQueueMetrics,
@@ -44,7 +44,7 @@ struct WorkQueueMetrics {
     retries: IntCounter,
 }
 
-/// A reconcile in progress. Dropping it records the end, with any result.
+/// A guard of a reconcile in progress, as client-go's set `processing`. Its drop ends the reconcile, with any result.
 pub struct Processing {
     queue: Arc<WorkQueue>,
     object: NamespacedName,
@@ -56,7 +56,7 @@ impl WorkQueue {
     /// Creates a queue and registers its metrics with the label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = WorkQueueMetrics::register(name, registry)?;
-        let queue = Arc::new(Self { turns: Mutex::default(), changed: Notify::new(), metrics });
+        let queue = Arc::new(Self { queue: Mutex::default(), changed: Notify::new(), metrics });
         registry.register(Box::new(Unfinished::new(name, Arc::clone(&queue))?))?;
         Ok(queue)
     }
@@ -64,20 +64,20 @@ impl WorkQueue {
     /// Adds objects to reconcile. An object that waits already is not added again.
     pub fn add(&self, objects: impl IntoIterator<Item = NamespacedName>) {
         let now = Instant::now();
-        let mut turns = self.turns.lock();
+        let mut queue = self.queue.lock();
         for object in objects {
-            if turns.add(object, now) {
+            if queue.add(object, now) {
                 self.metrics.adds.inc();
             }
         }
-        self.notify(turns);
+        self.notify(queue);
     }
 
     /// Adds an object after a delay, unless it is reconciled before that.
     pub fn add_after(&self, object: &NamespacedName, delay: Duration) {
-        let mut turns = self.turns.lock();
-        turns.add_at(object.clone(), Instant::now() + delay);
-        self.notify(turns);
+        let mut queue = self.queue.lock();
+        queue.add_at(object.clone(), Instant::now() + delay);
+        self.notify(queue);
     }
 
     /// Returns the stream of added objects, for one Controller. It never ends. It yields an object while fewer than
@@ -109,34 +109,34 @@ impl WorkQueue {
 
     /// Returns the object whose turn it is, if there is room for it, and when the next delay ends.
     fn next(&self, concurrency: u16) -> (Option<NamespacedName>, Option<Instant>) {
-        let mut turns = self.turns.lock();
-        self.metrics.adds.inc_by(turns.add_due(Instant::now()));
-        self.metrics.show_depth(&turns);
-        (turns.next(concurrency.into()), turns.next_due())
+        let mut queue = self.queue.lock();
+        self.metrics.adds.inc_by(queue.add_due(Instant::now()));
+        self.metrics.show_depth(&queue);
+        (queue.next(concurrency.into()), queue.next_due())
     }
 
     /// Starts the reconcile of an object. If it is added later, it is reconciled again.
     pub fn start(self: &Arc<Self>, object: &NamespacedName) -> Processing {
         let now = Instant::now();
-        let mut turns = self.turns.lock();
-        if let Some(since) = turns.start(object, now) {
+        let mut queue = self.queue.lock();
+        if let Some(since) = queue.start(object, now) {
             self.metrics.queue_duration.observe((now - since).as_secs_f64());
         }
-        self.metrics.show_depth(&turns);
+        self.metrics.show_depth(&queue);
         Processing { queue: Arc::clone(self), object: object.clone() }
     }
 
     /// Removes an object that was deleted.
     pub fn forget(&self, object: &NamespacedName) {
-        let mut turns = self.turns.lock();
-        turns.remove(object);
-        self.notify(turns);
+        let mut queue = self.queue.lock();
+        queue.remove(object);
+        self.notify(queue);
     }
 
     /// Shows the depth, and wakes the stream, which may have something to yield.
-    fn notify(&self, turns: MutexGuard<'_, Turns>) {
-        self.metrics.show_depth(&turns);
-        drop(turns);
+    fn notify(&self, queue: MutexGuard<'_, FairQueue>) {
+        self.metrics.show_depth(&queue);
+        drop(queue);
         self.changed.notify_one();
     }
 
@@ -148,32 +148,32 @@ impl WorkQueue {
     /// Removes and returns the objects that wait, sorted.
     #[cfg(test)]
     pub(crate) fn drain(&self) -> Vec<NamespacedName> {
-        std::mem::take(&mut *self.turns.lock()).into_waiting()
+        std::mem::take(&mut *self.queue.lock()).into_waiting()
     }
 
     /// Returns the total seconds of all reconciles in progress, and the seconds of the longest.
     fn unfinished(&self) -> (f64, f64) {
-        let turns = self.turns.lock();
-        let seconds = turns.working.values().map(|since| since.elapsed().as_secs_f64());
+        let queue = self.queue.lock();
+        let seconds = queue.working.values().map(|since| since.elapsed().as_secs_f64());
         seconds.fold((0.0, 0.0), |(sum, longest): (f64, f64), age| (sum + age, longest.max(age)))
     }
 }
 
 impl Drop for Processing {
     fn drop(&mut self) {
-        let mut turns = self.queue.turns.lock();
-        if let Some(since) = turns.end(&self.object) {
+        let mut queue = self.queue.queue.lock();
+        if let Some(since) = queue.end(&self.object) {
             self.queue.metrics.work_duration.observe(since.elapsed().as_secs_f64());
         }
-        self.queue.notify(turns);
+        self.queue.notify(queue);
     }
 }
 
 // === impl WorkQueueMetrics ===
 
 impl WorkQueueMetrics {
-    fn show_depth(&self, turns: &Turns) {
-        self.depth.set(i64::try_from(turns.depth()).unwrap_or(i64::MAX));
+    fn show_depth(&self, queue: &FairQueue) {
+        self.depth.set(i64::try_from(queue.depth()).unwrap_or(i64::MAX));
     }
 
     fn register(queue: &'static str, registry: &Registry) -> prometheus::Result<Self> {
@@ -355,7 +355,7 @@ mod tests {
         queue.forget(&key("deleted"));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(stream.next().now_or_never().is_none());
-        assert_eq!(queue.turns.lock().next_due(), None);
+        assert_eq!(queue.queue.lock().next_due(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,15 +1,15 @@
-//! The Services that are joined from others, by the Services that they are joined from.
+//! The federated Services, by their members.
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{api::NamespacedName, cluster::kinds::joined_service::ServiceMember};
+use crate::{api::NamespacedName, cluster::kinds::federated_service::ServiceMember};
 
-/// The joined Services, by the cluster of a member; `None` for this one.
+/// The federated Services, by the cluster of a member; `None` for this one.
 #[derive(Debug, Default)]
-pub struct ByMember(HashMap<Option<Arc<str>>, JoinedNames>);
+pub struct ByMember(HashMap<Option<Arc<str>>, FederatedNames>);
 
-/// The names of the joined Services, by the key of a member. They are in the namespace of the member.
-type JoinedNames = HashMap<NamespacedName, Vec<Arc<str>>>;
+/// The names of the federated Services, by the key of a member. They are in the namespace of the member.
+type FederatedNames = HashMap<NamespacedName, Vec<Arc<str>>>;
 
 // === impl ByMember ===
 
@@ -46,8 +46,8 @@ impl ByMember {
         }
     }
 
-    /// Returns the Services that are joined from this one.
-    pub fn joined_from<'a>(
+    /// Returns the federated Services of a member.
+    pub fn of_member<'a>(
         &'a self,
         cluster: Option<&Arc<str>>,
         member: &'a NamespacedName,
@@ -58,9 +58,9 @@ impl ByMember {
         names.into_iter().flatten().map(named)
     }
 
-    /// Returns the Services that are joined from any Service of a cluster, or of one of its namespaces. A Service may
-    /// occur more than once.
-    pub fn joined_from_cluster<'a>(
+    /// Returns the federated Services with a member in a cluster, or in one of its namespaces. A Service may occur more
+    /// than once.
+    pub fn of_cluster_members<'a>(
         &'a self,
         cluster: &Arc<str>,
         namespace: Option<&'a str>,

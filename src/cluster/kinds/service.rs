@@ -8,7 +8,7 @@ use k8s_openapi::{
 use serde::Deserialize;
 
 use super::{
-    joined_service::{JoinedService, ServiceMember},
+    federated_service::{FederatedService, ServiceMember},
     port_ranges::PortRanges,
 };
 use crate::{
@@ -48,7 +48,7 @@ pub struct Service {
     /// `publishNotReadyAddresses`: clients receive endpoints even if they are not ready.
     pub publish_not_ready: bool,
     /// `None` if its endpoints are its own.
-    pub joined: Option<Box<JoinedService>>,
+    pub federated: Option<Box<FederatedService>>,
     /// The cluster IPs of all families; empty for a headless Service.
     pub cluster_ips: Box<[IpAddr]>,
     /// `None` for the mesh's default.
@@ -133,7 +133,7 @@ impl Projected for Service {
         }
         let annotations = wire.metadata.annotations.unwrap_or_default();
         let labels = wire.metadata.labels.unwrap_or_default();
-        let joined = JoinedService::of(&labels, &annotations, problems).map(Box::new);
+        let federated = FederatedService::of(&labels, &annotations, problems).map(Box::new);
         let all_ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
         let opaque_ports = annotations.get(OPAQUE_PORTS_ANNOTATION).map(|text| {
             let named = tcp(&all_ports).filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
@@ -146,7 +146,7 @@ impl Projected for Service {
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
             hints: HintPolicy::of(spec.traffic_distribution.as_deref(), &annotations),
             publish_not_ready: spec.publish_not_ready_addresses == Some(true),
-            joined,
+            federated,
             uid: wire.metadata.uid.unwrap_or_default().into(),
             labels,
             selector: Selector::new(spec.selector.unwrap_or_default().iter().collect()),
@@ -168,7 +168,7 @@ impl Service {
     }
 
     fn members(&self) -> impl Iterator<Item = &ServiceMember> {
-        self.joined.iter().flat_map(|joined| &joined.members)
+        self.federated.iter().flat_map(|federated| &federated.members)
     }
 }
 
@@ -241,7 +241,7 @@ impl Store<Service> {
         self.cluster_index().by_cluster_ip.get(&address)
     }
 
-    /// The Services that are joined from others.
+    /// The federated Services.
     pub fn by_member(&self) -> &ByMember {
         &self.cluster_index().by_member
     }

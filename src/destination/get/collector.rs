@@ -11,13 +11,12 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::views::EndpointsSeries;
-use crate::destination::views::Views;
+use super::views::{EndpointViews, EndpointsSeries};
 
 const LABELS: [&str; 6] = ["cluster", "namespace", "service", "port", "hostname", "nodename"];
 
 pub(in crate::destination) struct EndpointsCollector {
-    views: Arc<Views>,
+    views: Arc<EndpointViews>,
     /// Serializes scrapes: metrics are reset and filled again during collection.
     scraping: Mutex<()>,
     subscribers: GaugeVec,
@@ -27,7 +26,7 @@ pub(in crate::destination) struct EndpointsCollector {
 }
 
 impl EndpointsCollector {
-    pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
+    pub(in crate::destination) fn new(views: &Arc<EndpointViews>) -> prometheus::Result<Self> {
         let gauge = |name, help| GaugeVec::new(Opts::new(name, help), &LABELS);
         Ok(Self {
             views: Arc::clone(views),
@@ -60,7 +59,7 @@ impl Collector for EndpointsCollector {
             gauge.reset();
         }
         self.updates.reset();
-        let all = self.views.endpoints.index().series();
+        let all = self.views.registry.index().series();
         for EndpointsSeries { service, port, instance, node, subscribers, updates, pods, exists } in all {
             let port = port.to_string();
             let instance = instance.as_deref().unwrap_or_default();

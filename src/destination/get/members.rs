@@ -1,6 +1,6 @@
 //! The endpoints of one Service, joined with their target objects. Pure.
 //!
-//! In: the state of the cluster or, for a Service that is joined from others, the states of their clusters. Out: the
+//! In: the state of the cluster or, for a federated Service, the states of the clusters of its members. Out: the
 //! [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An endpoint whose Pod or
 //! ExternalWorkload is not in the state is left out until that object arrives: it must not be treated as an endpoint
 //! outside the mesh.
@@ -37,7 +37,7 @@ use crate::{
 pub(in crate::destination) struct Members {
     /// `None` if the Service does not exist. Then the sources, slices and members are empty.
     pub(in crate::destination) service: Option<Arc<Service>>,
-    /// The Service itself, or the Services that it is joined from.
+    /// The Service itself, or the members of a federated Service.
     pub(super) sources: Vec<EndpointsSource>,
     /// The slices of each source, sorted by name.
     pub(super) slices: Vec<SourceSlice>,
@@ -47,7 +47,7 @@ pub(in crate::destination) struct Members {
     /// newest.
     pub(in crate::destination) generation: Generation,
     /// Whether the endpoints are those of other Services.
-    pub(super) is_joined: bool,
+    pub(super) is_federated: bool,
     /// Whether all clusters that may have endpoints of the Service are known.
     pub(super) is_complete: bool,
     /// Without and with the clusters of endpoints.
@@ -103,14 +103,14 @@ impl Members {
         members
     }
 
-    /// Returns a Service without endpoints, to which the endpoints of other Services have to be added.
-    pub(super) fn joined(service: &Arc<Service>, generation: Generation) -> Self {
-        Self { is_joined: true, ..Self::empty(Some(service), generation) }
+    /// Returns a federated Service without endpoints, to which those of its members have to be added.
+    pub(super) fn federated(service: &Arc<Service>, generation: Generation) -> Self {
+        Self { is_federated: true, ..Self::empty(Some(service), generation) }
     }
 
     fn empty(service: Option<&Arc<Service>>, generation: Generation) -> Self {
         Self {
-            is_joined: false,
+            is_federated: false,
             service: service.cloned(),
             sources: Vec::new(),
             slices: Vec::new(),

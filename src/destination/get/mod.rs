@@ -1,8 +1,8 @@
 //! The method `Get`: the endpoints of a Service, and every change of them.
 //!
 //! ```text
-//! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
-//!      (request, hinted_node, premise, members, set_labels, port_selector, view, endpoint_set, snapshot: pure)
+//! request ─▶ views, queue: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
+//!      (request, hinted_node, exclusions, members, set_labels, port_selector, view, endpoint_set, snapshot: pure)
 //! ```
 //!
 //! In: a Service, a port, optionally a hostname, and the location of the client. Out: the endpoints of the Service,
@@ -11,11 +11,12 @@
 pub(super) mod collector;
 mod encoded_endpoint;
 mod endpoint_set;
+mod exclusions;
+mod federated;
 mod hinted_node;
-mod joined;
 pub(super) mod members;
 mod port_selector;
-mod premise;
+pub(super) mod queue;
 pub(super) mod request;
 mod set_labels;
 mod snapshot;

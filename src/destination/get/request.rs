@@ -13,7 +13,7 @@ use crate::{
     cluster::{
         State,
         kinds::{
-            joined_service::{JoinedKind, ServiceMember},
+            federated_service::{FederationKind, ServiceMember},
             node::Zone,
             service::Service,
         },
@@ -99,10 +99,12 @@ impl GetRequest {
     /// When the Service does not exist, or its endpoints are not in the slices of this cluster.
     pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, GetRefusal> {
         let service = state.services.get(&self.service).ok_or(GetRefusal::NoService)?;
-        match &service.joined {
+        match &service.federated {
             // Upstream returns this status for a federated Service that it does not watch.
-            Some(joined) if joined.kind == JoinedKind::Federated => Err(GetRefusal::NotFederated),
-            Some(joined) => Err(joined.members.first().map_or(GetRefusal::NoRemoteService, GetRefusal::no_cluster)),
+            Some(federated) if federated.kind == FederationKind::Federated => Err(GetRefusal::NotFederated),
+            Some(federated) => {
+                Err(federated.members.first().map_or(GetRefusal::NoRemoteService, GetRefusal::no_cluster))
+            }
             None if service.external_name => Err(GetRefusal::ExternalName),
             None => Ok(self.view(service, state)),
         }
@@ -183,9 +185,11 @@ impl ViewKey {
     /// Returns whether this is still the kind of view for the Service. A deleted Service needs no other kind.
     pub(in crate::destination) fn is_for(&self, members: &Members) -> bool {
         members.service.as_ref().is_none_or(|service| {
-            let is_of_kind = match &service.joined {
+            let is_of_kind = match &service.federated {
                 // A federated Service may have no members.
-                Some(joined) => members.is_joined && (joined.kind == JoinedKind::Federated || members.has_sources()),
+                Some(federated) => {
+                    members.is_federated && (federated.kind == FederationKind::Federated || members.has_sources())
+                }
                 None => !service.external_name,
             };
             is_of_kind
@@ -204,7 +208,7 @@ impl ViewKey {
 }
 
 impl Location {
-    /// The node of a client that is on no node with endpoints of this cluster, if the Service is joined: such a
+    /// The node of a client that is on no node with endpoints of this cluster, if the Service is federated: such a
     /// client still receives the endpoints of other clusters. No node has this name.
     pub(in crate::destination) const NO_NODE: &str = "/";
 

@@ -26,7 +26,7 @@ use super::{
     endpoint_set::{EndpointSet, Walk, WalkStep},
 };
 use crate::{
-    destination::{endpoint::weighted_addr::tcp_address, frame, stream::MessageCounts},
+    destination::{endpoint::weighted_addr::tcp_address, frame, labels::MessageCounts},
     proto::destination::{NoEndpoints, Update, WeightedAddrSet, update},
 };
 

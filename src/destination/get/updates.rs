@@ -8,17 +8,17 @@ use std::sync::Arc;
 use super::{
     request::{GetRefusal, GetRequest},
     snapshot::{EncodedFrames, Frames, Snapshot},
-    views::{EndpointsContent, ServiceEndpoints},
+    views::{EndpointViews, EndpointsContent},
 };
 use crate::destination::{
+    labels::EndReason,
     registry::{Published, Subscription},
-    stream::{EndReason, OutgoingFrames, Updates},
-    views::Views,
+    stream::{OutgoingFrames, Updates},
 };
 
 pub(in crate::destination) struct EndpointUpdates {
     request: GetRequest,
-    subscription: Subscription<ServiceEndpoints>,
+    subscription: Subscription<EndpointViews>,
     /// The placement of the view at the time when the request was resolved.
     placement: u64,
     /// The snapshot that the client has after all frames are sent; `None` before the first message.
@@ -33,7 +33,7 @@ pub(in crate::destination) struct EndpointUpdates {
 impl EndpointUpdates {
     pub(in crate::destination) fn new(
         mut request: GetRequest,
-        (subscription, placement): (Subscription<ServiceEndpoints>, u64),
+        (subscription, placement): (Subscription<EndpointViews>, u64),
     ) -> Self {
         request.share_names(&subscription.view().key);
         Self { request, subscription, placement, sent: None, frames: None, is_event: false }
@@ -63,10 +63,6 @@ impl EndpointUpdates {
 }
 
 impl Updates for EndpointUpdates {
-    fn views(&self) -> &Views {
-        self.subscription.views()
-    }
-
     fn has_begun(&self) -> bool {
         self.sent.is_some()
     }

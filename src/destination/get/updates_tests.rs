@@ -3,7 +3,7 @@
 //! The stream is the real one. Wherever it may be interrupted, any number of the next steps of the script run: an event
 //! is applied to the state, or the publisher publishes all marked keys, or the process stops.
 
-use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc};
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use futures::FutureExt;
 use kube::runtime::watcher::Event;
@@ -19,6 +19,7 @@ use crate::{
         metrics::DiscoveryMetrics,
         settings::DestinationSettings,
         testing::{interleaved, settings},
+        views::Views,
     },
     memory::MemoryBudget,
 };
@@ -50,7 +51,7 @@ impl Rig {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings.into(), metrics, None);
+        let views = Views::new(feed.cluster.clone(), &observer, settings.into(), metrics, None);
         let (script, schedule) = (script.iter().cloned().collect(), schedule.iter().copied().collect());
         let mut rig = Self { feed, observer, views, script, schedule };
         for step in [web(false), slice(81), pod("a", "node-1"), pod("b", "node-2"), node("zone-1"), Publish] {
@@ -66,8 +67,7 @@ impl Rig {
             Close => self.views.close(),
             Publish => {
                 while let Some(batch) = self.observer.dirty.next().now_or_never() {
-                    let mut published = pin!(self.views.publish_batch(batch.into()));
-                    while published.as_mut().now_or_never().is_none() {}
+                    self.views.publisher().publish(batch.into());
                 }
             }
         }
@@ -142,7 +142,7 @@ fn node(zone: &str) -> Step {
 /// Returns the endpoints that a stream has after all steps, or the reason of its end.
 fn stream(rig: &Rc<RefCell<Rig>>, request: GetRequest) -> String {
     let views = Arc::clone(&rig.borrow().views);
-    let subscription = match views.subscribe(&request) {
+    let subscription = match views.endpoints.subscribe(&request) {
         Ok(subscription) => subscription,
         Err(refusal) => return format!("{refusal:?}"),
     };
@@ -312,11 +312,15 @@ fn streams_on_nodes_without_hints_share_one_view_and_the_others_have_only_their_
     rig.run_next();
     rig.run(Publish);
     let subscribe = |number: usize| {
-        rig.views.subscribe(&GetRequest { node: format!("node-{number}").into(), ..request("web") }).unwrap().0
+        rig.views
+            .endpoints
+            .subscribe(&GetRequest { node: format!("node-{number}").into(), ..request("web") })
+            .unwrap()
+            .0
     };
     let streams: Vec<_> = (1..1_000).map(subscribe).collect();
     let lengths: Vec<usize> = streams.iter().map(|it| it.view().sender.borrow().content.snapshot.len()).collect();
-    assert_eq!((&lengths[..5], rig.views.endpoints.index().count()), (&[1, 1, 1, 2, 2][..], 4));
+    assert_eq!((&lengths[..5], rig.views.endpoints.registry.index().count()), (&[1, 1, 1, 2, 2][..], 4));
 }
 
 #[test]
@@ -328,8 +332,8 @@ fn streams_of_unknown_hostnames_and_unknown_nodes_share_one_view_without_series(
         let on_node = |authority: &str, node: &str| GetRequest { node: node.into(), ..request(authority) };
         [on_node(&format!("db-{number}.web"), "node-1"), on_node("web", &format!("node-{}", number + 10))]
     });
-    let streams: Vec<_> = made_up.map(|request| rig.views.subscribe(&request).unwrap()).collect();
-    let index = rig.views.endpoints.index();
+    let streams: Vec<_> = made_up.map(|request| rig.views.endpoints.subscribe(&request).unwrap()).collect();
+    let index = rig.views.endpoints.registry.index();
     assert_eq!((index.count(), index.series().len(), streams.len()), (1, 0, 2_000));
 }
 
@@ -338,8 +342,8 @@ fn a_view_is_refused_if_its_endpoints_exceed_the_memory_budget_and_removed() {
     let mut settings = settings();
     settings.limits.memory = MemoryBudget::EXHAUSTED;
     let rig = Rig::with(&[], &[], settings);
-    assert_eq!(rig.views.subscribe(&request("web")).err(), Some(GetRefusal::NoMemory));
-    assert_eq!(rig.views.endpoints.index().count(), 0);
+    assert_eq!(rig.views.endpoints.subscribe(&request("web")).err(), Some(GetRefusal::NoMemory));
+    assert_eq!(rig.views.endpoints.registry.index().count(), 0);
 }
 
 #[test]
@@ -351,13 +355,13 @@ fn streams_of_undeclared_ports_share_one_view_and_have_no_series() {
         .map(|port| {
             let path = format!("web.ns.svc.mycluster.local:{port}");
             let request = GetRequest::new(ServiceAuthority::parse(&path, "mycluster.local").unwrap(), "");
-            let mut updates = EndpointUpdates::new(request.clone(), rig.views.subscribe(&request).unwrap());
+            let mut updates = EndpointUpdates::new(request.clone(), rig.views.endpoints.subscribe(&request).unwrap());
             updates.refresh();
             let first = updates.next().unwrap();
             assert_eq!(first.messages.add, 1);
             updates
         })
         .collect();
-    let index = rig.views.endpoints.index();
+    let index = rig.views.endpoints.registry.index();
     assert_eq!((index.count(), index.series().len(), streams.len()), (1, 0, 3_000));
 }

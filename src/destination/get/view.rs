@@ -2,7 +2,8 @@
 //!
 //! In: the members of a Service, the query, and the location of the client. Out: encoded endpoints by socket address,
 //! without duplicates. The filters apply in this order: the instance, the port, `internalTrafficPolicy` or else the
-//! hints for nodes or else those for zones, the IP family. When several members claim one socket address, the first in [`Precedence`] wins.
+//! hints for nodes or else those for zones, the IP family. When several members claim one socket address, the first in
+//! [`Precedence`] wins.
 
 use std::{collections::HashSet, iter::Peekable, net::SocketAddr, sync::Arc};
 

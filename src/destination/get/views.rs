@@ -9,12 +9,11 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tracing::error;
 
 use super::{
     endpoint_set::EndpointSet,
+    exclusions::Exclusions,
     members::Members,
-    premise::Premise,
     request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey},
     snapshot::Snapshot,
     view::endpoints,
@@ -22,12 +21,12 @@ use super::{
 use crate::{
     api::NamespacedName,
     cluster::kinds::{node::Zone, service::Service},
-    contain::{Work, contain},
     destination::{
-        multicluster::remote::RemoteNamespace,
+        metrics::DiscoveryMetrics,
+        multicluster::{clusters::Clusters, remote::RemoteNamespace},
+        observer::DestinationObserver,
         registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
         settings::DestinationSettings,
-        views::Views,
     },
 };
 
@@ -37,8 +36,13 @@ const SIBLINGS: usize = 3;
 /// About how many bytes an encoded endpoint takes, with its source.
 const ENCODED_BYTES: usize = 1024;
 
-/// The kind of the views of `Get`.
-pub(in crate::destination) enum ServiceEndpoints {}
+/// The views of `Get`.
+pub(in crate::destination) struct EndpointViews {
+    pub(super) clusters: Arc<Clusters>,
+    pub(super) settings: Arc<DestinationSettings>,
+    pub(super) metrics: Arc<DiscoveryMetrics>,
+    pub(in crate::destination) registry: Registry<Self>,
+}
 
 #[derive(Clone)]
 pub(in crate::destination) struct EndpointsContent {
@@ -47,9 +51,9 @@ pub(in crate::destination) struct EndpointsContent {
     pub(super) placement: u64,
     /// The Service at the last publication; `None` if it did not exist.
     service: Option<Arc<Service>>,
-    /// The premise of the last publication while the Service existed. When it changes, streams may belong to another
-    /// view.
-    premise: Option<Arc<Premise>>,
+    /// The exclusions of the last publication while the Service existed. When they change, streams may belong to
+    /// another view.
+    exclusions: Option<Arc<Exclusions>>,
     /// Whether all clusters are known that may have endpoints of the Service.
     pub(super) is_complete: bool,
     /// Keeps the watches of the other clusters' namespaces that have the endpoints.
@@ -64,16 +68,9 @@ pub(in crate::destination) struct EndpointsIndex {
 /// All views of one Service, port and hostname.
 #[derive(Default)]
 struct ViewsOfPort {
-    by_location: HashMap<Location, Arc<View<ServiceEndpoints>>>,
+    by_location: HashMap<Location, Arc<View<EndpointViews>>>,
     /// How often the views were checked for changes to publish.
     updates: u64,
-}
-
-/// The views of a Service that are not updated yet, and the members to update them with.
-pub(in crate::destination) struct EndpointsPass {
-    members: Members,
-    views: Vec<Arc<View<ServiceEndpoints>>>,
-    received: Instant,
 }
 
 /// One time series of Linkerd's `endpoints_*` metrics.
@@ -89,15 +86,15 @@ pub(in crate::destination) struct EndpointsSeries {
     pub(super) exists: bool,
 }
 
-// === impl ServiceEndpoints ===
+// === impl EndpointViews ===
 
-impl ViewKind for ServiceEndpoints {
+impl ViewKind for EndpointViews {
     type Key = ViewKey;
     type Content = EndpointsContent;
     type Index = EndpointsIndex;
 
-    fn registry(views: &Views) -> &Registry<Self> {
-        &views.endpoints
+    fn registry(&self) -> &Registry<Self> {
+        &self.registry
     }
 
     fn unpublished() -> EndpointsContent {
@@ -106,9 +103,74 @@ impl ViewKind for ServiceEndpoints {
             snapshot: empty,
             placement: 0,
             service: None,
-            premise: None,
+            exclusions: None,
             is_complete: false,
             remotes: Vec::new(),
+        }
+    }
+}
+
+impl EndpointViews {
+    pub(in crate::destination) fn new(
+        clusters: &Arc<Clusters>,
+        observer: &Arc<DestinationObserver>,
+        settings: &Arc<DestinationSettings>,
+        metrics: &Arc<DiscoveryMetrics>,
+    ) -> Arc<Self> {
+        let (clusters, settings, metrics) = (Arc::clone(clusters), Arc::clone(settings), Arc::clone(metrics));
+        Arc::new(Self { clusters, settings, metrics, registry: Registry::new(observer) })
+    }
+
+    /// Subscribes to the request's view, and publishes the view if it is new. Also returns the placement of the view at
+    /// the time when the request was resolved.
+    ///
+    /// # Errors
+    /// When the request is refused.
+    pub(in crate::destination) fn subscribe(
+        self: &Arc<Self>,
+        request: &GetRequest,
+    ) -> Result<(Subscription<Self>, u64), GetRefusal> {
+        let mut key = self.clusters.resolve(request)?;
+        let (subscription, placement) = loop {
+            let subscription = Subscription::new(self, key)?;
+            // Read before the request is resolved again, so that the stream notices if the result changes from now on.
+            let placement = subscription.view().sender.borrow().content.placement;
+            #[cfg(test)]
+            crate::destination::testing::interleave();
+            key = self.clusters.resolve(request)?;
+            let view = subscription.view();
+            // The clients of this view may have moved to another view before this subscription.
+            if key != view.key {
+                continue;
+            }
+            let mut generation = view.generation.lock();
+            if generation.is_none() || view.excludes(request) {
+                let members = self.clusters.members(&view.key.service);
+                if generation.is_none() && !self.settings.limits.memory.has_room_for(view.size(&members)) {
+                    return Err(GetRefusal::NoMemory);
+                }
+                // The index is not locked during the publication.
+                let siblings = self.registry.index().siblings(view);
+                view.publish(&mut generation, &members, &self.settings, &siblings, Instant::now());
+            }
+            drop(generation);
+            // Otherwise, since the request was resolved, the Service has declared its port, or an endpoint got its name.
+            if !view.excludes(request) {
+                break (subscription, placement);
+            }
+            key = self.clusters.resolve(request)?;
+        };
+        Ok((subscription, placement))
+    }
+
+    /// Makes the streams of a zone resolve their requests again, because a node has left the zone.
+    pub(super) fn resolve_again(&self, zone: &Zone) {
+        let views: Vec<Arc<View<EndpointViews>>> = {
+            let index = self.registry.index();
+            index.views().filter(|view| view.key.location.zone == *zone).cloned().collect()
+        };
+        for view in views {
+            view.sender.send_modify(|published| published.content.placement += 1);
         }
     }
 }
@@ -123,14 +185,14 @@ impl EndpointsContent {
 
 // === impl EndpointsIndex ===
 
-impl ViewIndex<ServiceEndpoints> for EndpointsIndex {
-    fn get_or_insert(&mut self, key: ViewKey) -> Arc<View<ServiceEndpoints>> {
+impl ViewIndex<EndpointViews> for EndpointsIndex {
+    fn get_or_insert(&mut self, key: ViewKey) -> Arc<View<EndpointViews>> {
         let views = self.services.entry(key.service.clone()).or_default().entry(key.query.clone()).or_default();
         let view = views.by_location.entry(key.location.clone()).or_insert_with(|| Arc::new(View::new(key)));
         Arc::clone(view)
     }
 
-    fn remove(&mut self, view: &Arc<View<ServiceEndpoints>>) {
+    fn remove(&mut self, view: &Arc<View<EndpointViews>>) {
         let ViewKey { service, query, location } = &view.key;
         let Some(ports) = self.services.get_mut(service) else { return };
         let Some(views) = ports.get_mut(query) else { return };
@@ -146,14 +208,14 @@ impl ViewIndex<ServiceEndpoints> for EndpointsIndex {
         }
     }
 
-    fn views(&self) -> impl Iterator<Item = &Arc<View<ServiceEndpoints>>> {
+    fn views(&self) -> impl Iterator<Item = &Arc<View<EndpointViews>>> {
         self.services.values().flat_map(HashMap::values).flat_map(|views| views.by_location.values())
     }
 }
 
 impl EndpointsIndex {
     /// Returns the views of a Service, and counts a check of each view.
-    fn start_update(&mut self, service: &NamespacedName) -> Vec<Arc<View<ServiceEndpoints>>> {
+    pub(super) fn start_update(&mut self, service: &NamespacedName) -> Vec<Arc<View<EndpointViews>>> {
         let mut views = Vec::new();
         for port in self.services.get_mut(service).into_iter().flat_map(HashMap::values_mut) {
             port.updates += port.by_location.len() as u64;
@@ -163,7 +225,7 @@ impl EndpointsIndex {
     }
 
     /// Returns the snapshots of a few views of the same port from other locations, such as one for each zone.
-    fn siblings(&self, view: &View<ServiceEndpoints>) -> Vec<Arc<Snapshot>> {
+    pub(super) fn siblings(&self, view: &View<EndpointViews>) -> Vec<Arc<Snapshot>> {
         let port = self.services.get(&view.key.service).and_then(|ports| ports.get(&view.key.query));
         let views = port.into_iter().flat_map(|port| port.by_location.values());
         let others = views.filter(|it| !std::ptr::eq(&***it, view));
@@ -214,117 +276,13 @@ impl EndpointsIndex {
     }
 }
 
-// === impl Views ===
-
-impl Views {
-    /// Subscribes to the request's view, and publishes the view if it is new. Also returns the placement of the view at
-    /// the time when the request was resolved.
-    ///
-    /// # Errors
-    /// When the request is refused.
-    pub(in crate::destination) fn subscribe(
-        self: &Arc<Self>,
-        request: &GetRequest,
-    ) -> Result<(Subscription<ServiceEndpoints>, u64), GetRefusal> {
-        let mut key = self.resolve(request)?;
-        let (subscription, placement) = loop {
-            let subscription = Subscription::<ServiceEndpoints>::new(self, key)?;
-            // Read before the request is resolved again, so that the stream notices if the result changes from now on.
-            let placement = subscription.view().sender.borrow().content.placement;
-            #[cfg(test)]
-            crate::destination::testing::interleave();
-            key = self.resolve(request)?;
-            let view = subscription.view();
-            // The clients of this view may have moved to another view before this subscription.
-            if key != view.key {
-                continue;
-            }
-            let mut generation = view.generation.lock();
-            if generation.is_none() || view.excludes(request) {
-                let members = self.members(&view.key.service);
-                if generation.is_none() && !self.settings.limits.memory.has_room_for(view.size(&members)) {
-                    return Err(GetRefusal::NoMemory);
-                }
-                view.publish(&mut generation, &members, &self.settings, &self.siblings(view), Instant::now());
-            }
-            drop(generation);
-            // Otherwise, since the request was resolved, the Service has declared its port, or an endpoint got its name.
-            if !view.excludes(request) {
-                break (subscription, placement);
-            }
-            key = self.resolve(request)?;
-        };
-        Ok((subscription, placement))
-    }
-
-    /// Begins to update all views of a Service; `None` if it has no views.
-    pub(in crate::destination) fn start_endpoints(
-        &self,
-        service: &NamespacedName,
-        received: Instant,
-    ) -> Option<EndpointsPass> {
-        let views = self.endpoints.index().start_update(service);
-        if views.is_empty() {
-            return None;
-        }
-        self.metrics.applied(received);
-        match contain(Work::Publishing, || self.members(service)) {
-            Ok(members) => Some(EndpointsPass { members, views, received }),
-            Err(panicked) => {
-                error!(%service, %panicked, "could not look up endpoints, so the streams of their clients are reset");
-                views.iter().for_each(|view| self.reset(view));
-                None
-            }
-        }
-    }
-
-    /// Makes the streams of a zone resolve their requests again, because a node has left the zone.
-    pub(in crate::destination) fn resolve_again(&self, zone: &Zone) {
-        let views: Vec<Arc<View<ServiceEndpoints>>> = {
-            let index = self.endpoints.index();
-            index.views().filter(|view| view.key.location.zone == *zone).cloned().collect()
-        };
-        for view in views {
-            view.sender.send_modify(|published| published.content.placement += 1);
-        }
-    }
-
-    fn siblings(&self, view: &View<ServiceEndpoints>) -> Vec<Arc<Snapshot>> {
-        self.endpoints.index().siblings(view)
-    }
-}
-
-// === impl EndpointsPass ===
-
-impl EndpointsPass {
-    /// Updates the next view. Returns `false` if no view is left.
-    pub(in crate::destination) fn publish_next(&mut self, views: &Views) -> bool {
-        let Some(view) = self.views.pop() else { return false };
-        let siblings = views.siblings(&view);
-        let publish =
-            || view.publish(&mut view.generation.lock(), &self.members, &views.settings, &siblings, self.received);
-        match contain(Work::Publishing, publish) {
-            Ok(true) => {
-                views.metrics.published.inc();
-                views.metrics.encoded(self.received);
-            }
-            Ok(false) => {}
-            Err(panicked) => {
-                error!(service = %view.key.service, %panicked, "could not publish endpoints, so their streams are reset");
-                views.reset(&view);
-            }
-        }
-        true
-    }
-}
-
 // === impl View ===
 
-impl View<ServiceEndpoints> {
+impl View<EndpointViews> {
     /// Returns whether the request did not belong to this view at the last publication. A stream must not begin with such
-    /// a publication, because only a change of its premise moves the stream.
+    /// a publication, because only a change of its exclusions moves the stream.
     fn excludes(&self, request: &GetRequest) -> bool {
-        self.sender.borrow().content.premise.as_ref().is_some_and(|premise| premise.excludes(request))
+        self.sender.borrow().content.exclusions.as_ref().is_some_and(|exclusions| exclusions.contain(request))
     }
 
     /// Returns about how many bytes the endpoints of the view take.
@@ -334,7 +292,7 @@ impl View<ServiceEndpoints> {
     }
 
     /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
-    fn publish(
+    pub(super) fn publish(
         &self,
         generation: &mut Option<Generation>,
         members: &Members,
@@ -361,7 +319,7 @@ impl View<ServiceEndpoints> {
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
-        let premise = Premise::of(&self.key, members).map(Arc::new);
+        let exclusions = Exclusions::of(&self.key, members).map(Arc::new);
         // From here on, nothing panics: a view with this generation has its content.
         *generation = Some(members.generation);
         self.sender.send_if_modified(|published| {
@@ -371,12 +329,12 @@ impl View<ServiceEndpoints> {
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
             let mut may_move = false;
-            // While the Service does not exist, its streams wait, and the premise is the one that they know.
+            // While the Service does not exist, its streams wait, and the exclusions are those that they know.
             if members.service.is_some() {
                 // A stream that begins with the first publication compares its request with it.
-                let is_known = !is_first || content.premise.is_some();
-                may_move = is_known && premise.is_some() && content.premise != premise;
-                content.premise = premise;
+                let is_known = !is_first || content.exclusions.is_some();
+                may_move = is_known && exclusions.is_some() && content.exclusions != exclusions;
+                content.exclusions = exclusions;
                 content.placement += u64::from(may_move);
             }
             if let Some(snapshot) = snapshot {

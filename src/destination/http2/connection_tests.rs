@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use super::*;
-use crate::contain;
+use crate::{
+    contain::{self, Work},
+    destination::http2::stream::BodyFrame,
+};
 
 /// Sends a number of small frames, and then ends or stays open forever.
 struct Words {

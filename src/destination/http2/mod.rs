@@ -6,8 +6,10 @@
 mod budget;
 pub(super) mod connection;
 pub(super) mod frames;
+pub(super) mod handshakes;
 mod keepalive;
 mod reset_limit;
 pub(super) mod stall;
+pub(super) mod stream;
 pub(super) mod transport;
 pub(super) mod wake_time;

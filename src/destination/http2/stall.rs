@@ -27,7 +27,7 @@ use super::budget::Budget;
 const CHECKS: u32 = 6;
 /// A connection without a stream for five stall timeouts is closed: the number of connections is limited.
 const IDLE_CHECKS: u32 = 5 * CHECKS;
-/// How long a connection has no stream before others may have its place: a proxy opens its first stream at once.
+/// How long a connection has no stream before others may have its permit: a proxy opens its first stream at once.
 const IDLE_IN_SHORTAGE: Duration = Duration::from_secs(1);
 
 /// The initial window of a stream (RFC 9113, section 6.9.2). A client can change it, but proxies do not.
@@ -55,7 +55,7 @@ pub(in crate::destination) struct StreamProgress {
 pub(in crate::destination) struct Shortage {
     /// Streams that wait for their clients are to end, because they hold frames.
     pub(in crate::destination) of_memory: u64,
-    /// Connections without streams are to close, because others wait for their places.
+    /// Connections without streams are to close, because others wait for their permits.
     pub(in crate::destination) of_connections: u64,
 }
 

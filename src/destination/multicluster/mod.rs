@@ -1,4 +1,4 @@
-//! Other clusters, whose Services this cluster's Services are joined from.
+//! Other clusters, which have members of this cluster's federated Services.
 //!
 //! ```text
 //! Secrets ──links──▶ Multicluster ─▶ RemoteCluster ─▶ RemoteNamespace: a State of its own ──RemoteObserver──▶ DirtySet
@@ -9,6 +9,7 @@
 //! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; a cluster is unlinked only
 //! if no Secret names it any more; credentials are never printed.
 
+pub(super) mod clusters;
 pub(super) mod collector;
 pub(super) mod links;
 pub(super) mod observer;
@@ -49,8 +50,8 @@ pub struct Multicluster {
     secrets: Mutex<LinkSecrets>,
     /// Whether the links were read once.
     known: AtomicBool,
-    /// How often the endpoints of a Service in several clusters were read. Locked while they are read.
-    pub(super) joined_reads: Mutex<u64>,
+    /// How often the endpoints of a federated Service were read. Locked while they are read.
+    pub(super) federated_reads: Mutex<u64>,
     observer: Arc<DestinationObserver>,
     settings: Arc<DestinationSettings>,
     failures: IntCounterVec,
@@ -93,7 +94,7 @@ impl Multicluster {
             clusters: RwLock::default(),
             secrets: Mutex::default(),
             known: AtomicBool::new(false),
-            joined_reads: Mutex::default(),
+            federated_reads: Mutex::default(),
             observer,
             settings,
             connect,

@@ -1,5 +1,5 @@
-//! Services that are joined from Services of other clusters, while `--enable-multicluster` is off. Requests for them
-//! are refused, so their traffic is lost, and users who replace Linkerd's destination must be warned.
+//! Federated Services while `--enable-multicluster` is off. Requests for them are refused, so their traffic is lost, and
+//! users who replace Linkerd's destination must be warned.
 //!
 //! In: the cluster's state. Out: the number of these Services as a metric, for readiness, and one log line if they exist.
 
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    cluster::{Cluster, State, kinds::joined_service::JoinedKind},
+    cluster::{Cluster, State, kinds::federated_service::FederationKind},
     destination::observer,
 };
 
@@ -44,7 +44,7 @@ impl Collector for UnsupportedCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let state = self.cluster.read();
-        for kind in JoinedKind::VARIANTS {
+        for kind in FederationKind::VARIANTS {
             let count = count(&state, *kind);
             self.services.with_label_values(&[kind.into_str()]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
@@ -53,8 +53,8 @@ impl Collector for UnsupportedCollector {
     }
 }
 
-fn count(state: &State, kind: JoinedKind) -> usize {
-    state.services.iter().filter(|it| it.joined.as_ref().is_some_and(|joined| joined.kind == kind)).count()
+fn count(state: &State, kind: FederationKind) -> usize {
+    state.services.iter().filter(|it| it.federated.as_ref().is_some_and(|federated| federated.kind == kind)).count()
 }
 
 /// Returns the reason not to be ready, for a server that refuses requests for these Services. `None` if there are none.
@@ -73,7 +73,7 @@ pub(in crate::destination) async fn warn_once(cluster: Cluster) {
     let (remote, federated) = loop {
         let (remote, federated) = {
             let state = cluster.read();
-            (count(&state, JoinedKind::RemoteDiscovery), count(&state, JoinedKind::Federated))
+            (count(&state, FederationKind::RemoteDiscovery), count(&state, FederationKind::Federated))
         };
         if remote + federated > 0 {
             break (remote, federated);

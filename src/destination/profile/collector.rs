@@ -12,11 +12,11 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::request::ProfileTarget;
-use crate::{api::NamespacedName, destination::views::Views};
+use super::{request::ProfileTarget, views::ProfileViews};
+use crate::api::NamespacedName;
 
 pub(in crate::destination) struct ProfilesCollector {
-    views: Arc<Views>,
+    views: Arc<ProfileViews>,
     /// Serializes scrapes: metrics are reset and filled again during collection.
     scraping: Mutex<()>,
     profiles: GaugeVec,
@@ -29,7 +29,7 @@ pub(in crate::destination) struct ProfilesCollector {
 }
 
 impl ProfilesCollector {
-    pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
+    pub(in crate::destination) fn new(views: &Arc<ProfileViews>) -> prometheus::Result<Self> {
         let by_profile = ["namespace", "profile"];
         let it = Self {
             views: Arc::clone(views),
@@ -95,7 +95,7 @@ impl Collector for ProfilesCollector {
         let mut services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut workloads = 0;
         // Not inlined into the loop, which would then hold the lock.
-        let clients = self.views.profiles.index().clients();
+        let clients = self.views.registry.index().clients();
         for (target, clients) in clients {
             match &target {
                 ProfileTarget::Service(service) | ProfileTarget::ClusterIp(_, service) => {
@@ -129,7 +129,7 @@ impl Collector for ProfilesCollector {
         }
         self.workloads.set(workloads as f64);
         self.workload_updates.reset();
-        self.workload_updates.inc_by(self.views.endpoint_profile_updates.load(Ordering::Relaxed) as f64);
+        self.workload_updates.inc_by(self.views.endpoint_updates.load(Ordering::Relaxed) as f64);
         self.collectors().into_iter().flat_map(Collector::collect).collect()
     }
 }

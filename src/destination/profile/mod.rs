@@ -1,7 +1,7 @@
 //! The method `GetProfile`: the data that a proxy needs about an address or a name before it connects.
 //!
 //! ```text
-//! request ─▶ views: State ─▶ ProfileInputs ─▶ EncodedProfile ──watch──▶ updates ─▶ stream
+//! request ─▶ views, queue: State ─▶ ProfileInputs ─▶ EncodedProfile ──watch──▶ updates ─▶ stream
 //!                   (request, view, encoded: pure)
 //! ```
 //!
@@ -12,6 +12,7 @@
 
 pub(super) mod collector;
 mod encoded;
+pub(super) mod queue;
 pub(super) mod request;
 mod route;
 pub(super) mod updates;

@@ -4,16 +4,16 @@ use tokio::time::Instant;
 
 use super::{
     encoded::{EncodedProfile, Pieces},
-    views::{Profiles, PublishedProfile},
+    views::{ProfileViews, PublishedProfile},
 };
 use crate::destination::{
+    labels::{EndReason, MessageCounts},
     registry::{Published, Subscription},
-    stream::{EndReason, MessageCounts, OutgoingFrames, Updates},
-    views::Views,
+    stream::{OutgoingFrames, Updates},
 };
 
 pub(in crate::destination) struct ProfileUpdates {
-    subscription: Subscription<Profiles>,
+    subscription: Subscription<ProfileViews>,
     /// The profile that the client has or is about to receive.
     sent: Option<EncodedProfile>,
     /// The pieces of this profile that were not passed to the transport yet, until the last one was.
@@ -28,16 +28,12 @@ struct Outgoing {
 }
 
 impl ProfileUpdates {
-    pub(in crate::destination) fn new(subscription: Subscription<Profiles>) -> Self {
+    pub(in crate::destination) fn new(subscription: Subscription<ProfileViews>) -> Self {
         Self { subscription, sent: None, next: None }
     }
 }
 
 impl Updates for ProfileUpdates {
-    fn views(&self) -> &Views {
-        self.subscription.views()
-    }
-
     fn has_begun(&self) -> bool {
         self.sent.is_some()
     }

@@ -7,7 +7,10 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::time::Instant;
@@ -20,17 +23,26 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
+    cluster::Cluster,
     contain::{Work, contain},
     destination::{
-        observer::Batch,
+        labels::EndReason,
+        metrics::DiscoveryMetrics,
+        observer::{Batch, DestinationObserver},
         registry::{Generation, Registry, Subscription, View, ViewIndex, ViewKind},
-        stream::EndReason,
-        views::Views,
+        settings::DestinationSettings,
     },
 };
 
-/// The kind of the views of `GetProfile`.
-pub(in crate::destination) enum Profiles {}
+/// The views of `GetProfile`.
+pub(in crate::destination) struct ProfileViews {
+    pub(super) cluster: Cluster,
+    pub(super) settings: Arc<DestinationSettings>,
+    metrics: Arc<DiscoveryMetrics>,
+    pub(in crate::destination) registry: Registry<Self>,
+    /// How often the profile of an endpoint was sent to a new client or published.
+    pub(super) endpoint_updates: AtomicU64,
+}
 
 /// A profile, and its cause.
 #[derive(Clone)]
@@ -55,17 +67,17 @@ enum Anchor {
     Address(IpAddr),
 }
 
-type ViewGroup = HashMap<ProfileTarget, Arc<View<Profiles>>>;
+type ViewGroup = HashMap<ProfileTarget, Arc<View<ProfileViews>>>;
 
-// === impl Profiles ===
+// === impl ProfileViews ===
 
-impl ViewKind for Profiles {
+impl ViewKind for ProfileViews {
     type Key = ProfileTarget;
     type Content = Option<PublishedProfile>;
     type Index = ProfilesIndex;
 
-    fn registry(views: &Views) -> &Registry<Self> {
-        &views.profiles
+    fn registry(&self) -> &Registry<Self> {
+        &self.registry
     }
 
     fn unpublished() -> Option<PublishedProfile> {
@@ -73,15 +85,119 @@ impl ViewKind for Profiles {
     }
 }
 
+impl ProfileViews {
+    pub(in crate::destination) fn new(
+        cluster: Cluster,
+        observer: &Arc<DestinationObserver>,
+        settings: &Arc<DestinationSettings>,
+        metrics: &Arc<DiscoveryMetrics>,
+    ) -> Arc<Self> {
+        let (settings, metrics) = (Arc::clone(settings), Arc::clone(metrics));
+        let (registry, endpoint_updates) = (Registry::new(observer), AtomicU64::new(0));
+        Arc::new(Self { cluster, settings, metrics, registry, endpoint_updates })
+    }
+
+    /// Subscribes to the request's view, and publishes the view.
+    ///
+    /// # Errors
+    /// When the request is refused.
+    pub(in crate::destination) fn subscribe(
+        self: &Arc<Self>,
+        request: &ProfileRequest,
+    ) -> Result<Subscription<Self>, ProfileRefusal> {
+        loop {
+            let target = request.resolve(&self.cluster.read())?;
+            let subscription = Subscription::new(self, target)?;
+            let view = subscription.view();
+            let mut generation = view.generation.lock();
+            // The view has ended since it was found, and is not in the index any more.
+            if view.has_ended() {
+                continue;
+            }
+            let published = view.publish(&mut generation, self, Instant::now());
+            drop(generation);
+            match published {
+                Ok(_) => {
+                    self.count_update_of_endpoint(view);
+                    return Ok(subscription);
+                }
+                // The target has changed since the request was resolved, so the request is resolved again.
+                Err(ProfileRefusal::Moved) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+    }
+
+    /// Returns the views that a batch affects, without duplicates. Each view has the time of the first event that
+    /// affects it.
+    pub(in crate::destination) fn affected_by(&self, batch: &Batch) -> Vec<(Arc<View<ProfileViews>>, Instant)> {
+        let Batch { endpoints, services, addresses, profiles, zones: _, groups: _, remotes: _ } = batch;
+        let index = self.registry.index();
+        let mut affected: HashMap<*const View<ProfileViews>, (Arc<View<ProfileViews>>, Instant)> = HashMap::new();
+        let mut add = |view: &Arc<View<ProfileViews>>, received: Instant| {
+            let known = affected.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
+            known.1 = known.1.min(received);
+        };
+        for (service, received) in endpoints {
+            index.at(&Anchor::Endpoints(service.clone())).for_each(|view| add(view, *received));
+        }
+        for (service, received) in services {
+            index.at(&Anchor::Service(service.clone())).for_each(|view| add(view, *received));
+        }
+        for (address, received) in addresses {
+            let views = index.at(&Anchor::Address(address.ip()));
+            let views = views.filter(|view| address.port().is_none_or(|port| view.key.port() == port));
+            views.for_each(|view| add(view, *received));
+        }
+        for (profile, received) in profiles {
+            let Some(service) = service_of(&profile.name, &self.settings.cluster_domain) else { continue };
+            let own = profile.namespace == service.namespace;
+            let views = index.at(&Anchor::Service(service));
+            let views = views.filter(|view| own || view.key.client_namespace() == Some(&profile.namespace));
+            views.for_each(|view| add(view, *received));
+        }
+        affected.into_values().collect()
+    }
+
+    /// Publishes a view if its profile has changed.
+    pub(super) fn update(&self, view: &Arc<View<ProfileViews>>, received: Instant) {
+        let publish = || {
+            let mut generation = view.generation.lock();
+            // A view without a profile is skipped, because its first client is about to publish it.
+            generation.is_some()
+                && !view.has_ended()
+                && matches!(view.publish(&mut generation, self, received), Ok(true))
+        };
+        match contain(Work::Publishing, publish) {
+            Ok(true) => {
+                self.metrics.published.inc();
+                self.metrics.encoded(received);
+                self.count_update_of_endpoint(view);
+            }
+            Ok(false) => {}
+            Err(panicked) => {
+                error!(view = ?view.key, %panicked, "could not publish a profile, so its streams are reset");
+                self.registry.reset(view);
+            }
+        }
+    }
+
+    fn count_update_of_endpoint(&self, view: &View<ProfileViews>) {
+        if view.key.service().is_none() {
+            self.endpoint_updates.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 // === impl ProfilesIndex ===
 
-impl ViewIndex<Profiles> for ProfilesIndex {
-    fn get_or_insert(&mut self, target: ProfileTarget) -> Arc<View<Profiles>> {
+impl ViewIndex<ProfileViews> for ProfilesIndex {
+    fn get_or_insert(&mut self, target: ProfileTarget) -> Arc<View<ProfileViews>> {
         let mut known = target.anchors().filter_map(|anchor| self.groups.get(&anchor)?.get(&target).cloned());
         if let Some(view) = known.next() {
             return view;
         }
-        let view = Arc::new(View::<Profiles>::new(target));
+        let view = Arc::new(View::<ProfileViews>::new(target));
         for anchor in view.key.anchors() {
             self.groups.entry(anchor).or_default().insert(view.key.clone(), Arc::clone(&view));
         }
@@ -89,7 +205,7 @@ impl ViewIndex<Profiles> for ProfilesIndex {
     }
 
     /// A view that has ended is not in the index any more, and another view may have replaced it.
-    fn remove(&mut self, view: &Arc<View<Profiles>>) {
+    fn remove(&mut self, view: &Arc<View<ProfileViews>>) {
         for anchor in view.key.anchors() {
             let Some(group) = self.groups.get_mut(&anchor) else { continue };
             if group.get(&view.key).is_some_and(|it| Arc::ptr_eq(it, view)) {
@@ -101,13 +217,13 @@ impl ViewIndex<Profiles> for ProfilesIndex {
         }
     }
 
-    fn views(&self) -> impl Iterator<Item = &Arc<View<Profiles>>> {
+    fn views(&self) -> impl Iterator<Item = &Arc<View<ProfileViews>>> {
         self.groups.values().flat_map(ViewGroup::values)
     }
 }
 
 impl ProfilesIndex {
-    fn at<'a>(&'a self, anchor: &Anchor) -> impl Iterator<Item = &'a Arc<View<Profiles>>> + use<'a> {
+    fn at<'a>(&'a self, anchor: &Anchor) -> impl Iterator<Item = &'a Arc<View<ProfileViews>>> + use<'a> {
         self.groups.get(anchor).into_iter().flat_map(ViewGroup::values)
     }
 
@@ -142,7 +258,7 @@ impl ProfileTarget {
 
 // === impl View ===
 
-impl View<Profiles> {
+impl View<ProfileViews> {
     /// Computes the profile from the current state and publishes it if it differs. Returns whether it differs. A
     /// published view ends if its target has no profile any more.
     ///
@@ -151,7 +267,7 @@ impl View<Profiles> {
     fn publish(
         self: &Arc<Self>,
         generation: &mut Option<Generation>,
-        views: &Views,
+        views: &ProfileViews,
         received: Instant,
     ) -> Result<bool, ProfileRefusal> {
         let (inputs, of_state) = {
@@ -163,7 +279,7 @@ impl View<Profiles> {
         };
         let inputs = inputs.inspect_err(|_| {
             if generation.is_some() {
-                views.profiles.index().remove(self);
+                views.registry.index().remove(self);
                 self.end(EndReason::Rerouted);
             }
         })?;
@@ -177,101 +293,6 @@ impl View<Profiles> {
             }
             changed
         }))
-    }
-}
-
-// === impl Views ===
-
-impl Views {
-    /// Subscribes to the request's view, and publishes the view.
-    ///
-    /// # Errors
-    /// When the request is refused.
-    pub(in crate::destination) fn subscribe_to_profile(
-        self: &Arc<Self>,
-        request: &ProfileRequest,
-    ) -> Result<Subscription<Profiles>, ProfileRefusal> {
-        loop {
-            let target = request.resolve(&self.cluster.read())?;
-            let subscription = Subscription::<Profiles>::new(self, target)?;
-            let view = subscription.view();
-            let mut generation = view.generation.lock();
-            // The view has ended since it was found, and is not in the index any more.
-            if view.has_ended() {
-                continue;
-            }
-            let published = view.publish(&mut generation, self, Instant::now());
-            drop(generation);
-            match published {
-                Ok(_) => {
-                    self.count_endpoint_profile(view);
-                    return Ok(subscription);
-                }
-                // The target has changed since the request was resolved, so the request is resolved again.
-                Err(ProfileRefusal::Moved) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-    }
-
-    /// Returns the views that a batch affects, without duplicates. Each view has the time of the first event that
-    /// affects it.
-    pub(in crate::destination) fn profiles_of(&self, batch: &Batch) -> Vec<(Arc<View<Profiles>>, Instant)> {
-        let Batch { endpoints, services, addresses, profiles, zones: _, groups: _, remotes: _ } = batch;
-        let index = self.profiles.index();
-        let mut affected: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
-        let mut add = |view: &Arc<View<Profiles>>, received: Instant| {
-            let known = affected.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
-            known.1 = known.1.min(received);
-        };
-        for (service, received) in endpoints {
-            index.at(&Anchor::Endpoints(service.clone())).for_each(|view| add(view, *received));
-        }
-        for (service, received) in services {
-            index.at(&Anchor::Service(service.clone())).for_each(|view| add(view, *received));
-        }
-        for (address, received) in addresses {
-            let views = index.at(&Anchor::Address(address.ip()));
-            let views = views.filter(|view| address.port().is_none_or(|port| view.key.port() == port));
-            views.for_each(|view| add(view, *received));
-        }
-        for (profile, received) in profiles {
-            let Some(service) = service_of(&profile.name, &self.settings.cluster_domain) else { continue };
-            let own = profile.namespace == service.namespace;
-            let views = index.at(&Anchor::Service(service));
-            let views = views.filter(|view| own || view.key.client_namespace() == Some(&profile.namespace));
-            views.for_each(|view| add(view, *received));
-        }
-        affected.into_values().collect()
-    }
-
-    /// Publishes a view if its profile has changed.
-    pub(in crate::destination) fn publish_profile(&self, view: &Arc<View<Profiles>>, received: Instant) {
-        let publish = || {
-            let mut generation = view.generation.lock();
-            // A view without a profile is skipped, because its first client is about to publish it.
-            generation.is_some()
-                && !view.has_ended()
-                && matches!(view.publish(&mut generation, self, received), Ok(true))
-        };
-        match contain(Work::Publishing, publish) {
-            Ok(true) => {
-                self.metrics.published.inc();
-                self.metrics.encoded(received);
-                self.count_endpoint_profile(view);
-            }
-            Ok(false) => {}
-            Err(panicked) => {
-                error!(view = ?view.key, %panicked, "could not publish a profile, so its streams are reset");
-                self.reset(view);
-            }
-        }
-    }
-
-    fn count_endpoint_profile(&self, view: &View<Profiles>) {
-        if view.key.service().is_none() {
-            self.endpoint_profile_updates.fetch_add(1, Ordering::Relaxed);
-        }
     }
 }
 

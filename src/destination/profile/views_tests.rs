@@ -11,7 +11,7 @@ use crate::{
     contain,
     destination::{
         DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, object_group::GroupMembers,
-        testing::settings,
+        testing::settings, views::Views,
     },
     memory,
     proto::destination::DestinationProfile,
@@ -28,7 +28,7 @@ impl Rig {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings().into(), metrics, None);
+        let views = Views::new(feed.cluster.clone(), &observer, settings().into(), metrics, None);
         let mut rig = Self { feed, observer, views };
         for (kind, object) in objects {
             rig.apply(kind, object);
@@ -41,15 +41,15 @@ impl Rig {
         self.feed.apply(kind, Event::Apply(object));
     }
 
-    async fn publish(&self) {
+    fn publish(&self) {
         while let Some(batch) = self.observer.dirty.next().now_or_never() {
-            self.views.publish_batch(batch.into()).await;
+            self.views.publisher().publish(batch.into());
         }
     }
 
-    fn subscribe(&self, path: &str, client_namespace: &str) -> Result<Subscription<Profiles>, ProfileRefusal> {
+    fn subscribe(&self, path: &str, client_namespace: &str) -> Result<Subscription<ProfileViews>, ProfileRefusal> {
         let authority = ProfileAuthority::parse(path, &settings().cluster_domain).unwrap();
-        self.views.subscribe_to_profile(&ProfileRequest::new(authority, client_namespace))
+        self.views.profiles.subscribe(&ProfileRequest::new(authority, client_namespace))
     }
 
     fn published(&self) -> u64 {
@@ -75,7 +75,7 @@ async fn a_profile_that_cannot_be_published_is_reset_and_a_new_client_receives_i
     let (kind, object) = web("81");
     rig.apply(kind, object);
     contain::testing::panic_in_next(Work::Publishing);
-    rig.publish().await;
+    rig.publish();
     assert_eq!(old.latest().end, Some(EndReason::Panicked));
     let mut new = rig.subscribe(WEB, "").unwrap();
     assert!(!profile(&mut new).opaque_protocol && new.latest().end.is_none());
@@ -83,7 +83,7 @@ async fn a_profile_that_cannot_be_published_is_reset_and_a_new_client_receives_i
 
 const WEB: &str = "web.ns.svc.mycluster.local:80";
 
-fn profile(subscription: &mut Subscription<Profiles>) -> DestinationProfile {
+fn profile(subscription: &mut Subscription<ProfileViews>) -> DestinationProfile {
     subscription.latest().content.unwrap().profile.decoded()
 }
 
@@ -94,7 +94,7 @@ async fn a_client_that_subscribes_after_the_last_client_left_receives_the_curren
         let mut subscription = rig.subscribe(WEB, "").unwrap();
         assert!(profile(&mut subscription).opaque_protocol);
         drop(subscription);
-        assert!(rig.views.profiles.index().is_empty());
+        assert!(rig.views.profiles.registry.index().is_empty());
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_client_first_receives_the_latest_profile_even_before_it_is_published(
     let mut new = rig.subscribe(WEB, "").unwrap();
     assert!(!profile(&mut new).opaque_protocol);
     assert!(old.changed().now_or_never().is_some() && !profile(&mut old).opaque_protocol);
-    rig.publish().await;
+    rig.publish();
     assert!(new.changed().now_or_never().is_none(), "the new client has this profile already");
 }
 
@@ -136,7 +136,7 @@ async fn the_ports_of_a_service_and_its_clients_share_the_routes_of_a_large_serv
     // None of the clients has read the first profile yet.
     let (kind, object) = large_profile("y");
     rig.apply(kind, object);
-    rig.publish().await;
+    rig.publish();
     let second: Vec<_> = clients.iter_mut().map(|client| client.latest().content).collect();
     let added = memory::allocated().saturating_sub(before);
     assert!(added < 100_000_000, "{added} bytes after the ServiceProfile was replaced");
@@ -151,16 +151,16 @@ async fn a_service_profile_that_is_applied_again_sends_nothing() {
     let (kind, mut object) = large_profile("x");
     object["metadata"]["annotations"] = json!({"touched": "yes"});
     rig.apply(kind, object);
-    rig.publish().await;
+    rig.publish();
     // The Service changes too, but not in what its profile has.
     let (kind, mut object) = web("80");
     object["metadata"]["annotations"]["touched"] = "yes".into();
     rig.apply(kind, object);
-    rig.publish().await;
+    rig.publish();
     assert!(client.changed().now_or_never().is_none());
     let (kind, object) = large_profile("y");
     rig.apply(kind, object);
-    rig.publish().await;
+    rig.publish();
     assert!(client.changed().now_or_never().is_some());
 }
 
@@ -173,25 +173,25 @@ async fn only_affected_views_are_checked_and_no_client_receives_the_same_profile
     for subscription in [&mut service, &mut endpoint, &mut elsewhere] {
         subscription.latest();
     }
-    rig.publish().await;
+    rig.publish();
     let before = rig.published();
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
     rig.apply(Kind::Server, server(80));
     let batch: Batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    let mut members = batch.groups.keys().map(|group| GroupMembers::of(&rig.feed.cluster, group));
+    let mut members = batch.groups.keys().map(|(_, group)| GroupMembers::of(&rig.feed.cluster, group));
     let mut members = members.next().unwrap();
     let mut batch = Batch::default();
     for key in std::iter::from_fn(|| members.next_step(&rig.feed.cluster)).flatten() {
         batch.add(key, Instant::now());
     }
-    let affected = rig.views.profiles_of(&batch);
+    let affected = rig.views.profiles.affected_by(&batch);
     assert_eq!(affected.len(), 1, "only the view of the Pod is affected");
-    rig.views.publish_batch(batch).await;
+    rig.views.publisher().publish(batch);
     assert!(endpoint.changed().now_or_never().is_some() && profile(&mut endpoint).opaque_protocol);
     rig.apply(Kind::Server, server(80));
     rig.apply(Kind::Server, server(81));
     rig.apply(Kind::Server, server(80));
-    rig.publish().await;
+    rig.publish();
     let others = [service, endpoint, elsewhere];
     assert!(others.into_iter().all(|mut it| it.changed().now_or_never().is_none()));
     assert_eq!(rig.published() - before, 1);
@@ -205,11 +205,11 @@ async fn a_change_at_one_port_of_a_node_does_not_affect_the_other_ports() {
     };
     let mut rig = Rig::new([workload(80, "vm")]);
     let _clients: Vec<_> = (80..90).map(|port| rig.subscribe(&format!("192.0.2.1:{port}"), "").unwrap()).collect();
-    rig.publish().await;
+    rig.publish();
     let (kind, object) = workload(81, "other");
     rig.apply(kind, object);
     let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    assert_eq!(rig.views.profiles_of(&batch).len(), 1);
+    assert_eq!(rig.views.profiles.affected_by(&batch).len(), 1);
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn a_view_whose_target_changes_ends_and_no_new_client_joins_it() {
     old.latest();
     let (kind, other) = pod("web-2", &json!({}));
     rig.apply(kind, other.clone());
-    rig.publish().await;
+    rig.publish();
     assert_eq!(old.latest().end, Some(EndReason::Rerouted));
     let conflict = ProfileRefusal::Pods(2, "10.0.0.1".parse().unwrap());
     assert_eq!(rig.subscribe("10.0.0.1:80", "").map(|_| ()), Err(conflict));
@@ -230,10 +230,14 @@ async fn a_view_whose_target_changes_ends_and_no_new_client_joins_it() {
     let mut new = rig.subscribe("10.0.0.1:80", "").unwrap();
     assert_eq!((new.latest().end, profile(&mut new).endpoint.unwrap().metric_labels["pod"].as_str()), (None, "web-1"));
     drop(old);
-    rig.publish().await;
-    assert_eq!(rig.views.profiles.index().clients().len(), 1, "dropping the ended view does not remove the new view");
+    rig.publish();
+    assert_eq!(
+        rig.views.profiles.registry.index().clients().len(),
+        1,
+        "dropping the ended view does not remove the new view"
+    );
     drop(new);
-    assert!(rig.views.profiles.index().is_empty());
+    assert!(rig.views.profiles.registry.index().is_empty());
 }
 
 #[tokio::test]

@@ -30,17 +30,17 @@ use crate::{
     cluster::{Kind, Observer, Problems, kinds::port_ranges::PortRanges, testing::Feed},
     destination::{
         authority::{ProfileAuthority, ServiceAuthority},
-        call::RpcMethod,
         context_token::ContextToken,
         get::{request::GetRequest, updates::EndpointUpdates},
         http2::{
-            connection::{BodyFrame, ResponseBody},
             stall::StreamProgress,
+            stream::{BodyFrame, ResponseBody},
         },
+        labels::RpcMethod,
         metrics::DiscoveryMetrics,
         multicluster::Multicluster,
         observer::DestinationObserver,
-        places::Places,
+        permits::Permits,
         profile::{request::ProfileRequest, updates::ProfileUpdates},
         settings::{DestinationSettings, Http2Params, TransportMode},
         stream::{ResponseStream, Updates},
@@ -96,7 +96,8 @@ impl Method for Get {
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
         let token = ContextToken::parse(&request.token);
         let resolved = GetRequest { with_clusters: token.clusters, ..GetRequest::new(authority, &token.node) };
-        let subscription = views.subscribe(&resolved).map_err(|refusal| resolved.refused(&refusal, &request.path))?;
+        let subscription =
+            views.endpoints.subscribe(&resolved).map_err(|refusal| resolved.refused(&refusal, &request.path))?;
         Ok(EndpointUpdates::new(resolved, subscription))
     }
 
@@ -153,7 +154,7 @@ impl Method for GetProfile {
         let authority = ProfileAuthority::parse(&request.path, &views.settings.cluster_domain)
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
         let resolved = ProfileRequest::new(authority, &ContextToken::parse(&request.token).namespace);
-        let subscription = views.subscribe_to_profile(&resolved).map_err(|refusal| refusal.status(&request.path))?;
+        let subscription = views.profiles.subscribe(&resolved).map_err(|refusal| refusal.status(&request.path))?;
         Ok(ProfileUpdates::new(subscription))
     }
 
@@ -280,9 +281,9 @@ impl<M: Method> Client<M> {
     /// Opens the stream, as a proxy does after its last stream ended.
     pub(in crate::destination) fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
-        let place = Places::new(1).share().take().ok().unwrap();
+        let permit = Permits::new(1).share().try_acquire().ok().unwrap();
         let call = views.metrics.observe(M::RPC);
-        self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, place));
+        self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, permit));
         (self.known, self.first) = (M::Known::default(), true);
         Ok(())
     }
@@ -338,7 +339,7 @@ impl Rig {
         let metrics = DiscoveryMetrics::register(&Registry::new()).unwrap();
         let clusters = || Multicluster::new(Arc::clone(&observer), Arc::clone(&settings), &Registry::new()).unwrap();
         let multicluster = has_clusters.then(clusters);
-        let views = Views::new(feed.cluster.clone(), Arc::clone(&observer), settings, metrics, multicluster);
+        let views = Views::new(feed.cluster.clone(), &observer, settings, metrics, multicluster);
         Self { feed, observer, views, pending: HashMap::new() }
     }
 
@@ -373,9 +374,9 @@ impl Rig {
         self.feed.apply(kind_of, Event::InitDone);
     }
 
-    pub(in crate::destination) async fn publish(&self) {
+    pub(in crate::destination) fn publish(&self) {
         while let Some(batch) = tokio::task::unconstrained(self.observer.dirty.next()).now_or_never() {
-            self.views.publish_batch(batch.into()).await;
+            self.views.publisher().publish(batch.into());
         }
     }
 }

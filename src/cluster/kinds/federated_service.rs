@@ -1,5 +1,6 @@
 //! Services whose endpoints are those of other Services, in this cluster and in others, as the labels and annotations
-//! of Linkerd's multicluster extension name them.
+//! of Linkerd's multicluster extension name them. Linkerd has two kinds, federated Services and remote discovery. Both
+//! are called federated in this program: remote discovery is the case of one member, in another cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,25 +18,25 @@ use crate::{
 /// costs a lookup whenever the endpoints are computed.
 const LONGEST: usize = 100;
 
-/// The Services that a joined Service gets its endpoints from.
+/// The Services that a federated Service gets its endpoints from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JoinedService {
-    pub kind: JoinedKind,
+pub struct FederatedService {
+    pub kind: FederationKind,
     /// Sorted, each once. Empty for remote discovery if the Service in the other cluster is not named.
     pub members: Box<[ServiceMember]>,
 }
 
-/// The kinds of joined Services, as a metric label.
+/// The kinds of federated Services, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
-pub enum JoinedKind {
+pub enum FederationKind {
     /// It has the endpoints of one Service in another cluster.
     RemoteDiscovery,
     /// It has the endpoints of its members in all clusters.
     Federated,
 }
 
-/// A Service that another one is joined from, in the same namespace.
+/// A Service whose endpoints a federated Service has, in the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceMember {
     /// `None` for this cluster.
@@ -43,9 +44,9 @@ pub struct ServiceMember {
     pub service: Arc<str>,
 }
 
-// === impl JoinedService ===
+// === impl FederatedService ===
 
-impl JoinedService {
+impl FederatedService {
     /// Returns `None` for an ordinary Service. A Service with the marks of both kinds is federated, as in Linkerd.
     pub fn of(
         labels: &BTreeMap<String, String>,
@@ -72,13 +73,13 @@ impl JoinedService {
                 }
                 members.insert(member);
             }
-            return Some(Self { kind: JoinedKind::Federated, members: members.into_iter().collect() });
+            return Some(Self { kind: FederationKind::Federated, members: members.into_iter().collect() });
         }
         let cluster = labels.get(REMOTE_DISCOVERY)?;
         let service = labels.get(REMOTE_SERVICE_LABEL);
         let member = service
             .map(|service| ServiceMember { cluster: Some(cluster.as_str().into()), service: service.as_str().into() });
-        Some(Self { kind: JoinedKind::RemoteDiscovery, members: member.into_iter().collect() })
+        Some(Self { kind: FederationKind::RemoteDiscovery, members: member.into_iter().collect() })
     }
 }
 
@@ -98,14 +99,14 @@ impl ServiceMember {
 mod tests {
     use super::*;
 
-    fn joined(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> (Option<JoinedService>, Problems) {
+    fn federated(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> (Option<FederatedService>, Problems) {
         let owned =
             |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let mut problems = Problems::default();
-        (JoinedService::of(&owned(labels), &owned(annotations), &mut problems), problems)
+        (FederatedService::of(&owned(labels), &owned(annotations), &mut problems), problems)
     }
 
-    fn names(service: &JoinedService) -> Vec<String> {
+    fn names(service: &FederatedService) -> Vec<String> {
         let members = service.members.iter();
         members.map(|it| format!("{}@{}", it.service, it.cluster.as_deref().unwrap_or("local"))).collect()
     }
@@ -139,11 +140,11 @@ mod tests {
         ] {
             let remote_label = [("multicluster.linkerd.io/remote-discovery", "west")];
             for labels in [&[][..], &remote_label] {
-                let (service, problems) = joined(labels, &annotations);
+                let (service, problems) = federated(labels, &annotations);
                 let service = service.unwrap();
                 assert_eq!(
                     (service.kind, names(&service)),
-                    (JoinedKind::Federated, expected.iter().map(|it| (*it).to_owned()).collect())
+                    (FederationKind::Federated, expected.iter().map(|it| (*it).to_owned()).collect())
                 );
                 assert_eq!(problems.len(), ignored, "{annotations:?}: {problems}");
             }
@@ -153,18 +154,18 @@ mod tests {
     #[test]
     fn remote_discovery_needs_the_name_of_the_service_in_the_other_cluster() {
         let cluster = ("multicluster.linkerd.io/remote-discovery", "east");
-        let (service, _) = joined(&[cluster, ("multicluster.linkerd.io/remote-service", "web")], &[]);
+        let (service, _) = federated(&[cluster, ("multicluster.linkerd.io/remote-service", "web")], &[]);
         let service = service.unwrap();
-        assert_eq!((service.kind, names(&service)), (JoinedKind::RemoteDiscovery, vec!["web@east".to_owned()]));
-        let (service, _) = joined(&[cluster], &[]);
+        assert_eq!((service.kind, names(&service)), (FederationKind::RemoteDiscovery, vec!["web@east".to_owned()]));
+        let (service, _) = federated(&[cluster], &[]);
         assert!(service.unwrap().members.is_empty());
-        assert_eq!(joined(&[("multicluster.linkerd.io/remote-service", "web")], &[]).0, None);
+        assert_eq!(federated(&[("multicluster.linkerd.io/remote-service", "web")], &[]).0, None);
     }
 
     #[test]
     fn an_annotation_of_thousands_of_members_is_cut() {
         let text: Vec<String> = (0..5_000).map(|number| format!("bb@cluster-{number}")).collect();
-        let (service, problems) = joined(&[], &[("multicluster.linkerd.io/remote-discovery", &text.join(","))]);
+        let (service, problems) = federated(&[], &[("multicluster.linkerd.io/remote-discovery", &text.join(","))]);
         assert_eq!(service.unwrap().members.len(), 100);
         assert_eq!(problems.len(), 1);
     }

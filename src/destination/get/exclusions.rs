@@ -1,10 +1,10 @@
-//! The conditions under which requests belong to a shared view. Pure.
+//! The requests that do not belong to a shared view. Pure.
 //!
 //! Clients choose the ports, hostnames and nodes that they request. Requests for ports that the Service does not declare
 //! share one view; requests for a hostname or a node that no endpoint has share another, without endpoints.
 //!
-//! In: the members of a Service. Out: the premise, which has the facts that a publication of such a view assumes.
-//! Always holds: while the premise of a view is the same, its requests belong to it.
+//! In: the members of a Service. Out: the exclusions, which are computed with each publication of such a view. Always
+//! holds: while the exclusions of a view are the same, its requests belong to it.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -15,26 +15,26 @@ use super::{
 use crate::cluster::kinds::service::Service;
 
 #[derive(Debug)]
-pub(super) enum Premise {
-    /// No endpoint has the hostnames of the requests or, under the local policy, none is on the nodes of the requests.
+pub(super) enum Exclusions {
+    /// The requests for a hostname that an endpoint has and, under the local policy, on a node with an endpoint.
     Names { hostnames: HashSet<Arc<str>>, nodes: HashSet<Arc<str>>, local: bool },
-    /// None of the requests is for one of these nodes, or for a port that one of these Services declares. The nodes are
-    /// those that have endpoints of their own: because of hints or, under the local policy, if the Service is joined.
+    /// The requests on one of these nodes, or for a port that one of these Services declares. The nodes are those that
+    /// have endpoints of their own: because of hints or, under the local policy, if the Service is federated.
     Elsewhere { nodes: HashSet<Arc<str>>, services: Vec<Arc<Service>> },
 }
 
-// === impl Premise ===
+// === impl Exclusions ===
 
-impl Premise {
-    /// Returns `None` for a view with a premise that cannot fail: its key has all that its clients request. Also returns
+impl Exclusions {
+    /// Returns `None` for a view without exclusions: its key has all that its clients request. Also returns
     /// `None` while the Service does not exist, because then its streams wait.
     pub(super) fn of(key: &ViewKey, members: &Members) -> Option<Self> {
         members.service.as_ref()?;
         let ViewKey { query, location, .. } = key;
         let nodes = || members.nodes().cloned().collect();
         if location.is_nowhere() {
-            // The clients of a Service that is joined receive the endpoints of other clusters on every node.
-            let local = members.is_local_only() && !members.is_joined;
+            // The clients of a federated Service receive the endpoints of other clusters on every node.
+            let local = members.is_local_only() && !members.is_federated;
             return Some(Self::Names { hostnames: members.hostnames().cloned().collect(), nodes: nodes(), local });
         }
         let nodes = match (&location.node, &location.hinted_node) {
@@ -48,7 +48,7 @@ impl Premise {
     }
 
     /// Returns whether the request belongs to another view.
-    pub(super) fn excludes(&self, request: &GetRequest) -> bool {
+    pub(super) fn contain(&self, request: &GetRequest) -> bool {
         match self {
             Self::Names { hostnames, nodes, local } => {
                 request.instance.as_ref().is_none_or(|hostname| hostnames.contains(hostname))
@@ -65,7 +65,7 @@ fn numbers(services: &[Arc<Service>]) -> Vec<i32> {
     services.iter().flat_map(|service| service.tcp_ports()).map(|it| it.number).collect()
 }
 
-impl PartialEq for Premise {
+impl PartialEq for Exclusions {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Elsewhere { nodes, services }, Self::Elsewhere { nodes: other_nodes, services: other_services }) => {

@@ -1,4 +1,4 @@
-//! The connections that have no place yet: their clients have not sent the preface, or wait for a place.
+//! The connections that have no permit yet: their clients have not sent the preface, or wait for a permit.
 //!
 //! In: the tasks of these connections, and the addresses of their clients. Out: room for another one. Always holds:
 //! there are at most [`MAX_HANDSHAKES`]; a further one closes the oldest of the client that has several and has most of
@@ -20,9 +20,9 @@ const MAX_HANDSHAKES: usize = 256;
 /// arrive. Further connections wait in the kernel's queue meanwhile.
 const MIN_TIME: Duration = Duration::from_millis(500);
 
-/// The connections without a place, oldest first.
+/// The connections without a permit, oldest first.
 #[derive(Default)]
-pub(super) struct Handshakes(VecDeque<Handshake>);
+pub(in crate::destination) struct Handshakes(VecDeque<Handshake>);
 
 struct Handshake {
     client: Option<IpAddr>,
@@ -32,7 +32,7 @@ struct Handshake {
 
 impl Handshakes {
     /// Waits until there is room for another one.
-    pub(super) async fn make_room(&mut self) {
+    pub(in crate::destination) async fn make_room(&mut self) {
         if self.0.len() >= MAX_HANDSHAKES {
             self.0.retain(|handshake| !handshake.task.is_finished());
         }
@@ -48,8 +48,8 @@ impl Handshakes {
         }
     }
 
-    /// `client` is its [`limited_peer`](super::places::limited_peer).
-    pub(super) fn push(&mut self, client: Option<IpAddr>, task: JoinHandle<()>) {
+    /// `client` is its [`limited_peer`](crate::destination::permits::limited_peer).
+    pub(in crate::destination) fn push(&mut self, client: Option<IpAddr>, task: JoinHandle<()>) {
         self.0.push_back(Handshake { client, task, until: Instant::now() + MIN_TIME });
     }
 

@@ -13,11 +13,11 @@ use crate::api::NamespacedName;
 
 /// The objects that wait, are delayed or are being reconciled.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct FairQueue {
     /// When each object that waits for its reconcile was added.
     waiting: HashMap<NamespacedName, Instant>,
     /// The waiting objects that the stream can yield, next first: neither yielded nor being reconciled.
-    turns: VecDeque<NamespacedName>,
+    order: VecDeque<NamespacedName>,
     /// The objects that the stream has yielded and whose reconcile has not started.
     yielded: HashSet<NamespacedName>,
     /// When each reconcile in progress started.
@@ -27,9 +27,9 @@ pub(super) struct Turns {
     due: HashMap<NamespacedName, Instant>,
 }
 
-// === impl Turns ===
+// === impl FairQueue ===
 
-impl Turns {
+impl FairQueue {
     /// Returns false if the object waits already.
     pub(super) fn add(&mut self, object: NamespacedName, since: Instant) -> bool {
         if self.waiting.contains_key(&object) {
@@ -37,7 +37,7 @@ impl Turns {
         }
         self.forget_delay(&object);
         if !self.working.contains_key(&object) {
-            self.turns.push_back(object.clone());
+            self.order.push_back(object.clone());
         }
         self.waiting.insert(object, since);
         true
@@ -70,12 +70,12 @@ impl Turns {
         }
     }
 
-    /// Returns the object whose turn it is, if there is room for it.
+    /// Returns the next object, if there is room for it.
     pub(super) fn next(&mut self, concurrency: usize) -> Option<NamespacedName> {
         if self.yielded.len() + self.working.len() >= concurrency {
             return None;
         }
-        let object = self.turns.pop_front()?;
+        let object = self.order.pop_front()?;
         self.yielded.insert(object.clone());
         Some(object)
     }
@@ -86,7 +86,7 @@ impl Turns {
         let since = self.waiting.remove(object)?;
         if !self.yielded.remove(object) && !self.working.contains_key(object) {
             // This is rare: an object is reconciled, or found to be deleted, only after it was yielded.
-            self.turns.retain(|waiting| waiting != object);
+            self.order.retain(|waiting| waiting != object);
         }
         Some(since)
     }
@@ -101,9 +101,9 @@ impl Turns {
     /// Ends a reconcile. Returns when it started.
     pub(super) fn end(&mut self, object: &NamespacedName) -> Option<Instant> {
         let started = self.working.remove(object);
-        // The object was added during the reconcile. Its turn comes after the turns of all objects that wait now.
+        // The object was added during the reconcile. It is reconciled again after all objects that wait now.
         if self.waiting.contains_key(object) {
-            self.turns.push_back(object.clone());
+            self.order.push_back(object.clone());
         }
         started
     }
