@@ -46,7 +46,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "destination",
         &["api", "client", "cluster", "contain", "listen", "memory", "proto", "queue", "resources", "tasks", "text"],
     ),
-    ("webhook", &["api", "contain", "memory", "resources", "text"]),
+    ("webhook", &["api", "contain", "listen", "memory", "resources", "text"]),
     (
         "external_workload",
         &[
@@ -119,7 +119,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("admin", &["client", "dashboard", "metrics"]),
+    ("admin", &["client", "dashboard", "listen", "metrics"]),
     (
         "cli",
         &[
