@@ -22,6 +22,7 @@ const JOBS: [&str; 6] = [
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &[]),
+    ("drop_in", &[]),
     ("proto", &[]),
     ("retry", &[]),
     ("tasks", &[]),
@@ -128,6 +129,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cluster",
             "dashboard",
             "destination_client",
+            "drop_in",
             "explain",
             "external_workload",
             "linkerd_config",
@@ -138,7 +140,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "version",
         ],
     ),
-    ("args", &["api", "cli", "cluster", "dashboard", "destination", "resources", "text", "version"]),
+    ("args", &["api", "cli", "cluster", "dashboard", "destination", "drop_in", "resources", "text", "version"]),
     (
         "manager",
         &[
@@ -150,6 +152,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "controller",
             "dashboard",
             "destination",
+            "drop_in",
             "events",
             "external_workload",
             "lease",

@@ -39,6 +39,7 @@ pub mod destination;
 pub mod destination_client;
 #[cfg(test)]
 mod docs_tests;
+pub mod drop_in;
 pub mod events;
 pub mod explain;
 pub mod external_workload;

@@ -1,24 +1,18 @@
-//! The command line of the container `proxy-injector` of Linkerd's own Deployment, so that the operator's image can
-//! replace it.
-//!
-//! * In: the arguments after the subcommand `proxy-injector`, the container's environment. Out: the settings of a manager
-//!   with the job of that container, and messages to log once.
-//! * Always: flags, defaults and exit codes are those of Linkerd's `proxy-injector` (edge-26.8), as for `destination`.
+//! The flags of the container `proxy-injector` of Linkerd's own Deployment.
 
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
 use super::{
-    Exit, ManagerArgs,
-    go_flags::{SharedFlags, address, go_switch},
+    containers::{ContainerFlags, address},
+    exit::Exit,
+    go_flags::go_switch,
+    manager::ManagerArgs,
 };
+use crate::drop_in::DropIn;
 
-/// The subcommand.
-pub(super) const COMMAND: &str = "proxy-injector";
-
-/// The flags of Linkerd's container. Values for which that container exits with 1 are strings here, because clap exits
-/// with 2.
+/// The flags that only this container has.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = go_switch)]
 pub(super) struct LinkerdProxyInjectorArgs {
@@ -38,38 +32,26 @@ pub(super) struct LinkerdProxyInjectorArgs {
     /// linkerd-operator
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/linkerd")]
     folder: PathBuf,
-
-    #[command(flatten)]
-    shared: SharedFlags,
 }
 
 // === impl LinkerdProxyInjectorArgs ===
 
-impl LinkerdProxyInjectorArgs {
-    /// Returns the settings of the manager. `manager` has the operator's own settings from the environment, and no
-    /// flags.
-    ///
-    /// # Errors
-    /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
-    pub(super) fn manager(
-        self,
-        mut manager: ManagerArgs,
-        environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<ManagerArgs, Exit> {
-        let version = self.shared.apply(COMMAND, &mut manager, environment)?;
+impl ContainerFlags for LinkerdProxyInjectorArgs {
+    const DROP_IN: DropIn = DropIn::ProxyInjector;
+
+    fn apply(self, manager: &mut ManagerArgs) -> Result<(), Exit> {
         manager.webhook_addr = address("addr", &self.addr)?;
         manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
         manager.controller_namespace = self.linkerd_namespace;
         manager.webhook_folder = self.folder;
         manager.enable_proxy_injector = true;
-        manager.replaced_injector = Some(version);
-        manager.enable_webhooks = false;
-        Ok(manager)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::args::testing::command;
 
     #[test]
@@ -83,7 +65,7 @@ mod tests {
             "-enable-pprof=false",
         ];
         let settings = command(&args).unwrap();
-        assert!(settings.enable_proxy_injector && settings.replaced_injector.is_some());
+        assert!(settings.enable_proxy_injector && settings.replaces == Some(DropIn::ProxyInjector));
         assert!(!settings.enable_destination && !settings.enable_external_workload && !settings.enable_linkerd_config);
         assert_eq!((settings.webhook_addr.port(), settings.admin_addr.port()), (8443, 9995));
         assert_eq!(settings.controller_namespace, "mesh");

@@ -1,24 +1,18 @@
-//! The command line of the container `sp-validator` of Linkerd's own Deployment, so that the operator's image can replace
-//! it.
-//!
-//! * In: the arguments after the subcommand `sp-validator`, the container's environment. Out: the settings of a manager
-//!   with the job of that container, and messages to log once.
-//! * Always: flags, defaults and exit codes are those of Linkerd's `sp-validator` (edge-26.8), as for `destination`.
+//! The flags of the container `sp-validator` of Linkerd's own Deployment.
 
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
 use super::{
-    Exit, ManagerArgs,
-    go_flags::{SharedFlags, address, go_switch},
+    containers::{ContainerFlags, address},
+    exit::Exit,
+    go_flags::go_switch,
+    manager::ManagerArgs,
 };
+use crate::drop_in::DropIn;
 
-/// The subcommand.
-pub(super) const COMMAND: &str = "sp-validator";
-
-/// The flags of Linkerd's container. Values for which that container exits with 1 are strings here, because clap exits
-/// with 2.
+/// The flags that only this container has.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = go_switch)]
 pub(super) struct LinkerdSpValidatorArgs {
@@ -33,47 +27,40 @@ pub(super) struct LinkerdSpValidatorArgs {
     /// Folder with tls/tls.crt and tls/tls.key; only in linkerd-operator
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/linkerd")]
     folder: PathBuf,
-
-    #[command(flatten)]
-    shared: SharedFlags,
 }
 
 // === impl LinkerdSpValidatorArgs ===
 
-impl LinkerdSpValidatorArgs {
-    /// Returns the settings of the manager. `manager` has the operator's own settings from the environment, and no
-    /// flags.
-    ///
-    /// # Errors
-    /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
-    pub(super) fn manager(
-        self,
-        mut manager: ManagerArgs,
-        environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<ManagerArgs, Exit> {
-        self.shared.apply(COMMAND, &mut manager, environment)?;
+impl ContainerFlags for LinkerdSpValidatorArgs {
+    const DROP_IN: DropIn = DropIn::SpValidator;
+
+    fn apply(self, manager: &mut ManagerArgs) -> Result<(), Exit> {
         manager.webhook_addr = address("addr", &self.addr)?;
         manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
         manager.webhook_folder = self.folder;
-        manager.replaces_sp_validator = true;
-        Ok(manager)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::args::testing::{command, manager, run};
 
     #[test]
     fn the_flags_of_linkerds_chart_select_the_validator_alone() {
         let args = ["sp-validator", "-log-level=info", "-log-format=plain", "-enable-pprof=false"];
         let settings = command(&args).unwrap();
-        assert!(settings.replaces_sp_validator && !settings.enable_webhooks && !settings.enable_proxy_injector);
+        assert!(
+            settings.replaces == Some(DropIn::SpValidator)
+                && !settings.enable_webhooks
+                && !settings.enable_proxy_injector
+        );
         assert!(!settings.enable_destination && !settings.enable_external_workload && !settings.enable_linkerd_config);
         assert_eq!((settings.webhook_addr.port(), settings.admin_addr.port()), (8443, 9997));
         assert_eq!(settings.webhook_folder.to_str(), Some("/var/run/linkerd"));
         assert!(settings.notices.is_empty(), "{:?}", settings.notices);
-        assert!(!manager(&[]).unwrap().replaces_sp_validator);
+        assert_eq!(manager(&[]).unwrap().replaces, None);
     }
 
     #[test]

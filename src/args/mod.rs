@@ -1,45 +1,44 @@
 //! The command line: flags, each with an environment variable, parsed into typed settings. No other code of the process
 //! reads the environment, except kube, which looks for a kubeconfig or a ServiceAccount.
 
+mod containers;
 mod destination;
+mod exit;
 mod go_flags;
 mod linkerd_destination;
 mod linkerd_proxy_injector;
 mod linkerd_sp_validator;
 mod manager;
+mod parse;
 #[cfg(test)]
 mod testing;
 
 use std::{
-    any::TypeId,
     env,
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
 };
 
-use clap::{Arg, ArgAction, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::{
     Shell,
     env::{CompleteEnv, Shells},
 };
-use k8s_openapi::jiff::SignedDuration;
 
+use self::{
+    containers::ContainerArgs, linkerd_destination::LinkerdDestinationArgs,
+    linkerd_proxy_injector::LinkerdProxyInjectorArgs, linkerd_sp_validator::LinkerdSpValidatorArgs,
+};
 pub use self::{
     destination::DestinationArgs,
+    exit::{Exit, USAGE},
     manager::{LogFormat, ManagerArgs},
-};
-use self::{
-    linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs,
-    linkerd_sp_validator::LinkerdSpValidatorArgs,
 };
 use crate::{
     cli::{
         CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
         StatusArgs, VersionArgs,
     },
-    text::log_filter::mistake_in,
     version,
 };
 
@@ -47,8 +46,6 @@ use crate::{
 const PROGRAM: &str = "linkerd-operator";
 /// The variable with which the script of a shell asks for the possible next words.
 const COMPLETE: &str = "LINKERD_OPERATOR_COMPLETE";
-/// The exit code for flags that contradict each other, as in sysexits.h.
-pub const USAGE: u8 = 64;
 
 /// A companion to the control plane of the Linkerd service mesh.
 #[derive(Debug, Parser)]
@@ -56,13 +53,6 @@ pub const USAGE: u8 = 64;
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-}
-
-/// The settings of the manager that the environment has, without a flag.
-#[derive(Debug, Parser)]
-struct EnvironmentArgs {
-    #[command(flatten)]
-    manager: ManagerArgs,
 }
 
 /// The task of the process.
@@ -116,15 +106,8 @@ enum Command {
     /// Watches the cluster and runs the enabled jobs
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
-    /// Replaces Linkerd's container destination and accepts its flags
-    #[command(args_override_self = true)]
-    Destination(Box<LinkerdDestinationArgs>),
-    /// Replaces Linkerd's container proxy-injector and accepts its flags
-    #[command(args_override_self = true)]
-    ProxyInjector(Box<LinkerdProxyInjectorArgs>),
-    /// Replaces Linkerd's container sp-validator and accepts its flags
-    #[command(args_override_self = true)]
-    SpValidator(Box<LinkerdSpValidatorArgs>),
+    #[command(flatten)]
+    Container(ContainerCommand),
     /// Prints the version
     Version(VersionArgs),
     /// Prints a script that completes commands, flags and names of the cluster in a shell
@@ -137,14 +120,18 @@ enum Command {
     ExtensionMetadata,
 }
 
-/// The output and the exit code of a process that has no task.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Exit {
-    pub code: u8,
-    /// Ends with a line feed.
-    pub text: String,
-    /// Whether the text is for stderr.
-    pub is_error: bool,
+/// The command lines of Linkerd's containers.
+#[derive(Clone, Debug, Subcommand)]
+enum ContainerCommand {
+    /// Replaces Linkerd's container destination and accepts its flags
+    #[command(args_override_self = true)]
+    Destination(Box<ContainerArgs<LinkerdDestinationArgs>>),
+    /// Replaces Linkerd's container proxy-injector and accepts its flags
+    #[command(args_override_self = true)]
+    ProxyInjector(Box<ContainerArgs<LinkerdProxyInjectorArgs>>),
+    /// Replaces Linkerd's container sp-validator and accepts its flags
+    #[command(args_override_self = true)]
+    SpValidator(Box<ContainerArgs<LinkerdSpValidatorArgs>>),
 }
 
 // === impl Args ===
@@ -162,14 +149,9 @@ impl Args {
     /// # Errors
     /// Returns the text to print and the exit code, if there is no task or if flags contradict each other.
     pub fn task(self) -> Result<Task, Exit> {
-        let environment =
-            || -> Result<ManagerArgs, Exit> { Ok(EnvironmentArgs::try_parse_from(["linkerd-operator"])?.manager) };
-        let env = |name: &str| env::var(name).ok();
         match self.command {
             Command::Manager(args) => Ok(Task::Manager(Box::new(args.checked()?))),
-            Command::Destination(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
-            Command::ProxyInjector(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
-            Command::SpValidator(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
+            Command::Container(command) => Ok(Task::Manager(Box::new(command.manager()?.checked()?))),
             Command::Endpoints(args) => Ok(Task::Endpoints(args)),
             Command::Profile(args) => Ok(Task::Profile(args)),
             Command::Compare(args) => Ok(Task::Compare(args)),
@@ -183,6 +165,21 @@ impl Args {
             Command::Completion { shell } => Err(Exit::success(completion(shell))),
             Command::ManPages { folder } => Err(man_pages(&folder)),
             Command::ExtensionMetadata => Ok(Task::ExtensionMetadata),
+        }
+    }
+}
+
+// === impl ContainerCommand ===
+
+impl ContainerCommand {
+    /// Returns the settings of a manager with the jobs of the container.
+    fn manager(self) -> Result<ManagerArgs, Exit> {
+        let ours = ManagerArgs::try_parse_from([PROGRAM])?;
+        let environment = |name: &str| env::var(name).ok();
+        match self {
+            Self::Destination(args) => args.manager(ours, environment),
+            Self::ProxyInjector(args) => args.manager(ours, environment),
+            Self::SpValidator(args) => args.manager(ours, environment),
         }
     }
 }
@@ -206,7 +203,8 @@ fn man_pages(folder: &Path) -> Exit {
 
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
 fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments = go_flags::with_double_dashes(arguments);
+    let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
+    let mut arguments = go_flags::with_double_dashes(arguments, &containers);
     if let Some(program) = arguments.first_mut() {
         // As a plugin of kubectl, its file has this name, and its user writes another one.
         if Path::new(program).file_name() == Some(OsStr::new("kubectl-linkerd_operator")) {
@@ -219,76 +217,16 @@ fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     arguments
 }
 
-// === impl Exit ===
-
-impl Exit {
-    fn success(text: String) -> Self {
-        Self { code: 0, text, is_error: false }
-    }
-
-    fn failure(code: u8, text: String) -> Self {
-        Self { code, text, is_error: true }
-    }
-}
-
-impl From<clap::Error> for Exit {
-    fn from(error: clap::Error) -> Self {
-        Self {
-            code: u8::try_from(error.exit_code()).unwrap_or(USAGE),
-            text: error.to_string(),
-            is_error: error.use_stderr(),
-        }
-    }
-}
-
-impl From<String> for Exit {
-    fn from(sentence: String) -> Self {
-        Self::failure(USAGE, format!("error: {sentence}\n"))
-    }
-}
-
-/// Makes a boolean flag take an optional value, as in Go: `--flag`, `--flag=true`, `--flag=false`.
-fn switch(arg: Arg) -> Arg {
-    let is_switch =
-        matches!(arg.get_action(), ArgAction::SetTrue) || arg.get_value_parser().type_id() == TypeId::of::<bool>();
-    if !is_switch {
-        return arg;
-    }
-    arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
-}
-
-/// Parses a filter of logs. Spaces around a directive are dropped before the filter is used.
-fn log_filter(text: &str) -> Result<String, String> {
-    match text.split(',').map(str::trim).find(|directive| mistake_in(directive).is_some()) {
-        Some(directive) => Err(format!(
-            "{directive} is neither a level (error, warn, info, debug, trace, off) nor a directive MODULE=LEVEL"
-        )),
-        None => Ok(text.to_owned()),
-    }
-}
-
-/// Parses a duration as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;
-    Duration::try_from(duration).map_err(|_| "it must not be negative".to_owned())
-}
-
-/// Parses a duration that is greater than zero.
-fn positive_duration(text: &str) -> Result<Duration, String> {
-    match SignedDuration::from_str(text).map(Duration::try_from) {
-        Err(error) => Err(error.to_string()),
-        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err("it must be greater than zero".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
-        testing::{manager, run, task},
+        testing::{command, manager, run, task},
         *,
     };
-    use crate::cli::{DocumentFormat, OutputFormat};
+    use crate::{
+        cli::{DocumentFormat, OutputFormat},
+        drop_in::{DROP_INS, DropIn},
+    };
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match task(&[&["endpoints"], args].concat())? {
@@ -300,6 +238,16 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn each_container_that_can_be_replaced_has_a_subcommand_with_its_name() {
+        let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
+        let names: Vec<_> = containers.get_subcommands().map(clap::Command::get_name).collect();
+        assert_eq!(names, DROP_INS.map(DropIn::container));
+        for drop_in in DROP_INS {
+            assert_eq!(command(&[drop_in.container()]).unwrap().replaces, Some(drop_in));
+        }
     }
 
     #[test]
