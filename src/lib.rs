@@ -52,6 +52,7 @@ pub mod external_workload;
     reason = "a panic of a target is what the fuzzer looks for"
 )]
 pub mod fuzz_targets;
+pub mod go;
 pub mod lease;
 pub mod linkerd_config;
 mod listen;

@@ -5,9 +5,6 @@
 
 pub mod endpoint_slice;
 mod external_workload;
-pub mod go_bool;
-pub mod go_duration;
-pub mod go_quote;
 mod label_selector;
 pub mod linkerd_config;
 mod metadata;

@@ -12,10 +12,12 @@ use clap::{Args as ClapArgs, Command, ValueEnum};
 
 use super::{
     exit::Exit,
-    go_flags::{UNKNOWN_FLAG, go_switch, parse_address},
     manager::{LogFormat, ManagerArgs},
 };
-use crate::drop_in::DropIn;
+use crate::{
+    drop_in::DropIn,
+    go::flags::{UNKNOWN_FLAG, go_switch, parse_address},
+};
 
 /// The variable of the environment with the version of the container.
 const VERSION_VARIABLE: &str = "LINKERD_CONTAINER_VERSION_OVERRIDE";

@@ -7,13 +7,13 @@ use clap::Args as ClapArgs;
 use super::{
     containers::{ContainerFlags, address, invalid},
     exit::Exit,
-    go_flags::go_switch,
     manager::ManagerArgs,
 };
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::settings::{Http2Params, TransportMode},
     drop_in::DropIn,
+    go::flags::go_switch,
 };
 
 const LOCAL: &str = "cluster.local";

@@ -7,9 +7,9 @@ use crate::{
     args::{
         Task,
         containers::ContainerArgs,
-        go_flags::with_double_dashes,
         testing::{manager, run},
     },
+    go::flags::with_double_dashes,
     version,
 };
 

@@ -7,10 +7,9 @@ use clap::Args as ClapArgs;
 use super::{
     containers::{ContainerFlags, address},
     exit::Exit,
-    go_flags::go_switch,
     manager::ManagerArgs,
 };
-use crate::drop_in::DropIn;
+use crate::{drop_in::DropIn, go::flags::go_switch};
 
 /// The flags that only this container has.
 #[derive(Clone, Debug, ClapArgs)]

@@ -9,10 +9,9 @@ use clap::{
 
 use super::{
     destination::DestinationArgs,
-    go_flags::switch,
     parse::{duration, log_filter, positive_duration},
 };
-use crate::{dashboard::DashboardAccess, drop_in::DropIn, version};
+use crate::{dashboard::DashboardAccess, drop_in::DropIn, go::flags::switch, version};
 
 #[derive(Clone, Debug, Parser)]
 #[command(mut_args = switch)]

@@ -4,7 +4,6 @@
 mod containers;
 mod destination;
 mod exit;
-mod go_flags;
 mod linkerd_destination;
 mod linkerd_proxy_injector;
 mod linkerd_sp_validator;
@@ -39,6 +38,7 @@ use crate::{
         CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
         StatusArgs, VersionArgs,
     },
+    go::flags,
     version,
 };
 
@@ -204,7 +204,7 @@ fn man_pages(folder: &Path) -> Exit {
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
 fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
-    let mut arguments = go_flags::with_double_dashes(arguments, &containers);
+    let mut arguments = flags::with_double_dashes(arguments, &containers);
     if let Some(program) = arguments.first_mut() {
         // As a plugin of kubectl, its file has this name, and its user writes another one.
         if Path::new(program).file_name() == Some(OsStr::new("kubectl-linkerd_operator")) {

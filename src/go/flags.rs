@@ -1,4 +1,4 @@
-//! The flags of programs in Go, such as Linkerd's containers.
+//! The flags of Go programs, in the syntax of clap.
 //!
 //! In: arguments in Go's syntax. Out: arguments in clap's syntax, and values that Go's programs accept. Always holds: an
 //! unknown flag is kept under [`UNKNOWN_FLAG`], because a newer chart may have it.
@@ -11,16 +11,16 @@ use std::{
 
 use clap::{Arg, ArgAction, Command};
 
-use crate::api::go_bool;
+use super::bool;
 
 /// The flag with which an unknown one is passed to clap, which would exit.
-pub(super) const UNKNOWN_FLAG: &str = "unknown-flag";
+pub(crate) const UNKNOWN_FLAG: &str = "unknown-flag";
 
 /// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand of a container: clap
 /// accepts long flags only with two dashes, and would parse a separate value that begins with a dash as a flag. The
 /// first argument that is not a flag ends the flags, as in Go. The argument after an unknown flag counts as its value,
 /// unless it begins with a dash. `containers` has a subcommand for each container.
-pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>, containers: &Command) -> Vec<OsString> {
+pub(crate) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>, containers: &Command) -> Vec<OsString> {
     let mut arguments = arguments.into_iter().peekable();
     let mut rewritten: Vec<OsString> = arguments.by_ref().take(2).collect();
     let subcommand = rewritten.get(1).and_then(|subcommand| subcommand.to_str());
@@ -61,7 +61,7 @@ pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>, 
 }
 
 /// Makes a boolean flag take an optional value, as in Go: `--flag`, `--flag=true`, `--flag=false`.
-pub(super) fn switch(arg: Arg) -> Arg {
+pub(crate) fn switch(arg: Arg) -> Arg {
     let is_switch =
         matches!(arg.get_action(), ArgAction::SetTrue) || arg.get_value_parser().type_id() == TypeId::of::<bool>();
     if !is_switch {
@@ -71,10 +71,10 @@ pub(super) fn switch(arg: Arg) -> Arg {
 }
 
 /// Makes a boolean flag accept the values of Go's `strconv.ParseBool`.
-pub(super) fn go_switch(arg: Arg) -> Arg {
+pub(crate) fn go_switch(arg: Arg) -> Arg {
     match arg.get_action() {
         ArgAction::SetTrue => {
-            switch(arg).value_parser(|text: &str| go_bool::parse(text).ok_or("it must be true or false"))
+            switch(arg).value_parser(|text: &str| bool::parse(text).ok_or("it must be true or false"))
         }
         _ => arg,
     }
@@ -82,7 +82,7 @@ pub(super) fn go_switch(arg: Arg) -> Arg {
 
 /// Parses an address. As Go, it listens on all addresses if only a port is given, and on one address of a host,
 /// preferably IPv4.
-pub(super) fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
     const INVALID: &str = "it must be :PORT, IP:PORT or HOST:PORT";
     let (host, port) = text.rsplit_once(':').ok_or(INVALID)?;
     let port: u16 = port.parse().map_err(|_| INVALID)?;
