@@ -5,8 +5,7 @@ mod containers;
 mod destination;
 mod exit;
 mod linkerd_destination;
-mod linkerd_proxy_injector;
-mod linkerd_sp_validator;
+mod linkerd_webhooks;
 mod manager;
 mod parse;
 #[cfg(test)]
@@ -25,8 +24,9 @@ use clap_complete::{
 };
 
 use self::{
-    containers::ContainerArgs, linkerd_destination::LinkerdDestinationArgs,
-    linkerd_proxy_injector::LinkerdProxyInjectorArgs, linkerd_sp_validator::LinkerdSpValidatorArgs,
+    containers::ContainerArgs,
+    linkerd_destination::LinkerdDestinationArgs,
+    linkerd_webhooks::{LinkerdProxyInjectorArgs, LinkerdSpValidatorArgs},
 };
 pub use self::{
     destination::DestinationArgs,
@@ -34,10 +34,7 @@ pub use self::{
     manager::{LogFormat, ManagerArgs},
 };
 use crate::{
-    cli::{
-        CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
-        StatusArgs, VersionArgs,
-    },
+    cli::{TerminalCommand, VersionArgs},
     go::flags,
     version,
 };
@@ -59,50 +56,14 @@ pub struct Args {
 #[derive(Debug)]
 pub enum Task {
     Manager(Box<ManagerArgs>),
-    Endpoints(Box<EndpointsArgs>),
-    Profile(Box<ProfileArgs>),
-    Compare(Box<CompareArgs>),
-    Explain(Box<ExplainArgs>),
-    Check(Box<CheckArgs>),
-    Status(Box<StatusArgs>),
-    Rollout(Box<RolloutCommand>),
-    Dashboard(Box<DashboardArgs>),
-    Runbook(RunbookArgs),
+    Terminal(TerminalCommand),
     Version(VersionArgs),
-    ExtensionMetadata,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Prints whether the configuration is in effect, the rollout, and what to do next
-    #[command(args_override_self = true)]
-    Status(Box<StatusArgs>),
-    /// Prints what a LinkerdConfig would change, and the source of each value
-    #[command(args_override_self = true)]
-    Explain(Box<ExplainArgs>),
-    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
-    #[command(subcommand)]
-    Rollout(Box<RolloutCommand>),
-    /// Verifies the installation; `linkerd check` includes it
-    #[command(args_override_self = true)]
-    Check(Box<CheckArgs>),
-    /// Opens the dashboard, a read-only page, through a port-forward
-    #[command(args_override_self = true)]
-    Dashboard(Box<DashboardArgs>),
-    /// Prints what to do about an alert, or lists the alerts
-    Runbook(RunbookArgs),
-    /// Prints the endpoints that a proxy receives
-    #[command(visible_alias = "ep", args_override_self = true)]
-    Endpoints(Box<EndpointsArgs>),
-    /// Prints the profile that a proxy receives
-    #[command(args_override_self = true)]
-    Profile(Box<ProfileArgs>),
-    /// Compares the answers of two Destination servers
-    ///
-    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
-    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
-    #[command(args_override_self = true)]
-    Compare(Box<CompareArgs>),
+    #[command(flatten)]
+    Terminal(TerminalCommand),
     /// Watches the cluster and runs the enabled jobs
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
@@ -115,9 +76,6 @@ enum Command {
     /// Writes man pages into a folder
     #[command(name = "_man-pages", hide = true)]
     ManPages { folder: PathBuf },
-    /// Describes this extension to Linkerd's command line
-    #[command(name = "_extension-metadata", hide = true)]
-    ExtensionMetadata,
 }
 
 /// The command lines of Linkerd's containers.
@@ -152,19 +110,10 @@ impl Args {
         match self.command {
             Command::Manager(args) => Ok(Task::Manager(Box::new(args.checked()?))),
             Command::Container(command) => Ok(Task::Manager(Box::new(command.manager()?.checked()?))),
-            Command::Endpoints(args) => Ok(Task::Endpoints(args)),
-            Command::Profile(args) => Ok(Task::Profile(args)),
-            Command::Compare(args) => Ok(Task::Compare(args)),
-            Command::Explain(args) => Ok(Task::Explain(args)),
-            Command::Check(args) => Ok(Task::Check(args)),
-            Command::Status(args) => Ok(Task::Status(args)),
-            Command::Rollout(command) => Ok(Task::Rollout(command)),
-            Command::Dashboard(args) => Ok(Task::Dashboard(args)),
-            Command::Runbook(args) => Ok(Task::Runbook(args)),
+            Command::Terminal(command) => Ok(Task::Terminal(command)),
             Command::Version(args) => Ok(Task::Version(args)),
             Command::Completion { shell } => Err(Exit::success(completion(shell))),
             Command::ManPages { folder } => Err(man_pages(&folder)),
-            Command::ExtensionMetadata => Ok(Task::ExtensionMetadata),
         }
     }
 }
@@ -224,13 +173,13 @@ mod tests {
         *,
     };
     use crate::{
-        cli::{DocumentFormat, OutputFormat},
+        cli::{DocumentFormat, EndpointsArgs, OutputFormat},
         drop_in::{DROP_INS, DropIn},
     };
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match task(&[&["endpoints"], args].concat())? {
-            Task::Endpoints(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Endpoints(args)) => Ok(*args),
             other => panic!("{args:?} were parsed as {other:?}"),
         }
     }
@@ -347,7 +296,7 @@ mod tests {
     #[test]
     fn profile_accepts_exactly_one_authority() {
         let profile = |args: &[&str]| match task(&[&["profile"], args].concat())? {
-            Task::Profile(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Profile(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = profile(&["10.0.0.1:80", "-w", "--token", "{}", "--addr=localhost:8086"]).unwrap();
@@ -362,7 +311,7 @@ mod tests {
     #[test]
     fn compare_accepts_two_addresses_and_authorities_or_all() {
         let compare = |args: &[&str]| match task(&[&["compare"], args].concat())? {
-            Task::Compare(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Compare(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = compare(&["--addr=a:1", "--addr", "b:2", "web.prod:80", "10.0.0.1:80"]).unwrap();
@@ -378,7 +327,7 @@ mod tests {
     #[test]
     fn runbook_accepts_the_name_of_an_alert_in_any_case_or_none() {
         let runbook = |args: &[&str]| match task(&[&["runbook"], args].concat())? {
-            Task::Runbook(args) => Ok(args.name),
+            Task::Terminal(TerminalCommand::Runbook(args)) => Ok(args.name),
             other => Err(format!("{other:?}")),
         };
         assert_eq!(runbook(&[]), Ok(None));
@@ -393,7 +342,7 @@ mod tests {
     #[test]
     fn explain_accepts_a_name_or_a_file_or_neither() {
         let explain = |args: &[&str]| match task(&[&["explain"], args].concat())? {
-            Task::Explain(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Explain(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = explain(&[]).unwrap();

@@ -1,4 +1,4 @@
-//! The flags of the container `proxy-injector` of Linkerd's own Deployment.
+//! The flags of the containers `proxy-injector` and `sp-validator` of Linkerd's own Deployments.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{drop_in::DropIn, go::flags::go_switch};
 
-/// The flags that only this container has.
+/// The flags that only `proxy-injector` has.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = go_switch)]
 pub(super) struct LinkerdProxyInjectorArgs {
@@ -33,6 +33,23 @@ pub(super) struct LinkerdProxyInjectorArgs {
     folder: PathBuf,
 }
 
+/// The flags that only `sp-validator` has.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args = go_switch)]
+pub(super) struct LinkerdSpValidatorArgs {
+    /// Address of the admission webhook
+    #[arg(long, value_name = "ADDR", default_value = ":8443")]
+    addr: String,
+
+    /// Address of /metrics, /ping and /ready
+    #[arg(long, value_name = "ADDR", default_value = ":9997")]
+    metrics_addr: String,
+
+    /// Folder with tls/tls.crt and tls/tls.key; only in linkerd-operator
+    #[arg(long, value_name = "FOLDER", default_value = "/var/run/linkerd")]
+    folder: PathBuf,
+}
+
 // === impl LinkerdProxyInjectorArgs ===
 
 impl ContainerFlags for LinkerdProxyInjectorArgs {
@@ -48,10 +65,23 @@ impl ContainerFlags for LinkerdProxyInjectorArgs {
     }
 }
 
+// === impl LinkerdSpValidatorArgs ===
+
+impl ContainerFlags for LinkerdSpValidatorArgs {
+    const DROP_IN: DropIn = DropIn::SpValidator;
+
+    fn apply(self, manager: &mut ManagerArgs) -> Result<(), Exit> {
+        manager.webhook_addr = address("addr", &self.addr)?;
+        manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
+        manager.webhook_folder = self.folder;
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::testing::command;
+    use crate::args::testing::{command, manager, run};
 
     #[test]
     fn the_flags_of_linkerds_chart_select_the_injector_alone() {
@@ -79,5 +109,31 @@ mod tests {
         assert!(command(&["proxy-injector", "-newer=value", "-strict-flags"]).is_err());
         assert!(command(&["proxy-injector", "-addr=nonsense"]).is_err());
         assert!(command(&["proxy-injector", "-log-level=loud"]).is_err());
+    }
+
+    #[test]
+    fn the_flags_of_linkerds_chart_select_the_validator_alone() {
+        let args = ["sp-validator", "-log-level=info", "-log-format=plain", "-enable-pprof=false"];
+        let settings = command(&args).unwrap();
+        assert!(
+            settings.replaces == Some(DropIn::SpValidator)
+                && !settings.enable_webhooks
+                && !settings.enable_proxy_injector
+        );
+        assert!(!settings.enable_destination && !settings.enable_external_workload && !settings.enable_linkerd_config);
+        assert_eq!((settings.webhook_addr.port(), settings.admin_addr.port()), (8443, 9997));
+        assert_eq!(settings.webhook_folder.to_str(), Some("/var/run/linkerd"));
+        assert!(settings.notices.is_empty(), "{:?}", settings.notices);
+        assert_eq!(manager(&[]).unwrap().replaces, None);
+    }
+
+    #[test]
+    fn values_are_checked_as_in_go() {
+        let settings = command(&["sp-validator", "-addr", "127.0.0.1:1", "-metrics-addr=:2", "-newer", "x"]).unwrap();
+        assert_eq!((settings.webhook_addr.to_string(), settings.admin_addr.port()), ("127.0.0.1:1".to_owned(), 2));
+        assert_eq!(settings.notices.len(), 1, "{:?}", settings.notices);
+        assert_eq!(run(&["sp-validator", "-addr=nonsense"]).unwrap_err().code, 1);
+        assert_eq!(run(&["sp-validator", "-log-level=loud"]).unwrap_err().code, 1);
+        assert_eq!(run(&["sp-validator", "-version"]).unwrap_err().code, 0);
     }
 }
