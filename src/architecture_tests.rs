@@ -21,13 +21,15 @@ const JOBS: [&str; 6] = [
 
 /// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("api", &[]),
+    ("go", &[]),
+    ("api", &["go"]),
+    ("drop_in", &[]),
     ("proto", &[]),
     ("retry", &[]),
     ("tasks", &[]),
     ("text", &[]),
     ("contain", &["text"]),
-    ("values", &["api", "text"]),
+    ("values", &["api", "go", "text"]),
     ("version", &[]),
     ("listen", &[]),
     ("reasons", &[]),
@@ -38,7 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("client", &["response_limit", "text"]),
     ("write", &["client"]),
     ("queue", &["api"]),
-    ("cluster", &["api", "client", "contain", "response_limit", "memory", "retry", "tasks", "text"]),
+    ("cluster", &["api", "client", "contain", "go", "response_limit", "memory", "retry", "tasks", "text"]),
     ("lease", &["client", "retry", "tasks", "write"]),
     ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "contain", "events", "lease", "queue"]),
@@ -46,7 +48,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "destination",
         &["api", "client", "cluster", "contain", "listen", "memory", "proto", "queue", "resources", "tasks", "text"],
     ),
-    ("webhook", &["api", "contain", "memory", "resources", "text"]),
+    ("webhook", &["api", "contain", "listen", "memory", "resources", "text"]),
     (
         "external_workload",
         &[
@@ -73,6 +75,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "contain",
             "controller",
             "events",
+            "go",
             "lease",
             "queue",
             "retry",
@@ -83,8 +86,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "write",
         ],
     ),
-    ("proxy_injector", &["api", "client", "cluster", "contain", "events", "tasks", "text", "values", "webhook"]),
-    ("service_profile_validator", &["api", "cluster", "text", "values", "webhook"]),
+    ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
+    ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
     ("destination_client", &["client", "proto"]),
     (
@@ -119,7 +122,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("admin", &["client", "dashboard", "metrics"]),
+    ("admin", &["client", "dashboard", "listen", "metrics"]),
     (
         "cli",
         &[
@@ -128,6 +131,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cluster",
             "dashboard",
             "destination_client",
+            "drop_in",
             "explain",
             "external_workload",
             "linkerd_config",
@@ -138,7 +142,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "version",
         ],
     ),
-    ("args", &["api", "cli", "cluster", "dashboard", "destination", "resources", "text", "version"]),
+    ("args", &["api", "cli", "cluster", "dashboard", "destination", "drop_in", "go", "resources", "text", "version"]),
     (
         "manager",
         &[
@@ -150,6 +154,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "controller",
             "dashboard",
             "destination",
+            "drop_in",
             "events",
             "external_workload",
             "lease",

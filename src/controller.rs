@@ -1,10 +1,23 @@
-//! The common part of the ExternalWorkload controller and the LinkerdConfig controller: kube-runtime's `Controller`,
-//! fed by a cluster observer and active only while this process leads. The rollout engine and the controller of the
-//! webhook certificates have loops of their own.
+//! The common part of the ExternalWorkload controller and the LinkerdConfig controller: reconciles the objects of a
+//! [`WorkQueue`] while this process leads. The rollout engine and the controller of the webhook certificates have loops of
+//! their own.
 //!
 //! ```text
 //! cluster ──observer──▶ WorkQueue ──▶ Controller ──▶ Reconciler::reconcile ──▶ may_act? ◀── Leadership
 //! ```
+//!
+//! kube-runtime's [`Controller`] is only the executor. It runs up to `concurrency` reconciles at once, never two of one
+//! object, and lets them end when the process stops. It watches nothing, because its trigger is `stream::pending()`, and
+//! it requeues nothing, because each reconcile returns `Action::await_change()`.
+//!
+//! [`WorkQueue`] does the rest, as client-go's queue does: deduplication, delays, order, retries and metrics. The reason is
+//! fairness. While all slots are taken, kube-runtime's `Scheduler` (5.0) keeps the due objects in a `HashSet`, `pending`,
+//! and picks the next one by its hash. An object that changes all the time can then be reconciled again and again while
+//! another one waits without limit. Our queue yields the object that has waited for the longest time, and only when a slot
+//! is free, so that `pending` never has a choice. The last test in this file shows it.
+//!
+//! The Controller reconciles only names that it finds in a `reflector::Store`. No watch of kube-runtime fills such a store
+//! here, so each observer feeds [`ObjectNames`], which has names and uids only.
 //!
 //! In: a [`Reconciler`]. Out: its reconciles. Always holds: at the start of a term every object is reconciled, but not
 //! before every watch works; a failed reconcile is retried without limit; a deleted object is forgotten.
@@ -67,8 +80,8 @@ pub struct LeaderGate {
     confirmed_term: AtomicU64,
 }
 
-/// The names of all objects of a kind, for kube-runtime's Controller. Reconcilers read everything else from the cluster
-/// state.
+/// The names of all objects of a kind, for the lookups of kube-runtime's Controller. Reconcilers read the objects from the
+/// cluster state.
 pub struct ObjectNames<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
 /// When an object is reconciled again. A change of the object or of what it depends on always causes a reconcile.
@@ -109,7 +122,6 @@ pub async fn run<R: Reconciler>(
         () = gate.cluster.synced(gate.kinds) => {}
         () = stop.cancelled() => return,
     }
-    // The observer feeds the store and the queue; the Controller has no watch.
     let outcomes = Controller::for_stream(stream::pending(), names.clone())
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(gate.queue.stream(concurrency))
@@ -157,20 +169,14 @@ async fn reconcile<R: Reconciler>(
     let queue = &reconciler.gate().queue;
     let _work = queue.start(&key);
     let reconciled = async { reconciler.reconcile(&key).await.map_err(|error| reconciler.failed(&key, &error)) };
-    let retry_after = match contain_future(Work::Reconciling, reconciled).await {
-        Ok(Ok(NextReconcile::OnChange)) => None,
-        Ok(Ok(NextReconcile::After(delay))) => {
-            queue.add_after(&key, delay);
-            None
-        }
-        Ok(Err(delay)) => Some(delay),
-        Err(panicked) => {
-            error!(kind = %R::Object::kind(&()), object = %key, %panicked, "could not reconcile an object, retrying");
-            Some(PANIC_RETRY)
-        }
-    };
-    if let Some(delay) = retry_after {
+    let next = contain_future(Work::Reconciling, reconciled).await.unwrap_or_else(|panicked| {
+        error!(kind = %R::Object::kind(&()), object = %key, %panicked, "could not reconcile an object, retrying");
+        Err(PANIC_RETRY)
+    });
+    if next.is_err() {
         queue.count_retry();
+    }
+    if let Ok(NextReconcile::After(delay)) | Err(delay) = next {
         queue.add_after(&key, delay);
     }
     Ok(Action::await_change())

@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     api::LinkerdConfig,
     args::Args,
+    drop_in::DROP_INS,
     reasons::{CONDITIONS, ConditionReasons, EVENTS, ReasonEntry, ReasonGroup, WORKLOADS},
     testing::{files, repository},
 };
@@ -219,7 +220,7 @@ fn the_page_of_flags_is_generated_from_the_command_line() {
         [The guide](../../src/guides/replace-destination.md) has the steps.\n"
         .to_owned();
     for command in commands(&root) {
-        let is_container = ["destination", "proxy-injector", "sp-validator"].contains(&command.get_name());
+        let is_container = DROP_INS.iter().any(|it| it.container() == command.get_name());
         let text = if is_container { &mut containers } else { &mut text };
         flags_of(command, &format!("## linkerd-operator {}", command.get_name()), text);
         for subcommand in commands(command) {

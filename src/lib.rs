@@ -39,6 +39,7 @@ pub mod destination;
 pub mod destination_client;
 #[cfg(test)]
 mod docs_tests;
+pub mod drop_in;
 pub mod events;
 pub mod explain;
 pub mod external_workload;
@@ -51,6 +52,7 @@ pub mod external_workload;
     reason = "a panic of a target is what the fuzzer looks for"
 )]
 pub mod fuzz_targets;
+pub mod go;
 pub mod lease;
 pub mod linkerd_config;
 mod listen;

@@ -3,15 +3,22 @@
 use std::{
     io::{self, ErrorKind},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 use anyhow::Context;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    time::sleep,
+};
+use tracing::warn;
 
 /// The maximum number of connections that wait to be accepted; the kernel limits it to `net.core.somaxconn`. After a
 /// restart all proxies of a mesh connect together. A connection that exceeds the backlog is reset, or retried after a
 /// second.
 const BACKLOG: u32 = 16_384;
+/// The delay after an error. Most likely no file descriptors are left. Without it, the caller would use a whole core.
+const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// Listens on an address. Without IPv6, `[::]` falls back to `0.0.0.0`. `send_buffer` is the size of the kernel's
 /// buffer for each connection, which the kernel doubles for its own data. Without it, the buffer grows up to 4 MiB
@@ -35,6 +42,19 @@ pub(crate) fn listen(
     bound.with_context(|| format!("cannot listen on {address} for {purpose}: choose another {flag}"))
 }
 
+/// Returns the next connection. An error is logged with the purpose of the listener, and the next attempt follows.
+pub(crate) async fn accept(listener: &TcpListener, purpose: &str) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                warn!(%error, "could not accept a connection for {purpose}, retrying");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
 fn bind(address: SocketAddr, send_buffer: Option<u32>) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // tokio's own listeners do the same: a restart does not have to wait for old connections in TIME_WAIT.
@@ -49,8 +69,6 @@ fn bind(address: SocketAddr, send_buffer: Option<u32>) -> io::Result<TcpListener
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
-
     use super::*;
 
     /// Returns how much the kernel accepts for a client that reads nothing, up to 1 MiB.

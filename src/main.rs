@@ -33,17 +33,8 @@ fn main() -> ExitCode {
     };
     match task {
         Task::Manager(args) => manager(*args),
-        Task::Endpoints(args) => terminal(cli::endpoints(*args)),
-        Task::Profile(args) => terminal(cli::profile(*args)),
-        Task::Compare(args) => terminal(cli::compare(*args)),
-        Task::Explain(args) => terminal(cli::explain(*args)),
-        Task::Check(args) => terminal(cli::check(*args)),
-        Task::Status(args) => terminal(cli::status(*args)),
-        Task::Rollout(command) => terminal(cli::rollout(*command)),
-        Task::Dashboard(args) => terminal(cli::dashboard(*args)),
-        Task::Runbook(args) => terminal(cli::runbook(args)),
+        Task::Terminal(command) => terminal(cli::run(command)),
         Task::Version(args) => terminal(cli::version(args)),
-        Task::ExtensionMetadata => terminal(cli::extension_metadata()),
     }
 }
 

@@ -36,11 +36,14 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::timeout,
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use self::write_deadline::WriteDeadline;
 pub use self::{metrics_access::MetricsAccess, scrapes::Scrapes};
-use crate::dashboard::{self, AdminBody, Dashboard};
+use crate::{
+    dashboard::{self, AdminBody, Dashboard},
+    listen::accept,
+};
 
 /// The maximum number of connections: enough for probes, a few scrapers and a person. A further connection closes the
 /// oldest one. Otherwise a client that holds connections could block the probes of the kubelet, which would kill the
@@ -74,15 +77,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
     // The connections, oldest first.
     let mut open = VecDeque::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // The process is probably out of file descriptors. Without the pause this loop would use a whole core.
-                warn!(%error, "could not accept a connection for probes and metrics, retrying");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                continue;
-            }
-        };
+        let (stream, _) = accept(&listener, "probes and metrics").await;
         while connections.try_join_next().is_some() {}
         open.retain(|connection: &AbortHandle| !connection.is_finished());
         if open.len() >= CONNECTIONS

@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use k8s_openapi::{api::discovery::v1 as discovery, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::SERVICE_NAME_LABEL;
-use super::{NamespacedName, lean_metadata};
+use super::{NamespacedName, SERVICE_NAME_LABEL, lean_metadata, version_number};
 
 /// The IP family of a slice that the operator writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,10 +156,8 @@ impl EndpointSlice {
             .any(|owner| owner.api_version == "v1" && owner.kind == "Service" && owner.uid == service_uid)
     }
 
-    /// Returns the resourceVersion as a number, so that versions can be compared (documented since Kubernetes 1.35, and
-    /// true of etcd before). `None` if it is not a number.
     pub fn version(&self) -> Option<u64> {
-        self.metadata.resource_version.as_deref()?.parse().ok()
+        version_number(self.metadata.resource_version.as_deref()?)
     }
 
     /// Returns the Service that the slice's label names.

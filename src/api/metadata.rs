@@ -123,6 +123,12 @@ impl<'de> Deserialize<'de> for LinkerdsAnnotations {
     }
 }
 
+/// Returns a resourceVersion as a number, so that versions of one kind can be compared (documented since Kubernetes 1.35,
+/// and true of etcd before). `None` if it is not a number.
+pub fn version_number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}
+
 fn lean<'de, D, A>(deserializer: D) -> Result<ObjectMeta, D::Error>
 where
     D: Deserializer<'de>,

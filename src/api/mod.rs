@@ -5,9 +5,6 @@
 
 pub mod endpoint_slice;
 mod external_workload;
-pub mod go_bool;
-pub mod go_duration;
-pub mod go_quote;
 mod label_selector;
 pub mod linkerd_config;
 mod metadata;
@@ -26,6 +23,7 @@ pub use label_selector::{LabelSelectorObject, LabelSelectorRequirementObject};
 pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
 pub use metadata::{
     BareMetadataOf, LinkerdMetadataOf, MetadataOf, last_update, lean_metadata, metadata_without_annotations,
+    version_number,
 };
 pub use namespaced_name::{LONGEST_KEY, LONGEST_LABEL, LONGEST_NAME, NamespacedName, is_dns_label, is_dns_name};
 pub(crate) use resource::parameter_resource;

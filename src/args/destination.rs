@@ -9,7 +9,7 @@ use std::{
 
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 
-use super::positive_duration;
+use super::parse::positive_duration;
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::{

@@ -1,32 +1,25 @@
-//! The command line of the container `destination` of Linkerd's own Deployment, so that the operator's image can
-//! replace it.
-//!
-//! * In: the arguments after the subcommand `destination`, the container's environment. Out: the settings of a manager
-//!   with the two jobs of that container, discovery and EndpointSlices of ExternalWorkloads, and messages to log once.
-//! * Always: flags, defaults and exit codes are those of Linkerd's `destination` (edge-26.8). A flag without effect is
-//!   validated and named in the log; so is an unknown one, because a newer chart may have it. The operator's own
-//!   settings come from `LINKERD_OPERATOR_…`, as for every subcommand.
+//! The flags of the container `destination` of Linkerd's own Deployment.
 
 use std::str::FromStr;
 
 use clap::Args as ClapArgs;
 
 use super::{
-    Exit, ManagerArgs,
-    go_flags::{SharedFlags, address, go_switch, invalid},
+    containers::{ContainerFlags, address, invalid},
+    exit::Exit,
+    manager::ManagerArgs,
 };
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::settings::{Http2Params, TransportMode},
+    drop_in::DropIn,
+    go::flags::go_switch,
 };
 
-/// The subcommand.
-pub(super) const COMMAND: &str = "destination";
 const LOCAL: &str = "cluster.local";
 const STREAM_QUEUE_CAPACITY: i64 = 100;
 
-/// The flags of Linkerd's container. Values for which that container exits with 1 are strings here, because clap exits
-/// with 2.
+/// The flags that only this container has.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = go_switch)]
 pub(super) struct LinkerdDestinationArgs {
@@ -89,25 +82,14 @@ pub(super) struct LinkerdDestinationArgs {
     /// No effect
     #[arg(long, value_name = "ADDR", default_value = "")]
     trace_collector: String,
-
-    #[command(flatten)]
-    shared: SharedFlags,
 }
 
 // === impl LinkerdDestinationArgs ===
 
-impl LinkerdDestinationArgs {
-    /// Returns the settings of the manager. `manager` has the operator's own settings from the environment, and no
-    /// flags.
-    ///
-    /// # Errors
-    /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
-    pub(super) fn manager(
-        self,
-        mut manager: ManagerArgs,
-        environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<ManagerArgs, Exit> {
-        self.shared.apply(COMMAND, &mut manager, environment)?;
+impl ContainerFlags for LinkerdDestinationArgs {
+    const DROP_IN: DropIn = DropIn::Destination;
+
+    fn apply(self, manager: &mut ManagerArgs) -> Result<(), Exit> {
         if !self.enable_endpoint_slices {
             let reason = "discovery without EndpointSlices is not supported: remove the flag";
             return Err(invalid("enable-endpoint-slices", "false", reason));
@@ -166,7 +148,7 @@ impl LinkerdDestinationArgs {
         manager.enable_multicluster.get_or_insert(true);
         manager.allow_unsupported_services.get_or_insert(false);
         manager.enable_external_workload = true;
-        Ok(manager)
+        Ok(())
     }
 }
 

@@ -1,16 +1,19 @@
 use std::{collections::HashMap, ffi::OsString};
 
-use clap::{Args as _, FromArgMatches};
+use clap::FromArgMatches;
 
 use super::*;
 use crate::{
     args::{
         Task,
-        go_flags::with_double_dashes,
+        containers::ContainerArgs,
         testing::{manager, run},
     },
+    go::flags::with_double_dashes,
     version,
 };
+
+const COMMAND: &str = "destination";
 
 /// The arguments of Linkerd's chart with its default values (edge-26.8). The chart passes more with tracing or with
 /// `destinationController.additionalArgs`.
@@ -38,9 +41,11 @@ fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<Manager
 fn parsed_over(settings: ManagerArgs, environment: &[(&str, &str)], arguments: &[&str]) -> Result<ManagerArgs, Exit> {
     let environment: HashMap<_, _> = environment.iter().copied().collect();
     let arguments = ["linkerd-operator", COMMAND].iter().chain(arguments).map(OsString::from);
-    let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).args_override_self(true);
-    let matches = command.try_get_matches_from(with_double_dashes(arguments).split_off(1)).unwrap();
-    let args = LinkerdDestinationArgs::from_arg_matches(&matches).unwrap();
+    let command = ContainerArgs::<LinkerdDestinationArgs>::augment_args(clap::Command::new(COMMAND));
+    let containers = clap::Command::new("linkerd-operator").subcommand(command.clone());
+    let arguments = with_double_dashes(arguments, &containers).split_off(1);
+    let matches = command.args_override_self(true).try_get_matches_from(arguments).unwrap();
+    let args = ContainerArgs::<LinkerdDestinationArgs>::from_arg_matches(&matches).unwrap();
     args.manager(settings, |name| environment.get(name).map(|value| (*value).to_owned()))
 }
 
@@ -78,7 +83,8 @@ fn the_arguments_of_linkerds_chart_equal_the_operators_defaults() {
         "--enable-multicluster",
         "--allow-unsupported-services=false",
     ];
-    assert_eq!(format!("{args:?}"), format!("{:?}", manager(&flags).unwrap()));
+    let ours = ManagerArgs { replaces: Some(DropIn::Destination), ..manager(&flags).unwrap() };
+    assert_eq!(format!("{args:?}"), format!("{ours:?}"));
 }
 
 #[test]
@@ -87,10 +93,8 @@ fn other_clusters_are_served_as_by_linkerds_container_unless_the_environment_say
     assert_eq!((ours.enable_multicluster, ours.allow_unsupported_services), (None, None));
     let theirs = parsed(&CHART);
     assert_eq!((theirs.enable_multicluster, theirs.allow_unsupported_services), (Some(true), Some(false)));
-    let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND));
-    let args = LinkerdDestinationArgs::from_arg_matches(&command.try_get_matches_from([COMMAND]).unwrap()).unwrap();
     let environment = ["--enable-multicluster=false", "--allow-unsupported-services=true"];
-    let args = args.manager(manager(&environment).unwrap(), |_| None).unwrap();
+    let args = parsed_over(manager(&environment).unwrap(), &[], &[]).unwrap();
     assert_eq!((args.enable_multicluster, args.allow_unsupported_services), (Some(false), Some(true)));
 }
 

@@ -3,14 +3,17 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
-    Args as ClapArgs, ValueEnum,
+    Parser, ValueEnum,
     builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser},
 };
 
-use super::{DestinationArgs, duration, log_filter, positive_duration, switch};
-use crate::dashboard::DashboardAccess;
+use super::{
+    destination::DestinationArgs,
+    parse::{duration, log_filter, positive_duration},
+};
+use crate::{dashboard::DashboardAccess, drop_in::DropIn, go::flags::switch, version};
 
-#[derive(Clone, Debug, ClapArgs)]
+#[derive(Clone, Debug, Parser)]
 #[command(mut_args = switch)]
 pub struct ManagerArgs {
     /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
@@ -177,13 +180,13 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
     pub log_format: LogFormat,
 
-    /// The version of the container that the injector replaces. Then the configuration comes from its files.
+    /// The container of Linkerd that the process replaces.
     #[arg(skip)]
-    pub replaced_injector: Option<String>,
+    pub replaces: Option<DropIn>,
 
-    /// Whether the process replaces Linkerd's container sp-validator.
-    #[arg(skip)]
-    pub replaces_sp_validator: bool,
+    /// The version of the process, or of the container that it replaces.
+    #[arg(skip = version::whole())]
+    pub version: String,
 
     /// Messages that are logged once at startup.
     #[arg(skip)]

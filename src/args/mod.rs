@@ -1,45 +1,41 @@
 //! The command line: flags, each with an environment variable, parsed into typed settings. No other code of the process
 //! reads the environment, except kube, which looks for a kubeconfig or a ServiceAccount.
 
+mod containers;
 mod destination;
-mod go_flags;
+mod exit;
 mod linkerd_destination;
-mod linkerd_proxy_injector;
-mod linkerd_sp_validator;
+mod linkerd_webhooks;
 mod manager;
+mod parse;
 #[cfg(test)]
 mod testing;
 
 use std::{
-    any::TypeId,
     env,
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
 };
 
-use clap::{Arg, ArgAction, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::{
     Shell,
     env::{CompleteEnv, Shells},
 };
-use k8s_openapi::jiff::SignedDuration;
 
+use self::{
+    containers::ContainerArgs,
+    linkerd_destination::LinkerdDestinationArgs,
+    linkerd_webhooks::{LinkerdProxyInjectorArgs, LinkerdSpValidatorArgs},
+};
 pub use self::{
     destination::DestinationArgs,
+    exit::{Exit, USAGE},
     manager::{LogFormat, ManagerArgs},
 };
-use self::{
-    linkerd_destination::LinkerdDestinationArgs, linkerd_proxy_injector::LinkerdProxyInjectorArgs,
-    linkerd_sp_validator::LinkerdSpValidatorArgs,
-};
 use crate::{
-    cli::{
-        CheckArgs, CompareArgs, DashboardArgs, EndpointsArgs, ExplainArgs, ProfileArgs, RolloutCommand, RunbookArgs,
-        StatusArgs, VersionArgs,
-    },
-    text::log_filter::mistake_in,
+    cli::{TerminalCommand, VersionArgs},
+    go::flags,
     version,
 };
 
@@ -47,8 +43,6 @@ use crate::{
 const PROGRAM: &str = "linkerd-operator";
 /// The variable with which the script of a shell asks for the possible next words.
 const COMPLETE: &str = "LINKERD_OPERATOR_COMPLETE";
-/// The exit code for flags that contradict each other, as in sysexits.h.
-pub const USAGE: u8 = 64;
 
 /// A companion to the control plane of the Linkerd service mesh.
 #[derive(Debug, Parser)]
@@ -58,73 +52,23 @@ pub struct Args {
     command: Command,
 }
 
-/// The settings of the manager that the environment has, without a flag.
-#[derive(Debug, Parser)]
-struct EnvironmentArgs {
-    #[command(flatten)]
-    manager: ManagerArgs,
-}
-
 /// The task of the process.
 #[derive(Debug)]
 pub enum Task {
     Manager(Box<ManagerArgs>),
-    Endpoints(Box<EndpointsArgs>),
-    Profile(Box<ProfileArgs>),
-    Compare(Box<CompareArgs>),
-    Explain(Box<ExplainArgs>),
-    Check(Box<CheckArgs>),
-    Status(Box<StatusArgs>),
-    Rollout(Box<RolloutCommand>),
-    Dashboard(Box<DashboardArgs>),
-    Runbook(RunbookArgs),
+    Terminal(TerminalCommand),
     Version(VersionArgs),
-    ExtensionMetadata,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Prints whether the configuration is in effect, the rollout, and what to do next
-    #[command(args_override_self = true)]
-    Status(Box<StatusArgs>),
-    /// Prints what a LinkerdConfig would change, and the source of each value
-    #[command(args_override_self = true)]
-    Explain(Box<ExplainArgs>),
-    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
-    #[command(subcommand)]
-    Rollout(Box<RolloutCommand>),
-    /// Verifies the installation; `linkerd check` includes it
-    #[command(args_override_self = true)]
-    Check(Box<CheckArgs>),
-    /// Opens the dashboard, a read-only page, through a port-forward
-    #[command(args_override_self = true)]
-    Dashboard(Box<DashboardArgs>),
-    /// Prints what to do about an alert, or lists the alerts
-    Runbook(RunbookArgs),
-    /// Prints the endpoints that a proxy receives
-    #[command(visible_alias = "ep", args_override_self = true)]
-    Endpoints(Box<EndpointsArgs>),
-    /// Prints the profile that a proxy receives
-    #[command(args_override_self = true)]
-    Profile(Box<ProfileArgs>),
-    /// Compares the answers of two Destination servers
-    ///
-    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
-    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
-    #[command(args_override_self = true)]
-    Compare(Box<CompareArgs>),
+    #[command(flatten)]
+    Terminal(TerminalCommand),
     /// Watches the cluster and runs the enabled jobs
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
-    /// Replaces Linkerd's container destination and accepts its flags
-    #[command(args_override_self = true)]
-    Destination(Box<LinkerdDestinationArgs>),
-    /// Replaces Linkerd's container proxy-injector and accepts its flags
-    #[command(args_override_self = true)]
-    ProxyInjector(Box<LinkerdProxyInjectorArgs>),
-    /// Replaces Linkerd's container sp-validator and accepts its flags
-    #[command(args_override_self = true)]
-    SpValidator(Box<LinkerdSpValidatorArgs>),
+    #[command(flatten)]
+    Container(ContainerCommand),
     /// Prints the version
     Version(VersionArgs),
     /// Prints a script that completes commands, flags and names of the cluster in a shell
@@ -132,19 +76,20 @@ enum Command {
     /// Writes man pages into a folder
     #[command(name = "_man-pages", hide = true)]
     ManPages { folder: PathBuf },
-    /// Describes this extension to Linkerd's command line
-    #[command(name = "_extension-metadata", hide = true)]
-    ExtensionMetadata,
 }
 
-/// The output and the exit code of a process that has no task.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Exit {
-    pub code: u8,
-    /// Ends with a line feed.
-    pub text: String,
-    /// Whether the text is for stderr.
-    pub is_error: bool,
+/// The command lines of Linkerd's containers.
+#[derive(Clone, Debug, Subcommand)]
+enum ContainerCommand {
+    /// Replaces Linkerd's container destination and accepts its flags
+    #[command(args_override_self = true)]
+    Destination(Box<ContainerArgs<LinkerdDestinationArgs>>),
+    /// Replaces Linkerd's container proxy-injector and accepts its flags
+    #[command(args_override_self = true)]
+    ProxyInjector(Box<ContainerArgs<LinkerdProxyInjectorArgs>>),
+    /// Replaces Linkerd's container sp-validator and accepts its flags
+    #[command(args_override_self = true)]
+    SpValidator(Box<ContainerArgs<LinkerdSpValidatorArgs>>),
 }
 
 // === impl Args ===
@@ -162,27 +107,28 @@ impl Args {
     /// # Errors
     /// Returns the text to print and the exit code, if there is no task or if flags contradict each other.
     pub fn task(self) -> Result<Task, Exit> {
-        let environment =
-            || -> Result<ManagerArgs, Exit> { Ok(EnvironmentArgs::try_parse_from(["linkerd-operator"])?.manager) };
-        let env = |name: &str| env::var(name).ok();
         match self.command {
             Command::Manager(args) => Ok(Task::Manager(Box::new(args.checked()?))),
-            Command::Destination(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
-            Command::ProxyInjector(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
-            Command::SpValidator(args) => Ok(Task::Manager(Box::new(args.manager(environment()?, env)?.checked()?))),
-            Command::Endpoints(args) => Ok(Task::Endpoints(args)),
-            Command::Profile(args) => Ok(Task::Profile(args)),
-            Command::Compare(args) => Ok(Task::Compare(args)),
-            Command::Explain(args) => Ok(Task::Explain(args)),
-            Command::Check(args) => Ok(Task::Check(args)),
-            Command::Status(args) => Ok(Task::Status(args)),
-            Command::Rollout(command) => Ok(Task::Rollout(command)),
-            Command::Dashboard(args) => Ok(Task::Dashboard(args)),
-            Command::Runbook(args) => Ok(Task::Runbook(args)),
+            Command::Container(command) => Ok(Task::Manager(Box::new(command.manager()?.checked()?))),
+            Command::Terminal(command) => Ok(Task::Terminal(command)),
             Command::Version(args) => Ok(Task::Version(args)),
             Command::Completion { shell } => Err(Exit::success(completion(shell))),
             Command::ManPages { folder } => Err(man_pages(&folder)),
-            Command::ExtensionMetadata => Ok(Task::ExtensionMetadata),
+        }
+    }
+}
+
+// === impl ContainerCommand ===
+
+impl ContainerCommand {
+    /// Returns the settings of a manager with the jobs of the container.
+    fn manager(self) -> Result<ManagerArgs, Exit> {
+        let ours = ManagerArgs::try_parse_from([PROGRAM])?;
+        let environment = |name: &str| env::var(name).ok();
+        match self {
+            Self::Destination(args) => args.manager(ours, environment),
+            Self::ProxyInjector(args) => args.manager(ours, environment),
+            Self::SpValidator(args) => args.manager(ours, environment),
         }
     }
 }
@@ -206,7 +152,8 @@ fn man_pages(folder: &Path) -> Exit {
 
 /// Rewrites the flags of Linkerd's containers, and prints help if there is no argument, as kubectl does.
 fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments = go_flags::with_double_dashes(arguments);
+    let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
+    let mut arguments = flags::with_double_dashes(arguments, &containers);
     if let Some(program) = arguments.first_mut() {
         // As a plugin of kubectl, its file has this name, and its user writes another one.
         if Path::new(program).file_name() == Some(OsStr::new("kubectl-linkerd_operator")) {
@@ -219,80 +166,20 @@ fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     arguments
 }
 
-// === impl Exit ===
-
-impl Exit {
-    fn success(text: String) -> Self {
-        Self { code: 0, text, is_error: false }
-    }
-
-    fn failure(code: u8, text: String) -> Self {
-        Self { code, text, is_error: true }
-    }
-}
-
-impl From<clap::Error> for Exit {
-    fn from(error: clap::Error) -> Self {
-        Self {
-            code: u8::try_from(error.exit_code()).unwrap_or(USAGE),
-            text: error.to_string(),
-            is_error: error.use_stderr(),
-        }
-    }
-}
-
-impl From<String> for Exit {
-    fn from(sentence: String) -> Self {
-        Self::failure(USAGE, format!("error: {sentence}\n"))
-    }
-}
-
-/// Makes a boolean flag take an optional value, as in Go: `--flag`, `--flag=true`, `--flag=false`.
-fn switch(arg: Arg) -> Arg {
-    let is_switch =
-        matches!(arg.get_action(), ArgAction::SetTrue) || arg.get_value_parser().type_id() == TypeId::of::<bool>();
-    if !is_switch {
-        return arg;
-    }
-    arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
-}
-
-/// Parses a filter of logs. Spaces around a directive are dropped before the filter is used.
-fn log_filter(text: &str) -> Result<String, String> {
-    match text.split(',').map(str::trim).find(|directive| mistake_in(directive).is_some()) {
-        Some(directive) => Err(format!(
-            "{directive} is neither a level (error, warn, info, debug, trace, off) nor a directive MODULE=LEVEL"
-        )),
-        None => Ok(text.to_owned()),
-    }
-}
-
-/// Parses a duration as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;
-    Duration::try_from(duration).map_err(|_| "it must not be negative".to_owned())
-}
-
-/// Parses a duration that is greater than zero.
-fn positive_duration(text: &str) -> Result<Duration, String> {
-    match SignedDuration::from_str(text).map(Duration::try_from) {
-        Err(error) => Err(error.to_string()),
-        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err("it must be greater than zero".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
-        testing::{manager, run, task},
+        testing::{command, manager, run, task},
         *,
     };
-    use crate::cli::{DocumentFormat, OutputFormat};
+    use crate::{
+        cli::{DocumentFormat, EndpointsArgs, OutputFormat},
+        drop_in::{DROP_INS, DropIn},
+    };
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match task(&[&["endpoints"], args].concat())? {
-            Task::Endpoints(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Endpoints(args)) => Ok(*args),
             other => panic!("{args:?} were parsed as {other:?}"),
         }
     }
@@ -300,6 +187,16 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn each_container_that_can_be_replaced_has_a_subcommand_with_its_name() {
+        let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
+        let names: Vec<_> = containers.get_subcommands().map(clap::Command::get_name).collect();
+        assert_eq!(names, DROP_INS.map(DropIn::container));
+        for drop_in in DROP_INS {
+            assert_eq!(command(&[drop_in.container()]).unwrap().replaces, Some(drop_in));
+        }
     }
 
     #[test]
@@ -399,7 +296,7 @@ mod tests {
     #[test]
     fn profile_accepts_exactly_one_authority() {
         let profile = |args: &[&str]| match task(&[&["profile"], args].concat())? {
-            Task::Profile(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Profile(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = profile(&["10.0.0.1:80", "-w", "--token", "{}", "--addr=localhost:8086"]).unwrap();
@@ -414,7 +311,7 @@ mod tests {
     #[test]
     fn compare_accepts_two_addresses_and_authorities_or_all() {
         let compare = |args: &[&str]| match task(&[&["compare"], args].concat())? {
-            Task::Compare(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Compare(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = compare(&["--addr=a:1", "--addr", "b:2", "web.prod:80", "10.0.0.1:80"]).unwrap();
@@ -430,7 +327,7 @@ mod tests {
     #[test]
     fn runbook_accepts_the_name_of_an_alert_in_any_case_or_none() {
         let runbook = |args: &[&str]| match task(&[&["runbook"], args].concat())? {
-            Task::Runbook(args) => Ok(args.name),
+            Task::Terminal(TerminalCommand::Runbook(args)) => Ok(args.name),
             other => Err(format!("{other:?}")),
         };
         assert_eq!(runbook(&[]), Ok(None));
@@ -445,7 +342,7 @@ mod tests {
     #[test]
     fn explain_accepts_a_name_or_a_file_or_neither() {
         let explain = |args: &[&str]| match task(&[&["explain"], args].concat())? {
-            Task::Explain(args) => Ok(*args),
+            Task::Terminal(TerminalCommand::Explain(args)) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = explain(&[]).unwrap();

@@ -33,7 +33,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, Subcommand};
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
@@ -62,6 +62,43 @@ pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
 const FAILURE: u8 = 1;
+
+/// A command that prints and exits.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TerminalCommand {
+    /// Prints whether the configuration is in effect, the rollout, and what to do next
+    #[command(args_override_self = true)]
+    Status(Box<StatusArgs>),
+    /// Prints what a LinkerdConfig would change, and the source of each value
+    #[command(args_override_self = true)]
+    Explain(Box<ExplainArgs>),
+    /// Pauses, resumes, retries, promotes or aborts a rollout, or restarts one workload
+    #[command(subcommand)]
+    Rollout(Box<RolloutCommand>),
+    /// Verifies the installation; `linkerd check` includes it
+    #[command(args_override_self = true)]
+    Check(Box<CheckArgs>),
+    /// Opens the dashboard, a read-only page, through a port-forward
+    #[command(args_override_self = true)]
+    Dashboard(Box<DashboardArgs>),
+    /// Prints what to do about an alert, or lists the alerts
+    Runbook(RunbookArgs),
+    /// Prints the endpoints that a proxy receives
+    #[command(visible_alias = "ep", args_override_self = true)]
+    Endpoints(Box<EndpointsArgs>),
+    /// Prints the profile that a proxy receives
+    #[command(args_override_self = true)]
+    Profile(Box<ProfileArgs>),
+    /// Compares the answers of two Destination servers
+    ///
+    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
+    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
+    #[command(args_override_self = true)]
+    Compare(Box<CompareArgs>),
+    /// Describes this extension to Linkerd's command line
+    #[command(name = "_extension-metadata", hide = true)]
+    ExtensionMetadata,
+}
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct EndpointsArgs {
@@ -112,60 +149,35 @@ pub struct ProfileArgs {
     pub connect: ConnectArgs,
 }
 
-/// Runs `linkerd-operator endpoints`.
-pub async fn endpoints(args: EndpointsArgs) -> ExitCode {
-    exit(if args.watch { watch_endpoints(args).await } else { print_endpoints(args).await })
-}
-
-/// Runs `linkerd-operator profile`.
-pub async fn profile(args: ProfileArgs) -> ExitCode {
-    exit(if args.watch { watch_profile(args).await } else { print_profile(args).await })
-}
-
-/// Runs `linkerd-operator explain`.
-pub async fn explain(args: ExplainArgs) -> ExitCode {
-    let failure = if args.exit_code { explain::FAILED } else { FAILURE };
-    exit_with(failure, explain::explain(args).await)
-}
-
-/// Runs `linkerd-operator compare`.
-pub async fn compare(args: CompareArgs) -> ExitCode {
-    exit_with(compare::FAILED, compare::compare(args).await)
-}
-
-/// Runs `linkerd-operator check`.
-pub async fn check(args: CheckArgs) -> ExitCode {
-    exit(check::check(args).await)
-}
-
-/// Runs `linkerd-operator status`.
-pub async fn status(args: StatusArgs) -> ExitCode {
-    exit(status::status(args).await)
-}
-
-/// Runs `linkerd-operator rollout`.
-pub async fn rollout(command: RolloutCommand) -> ExitCode {
-    exit(rollout::rollout(command).await)
-}
-
-/// Runs `linkerd-operator dashboard`.
-pub async fn dashboard(args: DashboardArgs) -> ExitCode {
-    exit(dashboard::dashboard(args).await)
-}
-
-/// Runs `linkerd-operator runbook`.
-pub async fn runbook(args: RunbookArgs) -> ExitCode {
-    exit(runbook::runbook(&args))
+/// Runs a command. Prints its output and its errors.
+pub async fn run(command: TerminalCommand) -> ExitCode {
+    let mut failure = FAILURE;
+    let result = match command {
+        TerminalCommand::Status(args) => status::status(*args).await,
+        TerminalCommand::Explain(args) => {
+            failure = if args.exit_code { explain::FAILED } else { FAILURE };
+            explain::explain(*args).await
+        }
+        TerminalCommand::Rollout(command) => rollout::rollout(*command).await,
+        TerminalCommand::Check(args) => check::check(*args).await,
+        TerminalCommand::Dashboard(args) => dashboard::dashboard(*args).await,
+        TerminalCommand::Runbook(args) => runbook::runbook(&args),
+        TerminalCommand::Endpoints(args) if args.watch => watch_endpoints(*args).await,
+        TerminalCommand::Endpoints(args) => print_endpoints(*args).await,
+        TerminalCommand::Profile(args) if args.watch => watch_profile(*args).await,
+        TerminalCommand::Profile(args) => print_profile(*args).await,
+        TerminalCommand::Compare(args) => {
+            failure = compare::FAILED;
+            compare::compare(*args).await
+        }
+        TerminalCommand::ExtensionMetadata => check::extension_metadata(),
+    };
+    exit_with(failure, result)
 }
 
 /// Runs `linkerd-operator version`.
 pub async fn version(args: VersionArgs) -> ExitCode {
-    exit(version::version(args))
-}
-
-/// Runs `linkerd-operator _extension-metadata`.
-pub async fn extension_metadata() -> ExitCode {
-    exit(check::extension_metadata())
+    exit_with(FAILURE, version::version(args))
 }
 
 /// Prints the current endpoints of all authorities.
@@ -314,10 +326,6 @@ fn write(text: &str) -> Result<()> {
     output.write_all(printable_lines(text).as_bytes())?;
     output.flush()?;
     Ok(())
-}
-
-fn exit(result: Result<ExitCode>) -> ExitCode {
-    exit_with(FAILURE, result)
 }
 
 /// Prints an error, which ends the command with this code.

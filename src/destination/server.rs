@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic_health::server::HealthReporter;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     call::Calls,
@@ -33,6 +33,7 @@ use super::{
     permits::{ConnectionPermits, Permit, limited_peer},
     views::Views,
 };
+use crate::listen;
 
 /// The names of the services that the health service reports.
 pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
@@ -89,15 +90,7 @@ impl DestinationServer {
     async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker, stop: &CancellationToken) {
         let mut handshakes = Handshakes::default();
         loop {
-            let (stream, peer) = match listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Most likely no file descriptors are left. Without the pause this loop would use a whole core.
-                    warn!(%error, "could not accept a discovery connection, retrying");
-                    sleep(Duration::from_millis(200)).await;
-                    continue;
-                }
-            };
+            let (stream, peer) = listen::accept(listener, "discovery").await;
             handshakes.make_room().await;
             let client = stream.local_addr().ok().and_then(|local| limited_peer(peer.ip(), local.ip()));
             let handshake = Arc::clone(self).handshake(stream, peer, tasks.clone(), stop.clone());

@@ -18,11 +18,11 @@ use crate::{
     cluster::{Observer, WatchProblem},
     controller::ControllerDeps,
     destination::{self, DestinationObserver, LinksObserver, Multicluster},
+    drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
     proxy_injector::{self, InjectorObserver},
-    version,
     webhook::Handler,
 };
 
@@ -53,7 +53,8 @@ impl Observers {
             linkerd_config,
             links: enables_multicluster(args).then(|| LinksObserver::new(namespace)),
             proxy_injector: args.enable_proxy_injector.then(|| {
-                let config_maps = args.replaced_injector.is_none().then_some(namespace.as_str());
+                let replaces_injector = args.replaces == Some(DropIn::ProxyInjector);
+                let config_maps = (!replaces_injector).then_some(namespace.as_str());
                 InjectorObserver::new(config_maps)
             }),
         })
@@ -123,7 +124,7 @@ impl Observers {
         };
         let settings = proxy_injector::InjectorSettings {
             controller_namespace: args.controller_namespace.clone(),
-            version: args.replaced_injector.clone().unwrap_or_else(|| version::whole().to_owned()),
+            version: args.version.clone(),
             folder: args.webhook_folder.clone(),
         };
         let (handler, configuration) = proxy_injector::spawn(deps, settings, &mut process.readers)?;

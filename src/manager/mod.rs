@@ -32,6 +32,7 @@ use crate::{
     client,
     cluster::Cluster,
     dashboard::{self, Dashboard, DashboardParts},
+    drop_in::DropIn,
     events::{self, Events, EventsApi},
     listen::listen,
     metrics,
@@ -134,7 +135,7 @@ impl Parts {
         if let Some(limit) = resources.memory_limit() {
             metrics::register_memory_limit(&registry, limit)?;
         }
-        let config = match args.replaces_sp_validator && !args.metrics_authentication {
+        let config = match args.replaces == Some(DropIn::SpValidator) && !args.metrics_authentication {
             // It sends no request, so it needs neither a kubeconfig nor a ServiceAccount.
             true => client::unused(),
             false => client::config(args.kubeconfig.as_deref())?,
@@ -168,7 +169,7 @@ impl Parts {
             || args.webhook_certificate_secret.is_some();
         if writes_events {
             // In place of Linkerd's injector, Linkerd's Role permits only Events of the core.
-            let api = if args.replaced_injector.is_some() { EventsApi::Core } else { EventsApi::Events };
+            let api = if args.replaces == Some(DropIn::ProxyInjector) { EventsApi::Core } else { EventsApi::Events };
             self.events = Some(events::spawn(&self.client, api, &self.identity, &self.registry, &mut process.support)?);
         }
         Ok(())
@@ -184,7 +185,8 @@ impl Listeners {
             true => Some(listen(args.destination.destination_addr, None, "proxies", "--destination-addr")?),
             false => None,
         };
-        let webhook = match args.enable_proxy_injector || args.enable_webhooks || args.replaces_sp_validator {
+        let replaces_validator = args.replaces == Some(DropIn::SpValidator);
+        let webhook = match args.enable_proxy_injector || args.enable_webhooks || replaces_validator {
             true => Some(listen(args.webhook_addr, Some(webhook::SEND_BUFFER), "admission reviews", "--webhook-addr")?),
             false => None,
         };

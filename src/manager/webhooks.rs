@@ -14,6 +14,7 @@ use super::{
     process::{Process, Wait},
 };
 use crate::{
+    drop_in::DropIn,
     external_workload::ExternalWorkloadValidator,
     linkerd_config::LinkerdConfigValidator,
     proxy_injector,
@@ -56,7 +57,7 @@ pub(super) fn start(
 /// Returns what answers reviews; `None` if nothing does.
 fn handler(parts: &Parts, injector: Option<Arc<dyn Handler>>) -> anyhow::Result<Option<Arc<dyn Handler>>> {
     let Parts { args, client, registry, .. } = parts;
-    if args.replaces_sp_validator {
+    if args.replaces == Some(DropIn::SpValidator) {
         return Ok(Some(Arc::new(DropInHandler::new(ValidationMetrics::register(registry)?))));
     }
     let mut routes = Routes::default();
@@ -71,7 +72,7 @@ fn handler(parts: &Parts, injector: Option<Arc<dyn Handler>>) -> anyhow::Result<
     }
     match injector {
         // Linkerd's container answers on every path.
-        Some(injector) if args.replaced_injector.is_some() => return Ok(Some(injector)),
+        Some(injector) if args.replaces == Some(DropIn::ProxyInjector) => return Ok(Some(injector)),
         Some(injector) => routes.add(proxy_injector::PATH, injector),
         None => {}
     }

@@ -5,7 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::{CREATED_BY_ANNOTATION, INJECT_ANNOTATION, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION, go_bool};
+use crate::{
+    api::{CREATED_BY_ANNOTATION, INJECT_ANNOTATION, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION},
+    go,
+};
 
 /// The prefix of the annotations below.
 pub(super) const PREFIX: &str = "config.linkerd.io/";
@@ -110,7 +113,7 @@ impl<'a> Annotations<'a> {
 
     /// Returns whether the Pod gets a debug container.
     pub(super) fn is_debugged(self) -> bool {
-        self.get("enable-debug-sidecar").and_then(go_bool::parse).unwrap_or_default()
+        self.get("enable-debug-sidecar").and_then(go::bool::parse).unwrap_or_default()
     }
 
     /// Returns the annotations that the Pod inherits.

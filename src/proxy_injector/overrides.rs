@@ -13,10 +13,9 @@ use super::{
     warnings::{AuthorWarnings, shown},
 };
 use crate::{
-    api::{
-        ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, OPAQUE_PORTS_ANNOTATION, go_bool, go_duration, quantity::Quantity,
-    },
+    api::{ADDITIONAL_ENV_ANNOTATION, INJECT_ANNOTATION, OPAQUE_PORTS_ANNOTATION, quantity::Quantity},
     cluster::kinds::port_ranges,
+    go,
     values::{MountValues, ProxyEnvVar, ProxyValues},
 };
 
@@ -113,7 +112,7 @@ impl Reader<'_> {
         let stable = format!("{PREFIX}proxy-enable-native-sidecar");
         let keys = [stable.as_str(), NATIVE_SIDECAR_BETA, NATIVE_SIDECAR_ALPHA];
         if let Some(key) = keys.into_iter().find(|key| self.annotations.whole(key).is_some()) {
-            self.parsed_at(key, "true or false", go_bool::parse, &mut proxy.native_sidecar);
+            self.parsed_at(key, "true or false", go::bool::parse, &mut proxy.native_sidecar);
         }
         if let Some(text) = self.annotations.get("opaque-ports") {
             proxy.opaque_ports = self.opaque_ports(text, pod);
@@ -151,7 +150,7 @@ impl Reader<'_> {
         self.text("skip-inbound-ports", &mut init.ignore_inbound_ports);
         self.text("skip-outbound-ports", &mut init.ignore_outbound_ports);
         self.text("skip-subnets", &mut init.skip_subnets);
-        let seconds = |text: &str| Some(go_duration::parse(text)? / 1_000_000_000);
+        let seconds = |text: &str| Some(go::duration::parse(text)? / 1_000_000_000);
         self.parsed("close-wait-timeout", A_DURATION, seconds, &mut init.close_wait_timeout_secs);
     }
 
@@ -182,7 +181,7 @@ impl Reader<'_> {
     }
 
     fn bool(&mut self, name: &str, target: &mut bool) {
-        self.parsed(name, "true or false", go_bool::parse, target);
+        self.parsed(name, "true or false", go::bool::parse, target);
     }
 
     fn switch(&mut self, name: &str, target: &mut bool) {
@@ -195,12 +194,12 @@ impl Reader<'_> {
     }
 
     fn milliseconds(&mut self, name: &str, target: &mut String) {
-        let parse = |text: &str| Some(format!("{}ms", go_duration::parse(text)? / 1_000_000));
+        let parse = |text: &str| Some(format!("{}ms", go::duration::parse(text)? / 1_000_000));
         self.parsed(name, A_DURATION, parse, target);
     }
 
     fn seconds(&mut self, name: &str, target: &mut String) {
-        let parse = |text: &str| Some(format!("{}s", go_duration::parse(text)? / 1_000_000_000));
+        let parse = |text: &str| Some(format!("{}s", go::duration::parse(text)? / 1_000_000_000));
         self.parsed(name, A_DURATION, parse, target);
     }
 

@@ -5,9 +5,8 @@
 //! one that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only after that; the
 //! object that has waited for the longest time is next.
 //!
-//! The Controller picks among the names it has by their hash (kube-runtime 5.0, `Scheduler::pending`). If the stream
-//! gave it more than it can reconcile at once, some objects would wait for as long as others keep changing. So it gets
-//! a name only when it has room for one.
+//! The Controller gets a name only when it has room for one, because it does not keep the order of names that wait: see
+//! [`crate::controller`].
 //!
 //! The metrics have the names and meanings of client-go's work queue.
 

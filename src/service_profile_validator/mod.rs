@@ -22,7 +22,6 @@ mod drop_in;
 pub(crate) mod fuzzing;
 mod path_regex;
 mod rules;
-mod shape;
 mod validator;
 mod warnings;
 

@@ -7,12 +7,12 @@ use std::ops::RangeInclusive;
 
 use serde_json::value::RawValue;
 
-use super::decode::{DecodedProfile, decode};
+use super::decode::{DecodedProfile, decoded_profile};
 use crate::{
-    api::{
-        RequestMatchSpec, ResponseClassSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, StatusRange,
-        go_duration::{self, InvalidDuration},
-        go_quote::quoted,
+    api::{RequestMatchSpec, ResponseClassSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, StatusRange},
+    go::{
+        duration::{self, InvalidDuration},
+        quote::quoted,
     },
     text::truncated,
 };
@@ -76,7 +76,7 @@ enum MatchDenial {
 /// # Errors
 /// Returns the message of Linkerd's validator.
 pub(super) fn validate(object: Option<&RawValue>) -> Result<DecodedProfile, String> {
-    let denied = match decode(object) {
+    let denied = match decoded_profile(object) {
         Ok(profile) => match check(&profile) {
             Ok(()) => return Ok(profile),
             Err(denial) => format!("ServiceProfile {} {denial}", quoted(&profile.name)),
@@ -114,7 +114,7 @@ fn check_route(route: &RouteSpec) -> Result<(), Denial> {
         return Err(Denial::NamelessRoute);
     }
     if let Some(timeout) = route.timeout.as_deref().filter(|timeout| !timeout.is_empty()) {
-        go_duration::checked(timeout).map_err(Denial::Timeout)?;
+        duration::checked(timeout).map_err(Denial::Timeout)?;
     }
     check_request(route.condition.as_ref().ok_or(Denial::NoCondition)?).map_err(Denial::Condition)?;
     for class in route.response_classes.iter().flatten() {
@@ -178,7 +178,7 @@ fn check_retry_budget(budget: &RetryBudgetSpec) -> Result<(), Denial> {
     }
     match budget.ttl.as_deref() {
         None | Some("") => Err(Denial::NoTtl),
-        Some(ttl) => go_duration::checked(ttl).map(drop).map_err(Denial::Ttl),
+        Some(ttl) => duration::checked(ttl).map(drop).map_err(Denial::Ttl),
     }
 }
 

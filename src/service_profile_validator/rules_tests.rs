@@ -95,6 +95,9 @@ fn a_route_needs_a_name_and_a_condition_and_its_timeout_is_a_duration() {
         (r#""5""#, r#"missing unit in duration "5""#),
         ("5", r#"missing unit in duration "5""#),
         ("1.5", r#"missing unit in duration "1.5""#),
+        // sigs.k8s.io/yaml makes these texts of floats.
+        ("1e6", r#"unknown unit "e+" in duration "1e+06""#),
+        ("1234567.5", r#"unknown unit "e+" in duration "1.2345675e+06""#),
         (r#""1d""#, r#"unknown unit "d" in duration "1d""#),
     ] {
         assert_eq!(timeout(invalid), format!("has a route with an invalid timeout: time: {reason}"));
@@ -336,6 +339,16 @@ fn the_metadata_of_the_api_server_is_valid() {
         "managedFields": [{"manager": "kubectl", "operation": "Update", "apiVersion": "linkerd.io/v1alpha2",
             "time": "2026-01-02T03:04:05Z", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}}]}, "spec": {}}"#;
     assert_eq!(message(object), "");
+}
+
+#[test]
+fn a_key_and_a_whole_number_are_read_as_by_encoding_json() {
+    for object in [
+        r#"{"metadata": {"name": "a", "generation": 1e18}}"#,
+        r#"{"metadata": {"name": "a"}, "\u017fpec": {"routeſ": []}}"#,
+    ] {
+        assert_eq!(message(object), "", "{object}");
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ use super::{
     rules::is_label,
 };
 use crate::{
-    api::{RequestMatchSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, go_duration},
+    api::{RequestMatchSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec},
+    go,
     webhook::review::MAX_WARNINGS,
 };
 
@@ -107,7 +108,7 @@ impl Warner {
 
     fn retry_budget(&mut self, budget: &RetryBudgetSpec) {
         let ttl = budget.ttl.as_deref().unwrap_or_default();
-        let duration = go_duration::parse(ttl).and_then(|nanoseconds| u64::try_from(nanoseconds).ok());
+        let duration = go::duration::parse(ttl).and_then(|nanoseconds| u64::try_from(nanoseconds).ok());
         let ratio = budget.retry_ratio.unwrap_or_default();
         let problem = if !duration.is_some_and(|duration| TTL.contains(&Duration::from_nanos(duration))) {
             format!("its ttl {} is not between 1s and 60s", quoted(ttl))
@@ -128,7 +129,7 @@ impl Warner {
             self.request(condition, place, &name, route.is_retryable.unwrap_or_default());
         }
         let timeout = route.timeout.as_deref().unwrap_or_default();
-        if go_duration::parse(timeout).is_some_and(|nanoseconds| nanoseconds < 0) {
+        if go::duration::parse(timeout).is_some_and(|nanoseconds| nanoseconds < 0) {
             self.warn(format!("route {name}: proxies ignore its timeout {}: it is negative", quoted(timeout)));
         }
         let classes = route.response_classes.iter().flatten().flatten();

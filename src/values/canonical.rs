@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use serde_json::{Map, Value};
 
-use super::{
-    Path,
-    model::{GoField, GoType, VALUES},
-    scalar::spelled_by_go,
+use super::{Path, model::VALUES};
+use crate::go::{
+    number::{as_text, whole},
+    types::GoType,
 };
 
 /// Two keys of one map that are the same key for Go's decoder.
@@ -32,7 +32,7 @@ pub(super) fn canonical_path(path: &Path) -> Path {
     let mut holds = GoType::clone(&VALUES);
     let mut keys: Vec<&str> = Vec::with_capacity(path.keys().len());
     for key in path.keys() {
-        let (name, below) = below(&holds, key);
+        let (name, below) = holds.at(key).unwrap_or((key, GoType::Any));
         keys.push(name);
         holds = below;
     }
@@ -44,37 +44,9 @@ pub(super) fn canonical_value(path: &Path, value: Value) -> Value {
     let (mut holds, mut coerced) = (GoType::clone(&VALUES), true);
     for key in path.keys() {
         coerced &= !matches!(holds, GoType::Embedded(_));
-        holds = below(&holds, key).1;
+        holds = holds.below(key);
     }
     canonical_of(value, &holds, coerced, path, &mut None)
-}
-
-/// Returns the field of a key: the one with this spelling, or one that differs only in case.
-pub(super) fn field<'a>(fields: &'a [GoField], key: &str) -> Option<&'a GoField> {
-    fields.iter().find(|field| field.name == key).or_else(|| fields.iter().find(|field| folds_to(field.name, key)))
-}
-
-/// Compares keys as encoding/json does. Linkerd's names are ASCII, and two non-ASCII letters fold to ASCII letters.
-fn folds_to(name: &str, key: &str) -> bool {
-    let folded = |c: char| match c {
-        'ſ' => 's',
-        '\u{212a}' => 'k',
-        c => c.to_ascii_lowercase(),
-    };
-    name.chars().map(folded).eq(key.chars().map(folded))
-}
-
-/// Returns a key in Linkerd's spelling, and the type of its value.
-pub(super) fn below<'a>(holds: &GoType, key: &'a str) -> (&'a str, GoType) {
-    match holds {
-        GoType::Struct(fields) => match field(fields, key) {
-            Some(field) => (field.name, field.holds),
-            None => (key, GoType::Any),
-        },
-        GoType::Map(item) => (key, **item),
-        GoType::Embedded(inner) => below(inner, key),
-        _ => (key, GoType::Any),
-    }
 }
 
 fn canonical_map(
@@ -88,7 +60,7 @@ fn canonical_map(
     let mut spelled: BTreeMap<&str, (&String, Value)> = BTreeMap::new();
     let keys: Vec<_> = map.keys().cloned().collect();
     for (key, value) in keys.iter().zip(map.into_iter().map(|(_, value)| value)) {
-        let (name, holds) = below(holds, key);
+        let (name, holds) = holds.at(key).unwrap_or((key, GoType::Any));
         let path = above.with(name);
         let value = canonical_of(value, &holds, coerced, &path, found);
         match spelled.entry(name) {
@@ -119,23 +91,8 @@ fn canonical_of(value: Value, holds: &GoType, coerced: bool, path: &Path, found:
             items.into_iter().map(|value| canonical_of(value, item, coerced, path, found)).collect()
         }
         (Value::Bool(it), GoType::Text) if coerced => Value::from(it.to_string()),
-        (Value::Number(it), GoType::Text) if coerced => Value::from(match it.as_f64() {
-            Some(float) if it.is_f64() => spelled_by_go(float),
-            _ => it.to_string(),
-        }),
+        (Value::Number(it), GoType::Text) if coerced => Value::from(as_text(&it)),
         (Value::Number(it), _) => Value::Number(whole(it)),
         (value, _) => value,
-    }
-}
-
-/// Converts a float that is a whole number to an integer, so that whole numbers have one form.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within bounds and whole")]
-fn whole(number: serde_json::Number) -> serde_json::Number {
-    const END_OF_U64: f64 = 18_446_744_073_709_551_616.0;
-    const START_OF_I64: f64 = -9_223_372_036_854_775_808.0;
-    match number.as_f64().filter(|it| number.is_f64() && it.fract() == 0.0) {
-        Some(it) if (0.0..END_OF_U64).contains(&it) => (it as u64).into(),
-        Some(it) if (START_OF_I64..0.0).contains(&it) => (it as i64).into(),
-        _ => number,
     }
 }

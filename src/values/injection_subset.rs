@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use super::{
     CONFIG_HASH_ENV,
-    canonical::below,
-    model::{GoStruct, GoType, IdentityValues, ProxyContainerValues, ProxyInitValues, ProxyValues, VALUES},
+    model::{GoStruct, IdentityValues, ProxyContainerValues, ProxyInitValues, ProxyValues, VALUES},
     unknown_keys::drop_unknown,
 };
+use crate::go::types::GoType;
 
 /// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
 /// keys that are absent. Unknown keys of the injected maps count only if the injector may be of a version that uses them.
@@ -55,12 +55,12 @@ fn drop_zeros(map: &mut Map<String, Value>, holds: &GoType) {
     let counted = matches!(holds, GoType::Map(_) | GoType::Any);
     map.retain(|key, value| {
         if let Value::Object(map) = value {
-            drop_zeros(map, &below(holds, key).1);
+            drop_zeros(map, &holds.below(key));
         }
         match value {
             Value::Null => false,
             // A quantity is not compared with zero: its text may be 0m.
-            _ if counted || matches!(below(holds, key).1, GoType::Any | GoType::Quantity) => true,
+            _ if counted || matches!(holds.below(key), GoType::Any | GoType::Quantity) => true,
             Value::Bool(it) => *it,
             Value::Number(it) => it.as_f64() != Some(0.0),
             Value::String(it) => !it.is_empty(),
@@ -75,7 +75,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::values::model::GoField;
+    use crate::go::types::GoField;
 
     /// Such a table changes the hash of a document. So proxies keep the hash that they were given for it.
     #[test]

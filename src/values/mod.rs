@@ -18,7 +18,6 @@ mod problems;
 mod read;
 mod redact;
 mod rules;
-mod scalar;
 mod tabs;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -6,16 +6,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::{
-    Path,
-    canonical::field,
-    injection_subset::injected_part,
-    model::{GoType, VALUES},
-    path::shortened,
-    read::DEEPEST,
-    rules,
-};
-use crate::api::quantity::Quantity;
+use super::{Path, injection_subset::injected_part, model::VALUES, path::shortened, read::DEEPEST, rules};
+use crate::{api::quantity::Quantity, go::types::GoType};
 
 /// The maximum number of problems that are reported.
 const MOST: usize = 100;
@@ -125,25 +117,15 @@ pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
 fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
     for (key, value) in patch {
         let path = above.with(key);
-        let below = match holds {
-            GoType::Struct(fields) => match field(fields, key) {
-                Some(field) if field.name != key => {
-                    let reason = format!("Linkerd spells this key {:?} and ignores case", field.name);
-                    problems.add(&path, None, reason);
-                    field.holds
-                }
-                Some(field) => field.holds,
-                None => GoType::Any,
-            },
-            GoType::Map(item) => **item,
-            _ => GoType::Any,
-        };
+        let name = holds.at(key).map_or(&**key, |(name, _)| name);
+        if name != key {
+            problems.add(&path, None, format!("Linkerd spells this key {name:?} and ignores case"));
+        }
         if value.is_null() && rules::is_needed(&path) {
             problems.add(&path, Some(value), "must not be removed: the injector requires it");
         }
         if let Value::Object(patch) = value {
-            let below = if let GoType::Embedded(inner) = below { *inner } else { below };
-            check_patch(&path, patch, &below, problems);
+            check_patch(&path, patch, &holds.below(key), problems);
         }
     }
 }
@@ -184,15 +166,7 @@ fn check_private(path: &Path, value: &Value, problems: &mut Findings) {
 
 pub(super) fn check_map(above: &Path, map: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
     for (key, value) in map {
-        let holds = match holds {
-            // Keys already have Linkerd's spelling.
-            GoType::Struct(fields) => {
-                fields.iter().find(|field| field.name == key).map_or(GoType::Any, |field| field.holds)
-            }
-            GoType::Map(item) => **item,
-            _ => GoType::Any,
-        };
-        check(&above.with(key), value, &holds, problems);
+        check(&above.with(key), value, &holds.below(key), problems);
     }
 }
 

@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use super::{
     InvalidDocument, LONGEST, Path,
     path::shortened,
-    scalar::resolve,
     tabs::{IndentingTabs, Nesting},
 };
+use crate::go::scalar::resolve;
 
 /// The maximum nesting of maps and lists. No document of Linkerd's has ten levels.
 pub(super) const DEEPEST: usize = 64;

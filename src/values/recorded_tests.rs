@@ -6,11 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    Document, Path, Problem, manifest,
-    model::{GoType, VALUES},
-    testing::fixture,
-};
+use super::{Document, Path, Problem, manifest, model::VALUES, testing::fixture};
+use crate::go::types::GoType;
 
 const RECORDED: &str = include_str!("testdata/injector-answers.json");
 /// The end of the reason for a value of a wrong type.

@@ -8,10 +8,9 @@ use serde_json::{Map, Value};
 
 use super::{
     LinkerdVersion, Path,
-    canonical::field,
-    model::{GoStruct, GoType, ProxyValues, VALUES},
+    model::{GoStruct, ProxyValues, VALUES},
 };
-use crate::text::suggestion::meant_path;
+use crate::{go::types::GoType, text::suggestion::meant_path};
 
 /// The version of Linkerd whose types the model has.
 pub const MODEL_VERSION: &str = "edge-26.8.3";
@@ -24,10 +23,10 @@ pub(super) const OF_CHART: [&str; 4] = ["commonLabels", "enablePprof", "kubeAPI"
 pub fn unknown_keys(patch: &Map<String, Value>) -> Vec<Path> {
     let mut found = Vec::new();
     for (key, value) in patch.iter().filter(|(_, value)| !value.is_null()) {
-        match (below(&VALUES, key), value) {
+        match (VALUES.at(key), value) {
             (None, _) if OF_CHART.contains(&key.as_str()) => {}
             (None, _) => found.push(Path::default().with(key)),
-            (Some(holds), Value::Object(map)) if is_injected(key) => {
+            (Some((_, holds)), Value::Object(map)) if is_injected(key) => {
                 collect(&Path::default().with(key), map, &holds, &mut found);
             }
             _ => {}
@@ -82,9 +81,9 @@ fn has_no_other_keys(tag: &str) -> bool {
 
 fn collect(above: &Path, map: &Map<String, Value>, holds: &GoType, found: &mut Vec<Path>) {
     for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
-        match below(holds, key) {
+        match holds.at(key) {
             None => found.push(above.with(key)),
-            Some(holds) => {
+            Some((_, holds)) => {
                 if let Value::Object(map) = value {
                     collect(&above.with(key), map, &holds, found);
                 }
@@ -95,22 +94,12 @@ fn collect(above: &Path, map: &Map<String, Value>, holds: &GoType, found: &mut V
 
 fn retain_known(map: &mut Map<String, Value>, holds: &GoType) {
     map.retain(|key, value| {
-        let Some(holds) = below(holds, key) else { return false };
+        let Some((_, holds)) = holds.at(key) else { return false };
         if let Value::Object(map) = value {
             retain_known(map, &holds);
         }
         true
     });
-}
-
-/// Returns the type below a key; `None` if a struct does not have it.
-fn below(holds: &GoType, key: &str) -> Option<GoType> {
-    match holds {
-        GoType::Struct(fields) => Some(field(fields, key)?.holds),
-        GoType::Map(item) => Some(**item),
-        GoType::Embedded(inner) => below(inner, key),
-        _ => Some(GoType::Any),
-    }
 }
 
 #[cfg(test)]

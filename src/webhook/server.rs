@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use super::{
     certificate::ServingCertificate,
@@ -24,7 +24,7 @@ use super::{
     connections::Connections,
     requests::Requests,
 };
-use crate::{memory::MemoryBudget, resources::Resources};
+use crate::{listen, memory::MemoryBudget, resources::Resources};
 
 /// Answers the requests of a webhook.
 pub trait Handler: Send + Sync + 'static {
@@ -143,15 +143,7 @@ impl WebhookServer {
 async fn accept(listener: &TcpListener, tasks: &mut JoinSet<()>, server: &Arc<ConnectionServer>) {
     let connections = Connections::new(server.limits.connections, server.limits.memory);
     loop {
-        let (stream, client) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The process is probably out of file descriptors. Without the pause this loop would use a whole core.
-                warn!(%error, "could not accept a webhook connection, retrying");
-                sleep(Duration::from_millis(200)).await;
-                continue;
-            }
-        };
+        let (stream, client) = listen::accept(listener, "admission reviews").await;
         while tasks.try_join_next().is_some() {}
         match connections.admit(client.ip()).await {
             Some(connection) => _ = tasks.spawn(Arc::clone(server).serve(stream, connection)),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::api::go_duration;
+use crate::go;
 
 /// Parses a duration. An invalid one, which an older schema may have accepted, is replaced by the default.
 pub(super) fn duration(text: &str, default: &str) -> Duration {
-    let parsed = |text| u64::try_from(go_duration::parse(text)?).ok();
+    let parsed = |text| u64::try_from(go::duration::parse(text)?).ok();
     Duration::from_nanos(parsed(text).or_else(|| parsed(default)).unwrap_or_default())
 }
 

@@ -5,8 +5,11 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::LinkerdConfigStatus;
-use crate::cli::check::{policies::tests::in_force, read::CheckedReadiness};
+use crate::{
+    api::LinkerdConfigStatus,
+    cli::check::{policies::tests::in_force, read::CheckedReadiness},
+    drop_in::DropIn,
+};
 
 const NOW: &str = "2026-11-25T10:00:00Z";
 
@@ -259,7 +262,7 @@ fn pods_that_may_not_be_listed_are_named_and_nothing_is_said_about_all_of_them()
     let denied = "pods is forbidden: User \"alice\" cannot list resource \"pods\" in the namespace \"linkerd\"";
     let unlisted = |role, unread| UnlistedPods { role, pods: "the Pods x=y in namespace linkerd".to_owned(), unread };
     let mut facts = good();
-    facts.unlisted = vec![unlisted(ReplicaRole::Replacement("destination"), Unread::denied(denied))];
+    facts.unlisted = vec![unlisted(ReplicaRole::Replacement(DropIn::Destination), Unread::denied(denied))];
     let (success, text) = printed(&facts);
     let line = format!("‼ can list the Pods x=y in namespace linkerd\n    not looked at: {denied}\n");
     assert!(!success && text.contains(&line), "{text}");
@@ -275,14 +278,14 @@ fn pods_that_may_not_be_listed_are_named_and_nothing_is_said_about_all_of_them()
 
 #[test]
 fn a_container_that_may_be_the_operators_has_no_tick_and_one_that_is_is_named() {
-    let of_linkerd = |container, ready| CheckedReplica {
+    let validator = |ready| CheckedReplica {
         namespace: "linkerd".to_owned(),
-        role: ReplicaRole::Replacement(container),
+        role: ReplicaRole::Replacement(DropIn::SpValidator),
         ready,
         ..replica("linkerd-destination-1")
     };
     let mut facts = good();
-    facts.replicas.push(of_linkerd("sp-validator", Err(Unread::denied("pods is forbidden"))));
+    facts.replicas.push(validator(Err(Unread::denied("pods is forbidden"))));
     let (success, text) = printed(&facts);
     let line = "‼ the containers in place of Linkerd's are known\n    not looked at: \
                 linkerd/linkerd-destination-1 (sp-validator): pods is forbidden\n";
@@ -295,7 +298,7 @@ fn a_container_that_may_be_the_operators_has_no_tick_and_one_that_is_is_named() 
         "{text}"
     );
     let waiting = vec!["the certificate is missing".to_owned()];
-    facts.replicas[2] = of_linkerd("sp-validator", Ok(CheckedReadiness { is_ready: false, waiting_for: waiting }));
+    facts.replicas[2] = validator(Ok(CheckedReadiness { is_ready: false, waiting_for: waiting }));
     let (success, text) = printed(&facts);
     let line = "× all replicas are ready\n    linkerd/linkerd-destination-1 (sp-validator): the certificate is missing";
     assert!(!success && text.contains(line), "{text}");
@@ -333,7 +336,7 @@ fn a_cluster_that_only_some_replicas_could_be_asked_about_has_no_tick() {
 #[test]
 fn containers_that_replace_linkerds_need_no_lease_and_no_crd_of_the_operator() {
     let (success, found) = changed(|facts| {
-        let role = ReplicaRole::Replacement("destination");
+        let role = ReplicaRole::Replacement(DropIn::Destination);
         facts.replicas = vec![CheckedReplica { role, ..replica("linkerd-destination-1") }];
         facts.leases[0].1 = Ok(None);
         facts.crds[0].1 = Ok(false);

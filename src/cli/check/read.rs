@@ -4,7 +4,10 @@
 //! * Always: nothing is written, except the access reviews of the preflight, which are not stored; a fact that cannot be
 //!   read is an error with its reason; the number of replicas and the length of each answer are bounded.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter,
+};
 
 use futures::{StreamExt, future, stream};
 use k8s_openapi::{
@@ -29,6 +32,7 @@ use super::{
 };
 use crate::{
     api::{self, CONTROL_PLANE_COMPONENT_LABEL, INJECTORS_CONFIG_MAP, LinkerdConfigStatus},
+    drop_in::{DROP_INS, DropIn},
     external_workload, linkerd_config,
 };
 
@@ -75,8 +79,8 @@ pub(super) struct PreflightFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplicaRole {
     Manager,
-    /// It replaces Linkerd's container of this name.
-    Replacement(&'static str),
+    /// It replaces this container of Linkerd.
+    Replacement(DropIn),
 }
 
 /// Pods, some of which could not be listed.
@@ -123,7 +127,9 @@ impl CheckedReplica {
     pub(super) fn name(&self) -> String {
         match self.role {
             ReplicaRole::Manager => format!("{}/{}", self.namespace, self.pod),
-            ReplicaRole::Replacement(container) => format!("{}/{} ({container})", self.namespace, self.pod),
+            ReplicaRole::Replacement(drop_in) => {
+                format!("{}/{} ({})", self.namespace, self.pod, drop_in.container())
+            }
         }
     }
 }
@@ -160,7 +166,7 @@ pub(super) async fn installation(client: &Client, operator_namespace: &str, link
         let leases: Api<Lease> = Api::namespaced(client.clone(), linkerd_namespace);
         (format!("{linkerd_namespace}/{name}"), leases.get_opt(name).await.map_err(Unread::from))
     };
-    let names = std::iter::once(OPERATOR_CRD).chain(LINKERD_CRDS);
+    let names = iter::once(OPERATOR_CRD).chain(LINKERD_CRDS);
     let (version, crds, (replicas, unlisted), config_lease, workload_lease, configs, policies) = tokio::join!(
         version(client),
         crds(client, names),
@@ -266,18 +272,15 @@ async fn replicas(
     operator_namespace: &str,
     linkerd_namespace: &str,
 ) -> (Vec<CheckedReplica>, Vec<UnlistedPods>) {
-    let component = |name: &str| format!("{CONTROL_PLANE_COMPONENT_LABEL}={name}");
-    let (destination, injector) = (component("destination"), component("proxy-injector"));
-    // Linkerd's validator is a container in the Pods of its destination.
-    let in_destination = [ReplicaRole::Replacement("destination"), ReplicaRole::Replacement("sp-validator")];
-    let wanted = [
-        (&[ReplicaRole::Manager][..], operator_namespace, OPERATOR_SELECTOR),
-        (&in_destination, linkerd_namespace, destination.as_str()),
-        (&[ReplicaRole::Replacement("proxy-injector")], linkerd_namespace, injector.as_str()),
-    ];
+    let components: BTreeSet<_> = DROP_INS.into_iter().map(DropIn::component).collect();
+    let replacements = components.into_iter().map(|component| {
+        let roles = DROP_INS.into_iter().filter(|it| it.component() == component).map(ReplicaRole::Replacement);
+        (roles.collect(), linkerd_namespace, format!("{CONTROL_PLANE_COMPONENT_LABEL}={component}"))
+    });
+    let managers = (vec![ReplicaRole::Manager], operator_namespace, OPERATOR_SELECTOR.to_owned());
     let (mut containers, mut unlisted) = (Vec::new(), Vec::new());
-    for (roles, namespace, selector) in wanted {
-        let list = ListParams::default().labels(selector).limit(PODS);
+    for (roles, namespace, selector) in iter::once(managers).chain(replacements) {
+        let list = ListParams::default().labels(&selector).limit(PODS);
         let found = Api::<Pod>::namespaced(client.clone(), namespace).list(&list).await;
         let unread = match found {
             Ok(found) => {
@@ -341,7 +344,7 @@ async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<Checked
 /// Returns what a Pod with the operator's Destination API waits for; `None` if that cannot be read.
 pub(in crate::cli) async fn waiting_for(client: &Client, pod: &Pod) -> Option<Vec<String>> {
     let containers = &pod.spec.as_ref()?.containers;
-    let roles = [ReplicaRole::Manager, ReplicaRole::Replacement("destination")];
+    let roles = [ReplicaRole::Manager, ReplicaRole::Replacement(DropIn::Destination)];
     let port = roles.into_iter().find_map(|role| admin_port(role, containers))?;
     let (namespace, name) = (pod.namespace()?, pod.name_any());
     let ready = answer(client, &namespace, &name, port, "ready").await.ok()?;
@@ -352,7 +355,7 @@ pub(in crate::cli) async fn waiting_for(client: &Client, pod: &Pod) -> Option<Ve
 fn admin_port(role: ReplicaRole, containers: &[Container]) -> Option<i32> {
     let (container, suffix) = match role {
         ReplicaRole::Manager => ("manager", "admin"),
-        ReplicaRole::Replacement(name) => (name, "-admin"),
+        ReplicaRole::Replacement(drop_in) => (drop_in.container(), "-admin"),
     };
     let ports = containers.iter().filter(|it| it.name == container).flat_map(|it| it.ports.iter().flatten());
     let mut ports = ports.filter(|port| port.name.as_deref().is_some_and(|name| name.ends_with(suffix)));
@@ -404,8 +407,8 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!(admin_port(ReplicaRole::Manager, &containers), Some(9990));
-        assert_eq!(admin_port(ReplicaRole::Replacement("destination"), &containers), Some(9996));
-        assert_eq!(admin_port(ReplicaRole::Replacement("sp-validator"), &containers), Some(9997));
-        assert_eq!(admin_port(ReplicaRole::Replacement("proxy-injector"), &containers), None);
+        assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::Destination), &containers), Some(9996));
+        assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::SpValidator), &containers), Some(9997));
+        assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::ProxyInjector), &containers), None);
     }
 }

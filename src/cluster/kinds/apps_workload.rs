@@ -262,15 +262,10 @@ impl AppsWorkload {
         }
     }
 
-    /// Whether both are equal except for the resourceVersion.
-    fn eq_ignoring_version(&self, other: &Self) -> bool {
-        let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
-        let Self { paused, progress, pace, failure, created, controlled, .. } = self;
-        (workload, kind, uid, deleting, labels)
-            == (&other.workload, &other.kind, &other.uid, &other.deleting, &other.labels)
-            && (annotations, template, update) == (&other.annotations, &other.template, &other.update)
-            && (paused, progress, pace, failure) == (&other.paused, &other.progress, &other.pace, &other.failure)
-            && (created, controlled) == (&other.created, &other.controlled)
+    /// Whether more than the resourceVersion and the annotations that no observer reads differs.
+    fn is_change(&self, known: &Self) -> bool {
+        let (version, own_annotations) = (Arc::clone(&known.version), known.own_annotations.clone());
+        Self { version, own_annotations, ..self.clone() } != *known
     }
 }
 
@@ -382,7 +377,7 @@ impl<K: AppsKind> Stored for AppsWorkloadOf<K> {
     }
 
     fn is_change(&self, known: &Self) -> bool {
-        !self.resource.eq_ignoring_version(&known.resource)
+        self.resource.is_change(&known.resource)
     }
 }
 

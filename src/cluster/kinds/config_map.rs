@@ -133,8 +133,9 @@ impl Stored for ConfigMap {
         }
     }
 
+    /// Whether more than the resourceVersion differs.
     fn is_change(&self, known: &Self) -> bool {
-        !self.eq_ignoring_version(known)
+        Self { version: Arc::clone(&known.version), ..self.clone() } != *known
     }
 }
 
@@ -150,17 +151,6 @@ impl ConfigMap {
         let writer = writer.filter(|manager| !manager.is_empty());
         let written = writer.map(|manager| format!(" (last written by {manager})")).unwrap_or_default();
         format!("key {VALUES} of ConfigMap {}{written}", self.key)
-    }
-
-    /// Whether both are equal except for the resourceVersion.
-    fn eq_ignoring_version(&self, other: &Self) -> bool {
-        let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
-        let Self { annotations, writers, bundle, has_binary_bundle, bundle_written, .. } = self;
-        (key, uid, values, legacy, immutable, owned)
-            == (&other.key, &other.uid, &other.values, &other.legacy, &other.immutable, &other.owned)
-            && (annotations, writers) == (&other.annotations, &other.writers)
-            && (bundle, has_binary_bundle, bundle_written)
-                == (&other.bundle, &other.has_binary_bundle, &other.bundle_written)
     }
 }
 

@@ -46,15 +46,6 @@ impl LinkerdConfig {
     pub fn enforces(&self) -> bool {
         self.spec.mode == Mode::Enforce && !self.deleting
     }
-
-    /// Whether both are equal except for the status and the resourceVersion.
-    fn eq_ignoring_status(&self, other: &Self) -> bool {
-        let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;
-        let Self { target, annotations, spec, status: _, .. } = self;
-        (name, uid, generation, created, deleting, finalized)
-            == (&other.name, &other.uid, &other.generation, &other.created, &other.deleting, &other.finalized)
-            && (target, annotations, spec) == (&other.target, &other.annotations, &other.spec)
-    }
 }
 
 impl Projected for LinkerdConfig {
@@ -91,8 +82,10 @@ impl Stored for LinkerdConfig {
         NamespacedName::cluster_scoped(&self.name)
     }
 
+    /// Whether more than the status and the resourceVersion differs.
     fn is_change(&self, known: &Self) -> bool {
-        !self.eq_ignoring_status(known)
+        let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
+        Self { version, status, ..self.clone() } != *known
     }
 
     fn index(self: &Arc<Self>, by_target: &mut NamesBy<NamespacedName>, (): &mut ()) {

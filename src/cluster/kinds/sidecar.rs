@@ -10,7 +10,10 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-use crate::api::{INIT_NAME, NATIVE_SIDECAR_ANNOTATIONS, NETWORK_VALIDATOR_NAME, PROXY_NAME, go_bool};
+use crate::{
+    api::{INIT_NAME, NATIVE_SIDECAR_ANNOTATIONS, NETWORK_VALIDATOR_NAME, PROXY_NAME},
+    go,
+};
 
 /// The mount path of the token of a Pod's ServiceAccount.
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -130,7 +133,7 @@ impl NetworkSetup {
 impl NativeSidecarOverrides {
     /// Reads the annotations of an object. `annotation` returns the value of one of them.
     pub fn of<'a>(annotation: impl Fn(&'static str) -> Option<&'a str>) -> Self {
-        let read = |key| match annotation(key).map(go_bool::parse) {
+        let read = |key| match annotation(key).map(go::bool::parse) {
             None => BoolOverride::Absent,
             Some(None) => BoolOverride::Unparsable,
             Some(Some(value)) => BoolOverride::Set(value),

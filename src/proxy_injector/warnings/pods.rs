@@ -2,7 +2,7 @@
 
 use super::{AuthorWarnings, shown, values};
 use crate::{
-    api::go_duration,
+    go,
     proxy_injector::{
         annotations::{Annotations, WAIT_BEFORE_EXIT},
         reviewed::{ReviewedContainer, ReviewedSpec},
@@ -68,7 +68,7 @@ fn shutdown(values: &ProxyValues, annotations: Annotations<'_>, spec: &ReviewedS
     };
     let grace_period = annotations.get("shutdown-grace-period");
     if let Some(text) = grace_period
-        && go_duration::parse(text).is_some_and(|nanos| nanos > allowed.saturating_mul(1_000_000_000))
+        && go::duration::parse(text).is_some_and(|nanos| nanos > allowed.saturating_mul(1_000_000_000))
     {
         warn("config.linkerd.io/shutdown-grace-period", text);
     }

@@ -3,8 +3,9 @@
 
 use super::{AuthorWarnings, shown};
 use crate::{
-    api::{ADDITIONAL_ENV_ANNOTATION, go_bool, go_duration, quantity::Quantity},
+    api::{ADDITIONAL_ENV_ANNOTATION, quantity::Quantity},
     cluster::kinds::port_ranges,
+    go,
     proxy_injector::annotations::{Annotations, PREFIX},
     text::log_filter::{self, DirectiveMistake},
     values::{
@@ -99,7 +100,7 @@ const RULES: [ReadRule; 22] = [
     },
     ReadRule {
         names: &["enable-debug-sidecar"],
-        unusable: |text| unless(text, go_bool::parse(text).is_some()),
+        unusable: |text| unless(text, go::bool::parse(text).is_some()),
         wanted: "true or false",
         effect: Effect::Is("there is no debug container"),
     },
@@ -333,7 +334,7 @@ fn port(text: &str) -> Option<&str> {
 }
 
 fn duration(text: &str, is_usable: impl FnOnce(i64) -> bool) -> Option<&str> {
-    go_duration::parse(text).filter(|nanos| !is_usable(*nanos)).map(|_| text)
+    go::duration::parse(text).filter(|nanos| !is_usable(*nanos)).map(|_| text)
 }
 
 /// Returns the first directive with a mistake, if it is this one.

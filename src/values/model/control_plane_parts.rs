@@ -1,12 +1,10 @@
 //! The Go types of the maps that only the control plane reads. No code of the operator reads their fields.
 
-use super::{
-    go_type::{
-        GoField, GoType,
-        GoType::{Bool, Embedded, List, Scalar, Struct, Text},
-        GoTyped, is,
-    },
-    proxy_values::{ImageValues, ProxyEnvVar, ResourcesValues, TextMap, TracingValues, Untyped},
+use super::proxy_values::{ImageValues, ProxyEnvVar, ResourcesValues, TextMap, TracingValues, Untyped};
+use crate::go::types::{
+    GoField, GoType,
+    GoType::{Bool, Embedded, List, Scalar, Struct, Text},
+    GoTyped, is,
 };
 
 pub(super) const CONFIGS: GoType = Struct(&[is("global", Text), is("install", Text), is("proxy", Text)]);

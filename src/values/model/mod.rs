@@ -4,15 +4,17 @@
 //! spelling. A key that is not listed is kept and not checked: Go ignores unknown keys, and a newer Linkerd may use them.
 
 mod control_plane_parts;
-mod go_type;
 mod proxy_values;
+mod structs;
 
-pub(super) use go_type::{GoField, GoStruct, GoType, GoTyped};
 pub(crate) use proxy_values::{
     CapabilitiesValues, ConstraintsValues, ImageValues, MountValues, Parameters, ProbeValues, ProxyContainerValues,
     ProxyEnvVar, ProxyValues, ResourcesValues, TracingValues,
 };
 pub(super) use proxy_values::{IdentityValues, ProxyInitValues};
+pub(super) use structs::GoStruct;
+
+use crate::go::types::{GoType, GoTyped};
 
 /// The type of a whole document.
 pub(super) static VALUES: GoType = ProxyValues::TYPE;
@@ -22,6 +24,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::go::types::GoField;
 
     /// Returns the keys of structs that Go reads as the same key as another one.
     fn spelled_twice(above: &str, holds: &GoType) -> Vec<String> {

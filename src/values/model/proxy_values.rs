@@ -12,11 +12,12 @@ use super::{
         CONFIGS, CONTROLLER, DESTINATION_CONTROLLER, EGRESS, ISSUER, KUBE_API, POD_MONITOR, POLICY_CONTROLLER,
         PROXY_INJECTOR, WEBHOOK,
     },
-    go_type::{
-        GoField, GoStruct, GoType,
-        GoType::{Any, Bool, Embedded, List, Quantity, Struct, Text, Uint},
-        GoTyped, go_structs, is,
-    },
+    structs::{GoStruct, go_structs},
+};
+use crate::go::types::{
+    GoField, GoType,
+    GoType::{Any, Bool, Embedded, List, Quantity, Struct, Text, Uint},
+    GoTyped, is,
 };
 
 /// A Go map of strings.

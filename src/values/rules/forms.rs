@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use rustls::pki_types::DnsName;
 
-use super::super::scalar::resolve;
 use crate::{
-    api::{go_duration, is_dns_name},
+    api::is_dns_name,
+    go::{self, scalar::resolve},
     text::log_filter::{self, DirectiveMistake},
 };
 
@@ -75,7 +75,7 @@ impl Form {
             Self::ProxyDuration => {
                 (is_proxy_duration(text), "a whole number and a unit, such as 100ms, 5s or 1h".to_owned())
             }
-            Self::GoDuration => (go_duration::parse(text).is_some(), "a duration, such as 20s or 24h0m0s".to_owned()),
+            Self::GoDuration => (go::duration::parse(text).is_some(), "a duration, such as 20s or 24h0m0s".to_owned()),
             Self::ProxyPorts => {
                 let mut items = text.split(',').map(str::trim);
                 (items.all(is_ports), "a comma-separated list of ports and port ranges".to_owned())

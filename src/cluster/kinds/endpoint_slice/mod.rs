@@ -14,6 +14,7 @@ use crate::{
     api::{
         MANAGED_BY, MANAGED_BY_LABEL, NamespacedName, Uid,
         endpoint_slice::{EndpointSlice, SliceObject},
+        version_number,
     },
     cluster::{
         Problems, Projected,
@@ -133,7 +134,7 @@ impl Stored for Slice {
     }
 
     fn prepare(&mut self, cluster: &mut SliceTotals) {
-        let version = self.version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default();
+        let version = self.version.as_deref().and_then(version_number).unwrap_or_default();
         cluster.seen_version = cluster.seen_version.max(version);
     }
 

@@ -8,10 +8,7 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 
 use super::weight::weight;
-use crate::{
-    api::{self, go_duration},
-    cluster::Problems,
-};
+use crate::{api, cluster::Problems, go};
 
 /// The deepest nesting of matches. Each level takes up to four nested messages, and clients decode at most one hundred.
 pub const DEEPEST: usize = 20;
@@ -224,7 +221,7 @@ fn route(spec: api::RouteSpec, problems: &mut Problems) -> Result<Route, Invalid
     let classes = spec.response_classes.into_iter().flatten();
     let response_classes = classes.map(|class| response_class(class, &name)).collect::<Result<_, _>>()?;
     let timeout = spec.timeout.filter(|text| !text.is_empty()).and_then(|text| {
-        let nanoseconds = go_duration::parse(&text);
+        let nanoseconds = go::duration::parse(&text);
         if nanoseconds.is_none() {
             problems.add(format_args!("the timeout of route {name:?} is no duration: {text:?}"));
         }
@@ -243,7 +240,7 @@ fn response_class(class: Option<api::ResponseClassSpec>, route: &str) -> Result<
 
 fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
     let ttl = spec.ttl.unwrap_or_default();
-    let Some(nanoseconds) = go_duration::parse(&ttl) else { return Err(Invalid::Ttl(ttl)) };
+    let Some(nanoseconds) = go::duration::parse(&ttl) else { return Err(Invalid::Ttl(ttl)) };
     let retry_ratio = spec.retry_ratio.unwrap_or_default();
     // A JSON number that is too large for the wire becomes infinite.
     if !retry_ratio.is_finite() {

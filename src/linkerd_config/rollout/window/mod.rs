@@ -18,9 +18,9 @@ use jiff::{
 };
 
 use self::cron::Cron;
-use crate::api::{
-    go_duration,
-    linkerd_config::{AllowedWindow, DeniedWindow, WindowSpec},
+use crate::{
+    api::linkerd_config::{AllowedWindow, DeniedWindow, WindowSpec},
+    go,
 };
 
 /// The limits of the schema.
@@ -230,7 +230,7 @@ impl Allowed {
     fn parse(window: &AllowedWindow) -> Result<Self, String> {
         let AllowedWindow { cron, duration } = window;
         let cron = Cron::parse(cron).map_err(|why| format!("cron: {why}"))?;
-        let nanoseconds = go_duration::parse(duration).map(i128::from);
+        let nanoseconds = go::duration::parse(duration).map(i128::from);
         match nanoseconds {
             Some(nanoseconds @ 1..=LONGEST) => Ok(Self { cron, nanoseconds }),
             Some(_) => Err(format!("duration: {duration:?} must be positive and at most seven days (168h)")),

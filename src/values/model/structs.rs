@@ -1,39 +1,4 @@
-//! The Go types of values, and the declaration of a struct that has such a type.
-
-/// The type of a value, with the types below it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::values) enum GoType {
-    Text,
-    Bool,
-    /// Whole numbers, with the bounds of the Go type.
-    Int(i64, i64),
-    Uint,
-    /// The largest number of the Go type.
-    Float(f64),
-    /// A string in some releases of Linkerd and a number in others, so it is not converted.
-    Scalar,
-    /// A `resource.Quantity` of Kubernetes, as text or as a number.
-    Quantity,
-    List(&'static GoType),
-    /// A map with any keys.
-    Map(&'static GoType),
-    Struct(&'static [GoField]),
-    /// A field of an embedded struct. Go's YAML reader does not find its type, so a number is not converted to a
-    /// string.
-    Embedded(&'static GoType),
-    Any,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(in crate::values) struct GoField {
-    pub(in crate::values) name: &'static str,
-    pub(in crate::values) holds: GoType,
-}
-
-/// A Rust type, with the Go type of the field that it is read from.
-pub(in crate::values) trait GoTyped {
-    const TYPE: GoType;
-}
+//! The declaration of a struct of Linkerd's values.
 
 /// The keys of a struct, by the programs that read them.
 pub(in crate::values) trait GoStruct {
@@ -43,43 +8,6 @@ pub(in crate::values) trait GoStruct {
     const INJECTED: &'static [&'static str];
     /// Only the control plane reads these keys.
     const CONTROL_PLANE: &'static [&'static str];
-}
-
-pub(super) const fn is(name: &'static str, holds: GoType) -> GoField {
-    GoField { name, holds }
-}
-
-/// Implements [`GoTyped`] for a type that holds no other type.
-macro_rules! go_types {
-    ($($type:ty => $go:expr,)*) => {
-        $(impl GoTyped for $type {
-            const TYPE: GoType = $go;
-        })*
-    };
-}
-
-go_types! {
-    String => GoType::Text,
-    bool => GoType::Bool,
-    i32 => GoType::Int(i32::MIN as i64, i32::MAX as i64),
-    i64 => GoType::Int(i64::MIN, i64::MAX),
-    u64 => GoType::Uint,
-    f32 => GoType::Float(f32::MAX as f64),
-    f64 => GoType::Float(f64::MAX),
-    serde_json::Value => GoType::Any,
-    serde_json::Map<String, serde_json::Value> => GoType::Map(&GoType::Any),
-}
-
-impl<T: GoTyped> GoTyped for Option<T> {
-    const TYPE: GoType = T::TYPE;
-}
-
-impl<T: GoTyped> GoTyped for Vec<T> {
-    const TYPE: GoType = GoType::List(&T::TYPE);
-}
-
-impl<T: GoTyped> GoTyped for std::collections::BTreeMap<String, T> {
-    const TYPE: GoType = GoType::Map(&T::TYPE);
 }
 
 /// Declares structs of Linkerd: the Rust structs that the injector reads, and the Go types of all keys.

@@ -1,12 +1,11 @@
-//! Plain scalars as Go's YAML reader resolves them (go.yaml.in/yaml/v2 `resolve.go`, under sigs.k8s.io/yaml), and
-//! floats as Go formats them.
+//! Plain scalars as Go's YAML reader resolves them: go.yaml.in/yaml/v2 `resolve.go`, under sigs.k8s.io/yaml.
 
 use serde_json::Value;
 
 /// Returns the JSON value of a plain scalar, or `None` for a number that YAML parsers read differently: one with
 /// underscores, with a leading zero or in another base, infinity, and NaN. Timestamps and numbers in base 60 are
 /// strings.
-pub(super) fn resolve(text: &str) -> Option<Value> {
+pub(crate) fn resolve(text: &str) -> Option<Value> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => return Some(true.into()),
@@ -63,27 +62,6 @@ fn is_decimal(text: &str) -> bool {
         && all_digits(fraction)
         && !(whole.is_empty() && fraction.is_empty())
         && exponent.is_none_or(|exponent| !exponent.is_empty() && all_digits(exponent))
-}
-
-/// Returns Go's `FormatFloat(number, 'g', -1, 32)`: its YAML reader converts a float to this string where the type is a
-/// string.
-#[expect(clippy::cast_possible_truncation, reason = "to 32 bits, as Go does")]
-pub(super) fn spelled_by_go(number: f64) -> String {
-    let number = number as f32;
-    if number.is_infinite() {
-        return if number > 0.0 { "+Inf".to_owned() } else { "-Inf".to_owned() };
-    }
-    if number.is_nan() {
-        return "NaN".to_owned();
-    }
-    let shortest = format!("{number:e}");
-    let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or_default();
-    if (-4..6).contains(&exponent) {
-        return number.to_string();
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
 }
 
 #[cfg(test)]
@@ -171,25 +149,6 @@ mod tests {
             "1é",
         ] {
             assert_eq!(resolve(text), Some(text.into()));
-        }
-    }
-
-    #[test]
-    fn a_float_in_place_of_a_string_is_formatted_as_in_go() {
-        for (number, text) in [
-            (0.5, "0.5"),
-            (1.1, "1.1"),
-            (-0.0, "-0"),
-            (12_000.0, "12000"),
-            (1e6, "1e+06"),
-            (123_456.0, "123456"),
-            (1_234_567.0, "1.234567e+06"),
-            (0.000_1, "0.0001"),
-            (0.000_01, "1e-05"),
-            (1.234_567_89, "1.2345679"),
-            (1e300, "+Inf"),
-        ] {
-            assert_eq!(spelled_by_go(number), text);
         }
     }
 }
