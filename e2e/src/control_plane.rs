@@ -10,7 +10,6 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -31,6 +30,7 @@ use tokio::{
 
 use crate::{
     binaries::Binaries,
+    command::Ended,
     component::Layout,
     etcd, kubeconfig,
     process::{Process, Signal, Spawn},
@@ -66,6 +66,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// With the garbage collector, and the controllers of namespaces and ServiceAccounts.
+    pub fn with_controllers() -> Self {
+        Self { controller_manager: true, ..Self::default() }
+    }
+
     /// All components: Deployments get Pods, and the Pods get addresses.
     pub fn full() -> Self {
         Self { controller_manager: true, scheduler: true, kwok: true, ..Self::default() }
@@ -243,16 +248,11 @@ impl ControlPlane {
     /// Runs kubectl as the admin. Returns its stdout, or an error with its stderr.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut command = tokio::process::Command::new(self.kubectl_path()?);
-        command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+        command.args(args).env("KUBECONFIG", &self.kubeconfig);
         command.env("HOME", self.directory.path()).env("KUBECACHEDIR", NO_CACHE);
-        let output = timeout(KUBECTL_DEADLINE, command.output()).await.context("kubectl took too long")??;
-        ensure!(
-            output.status.success(),
-            "kubectl {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        Ok(String::from_utf8(output.stdout)?)
+        let ended = Ended::of(command, KUBECTL_DEADLINE).await?;
+        ensure!(ended.code == Some(0), "kubectl {}: {}", args.join(" "), ended.stderr.trim());
+        Ok(ended.stdout)
     }
 
     /// Starts a long-running kubectl as the admin, for example with `--watch`. Its log is its output; dropping it ends
