@@ -5,7 +5,7 @@ use e2e::{Action, Options, Rule, eventually, holds, mesh::SOON};
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{QUIET, Rig};
+use super::{FaultRig, QUIET};
 
 /// A step in the life of a Service's slices: the write in flight when the manager is killed, and the expected
 /// endpoints.
@@ -33,7 +33,7 @@ const STEPS: [Step; 4] = [
 /// Kills the manager at each step. With `late`, the write still reaches the API server, after the next manager has
 /// finished.
 async fn killed_at_each_step(late: bool) -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     for (number, step) in STEPS.iter().enumerate() {
         let service = format!("web-{number}");
         let mesh = super::new_mesh(&rig.client).await?;
@@ -94,7 +94,7 @@ async fn a_late_write_of_a_killed_manager_does_not_undo_the_work_of_the_next() -
 /// The write succeeds, but the manager is killed before it receives the response.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_is_not_repeated_when_the_manager_is_killed_right_after_it() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     rig.mesh.put_service("web", json!({})).await?;
     let mut manager = rig.manager().await?;
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
