@@ -12,7 +12,7 @@ use e2e::{
 use serde_json::json;
 
 use super::{
-    EXPIRED, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, leads, serves, slice_writes, stops_leading, writes,
+    EXPIRED, LEASE, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, serves, slice_writes, stops_leading, writes,
 };
 
 /// How long the test waits for an unexpected write.
@@ -58,7 +58,7 @@ async fn a_leader_paused_past_the_renew_deadline_keeps_its_lease_and_catches_up(
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let mut only = stage.manager_behind(&proxy, "only").await?;
-    leads(&only, SOON).await?;
+    only.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     // When resumed, it receives the change well before it has renewed its Lease.
     proxy.inject(Rule::path("/leases/").method("PUT"), Action::Delay(Duration::from_millis(500)));
@@ -82,7 +82,7 @@ async fn late_write(
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let mut first = stage.manager_behind(&proxy, "first").await?;
-    leads(&first, SOON).await?;
+    first.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     let second = stage.manager("second").await?;
     prepare(&stage.mesh).await?;
@@ -151,7 +151,7 @@ async fn lease_partition(action: Action) -> Result<()> {
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let first = stage.manager_behind(&proxy, "first").await?;
-    leads(&first, SOON).await?;
+    first.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     let second = stage.manager("second").await?;
     // Refused writes are retried, so the leader always has a pending write.
@@ -206,12 +206,7 @@ async fn lease_partition(action: Action) -> Result<()> {
 
     refused.remove();
     partition.remove();
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = first.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
+    first.is_well(SOON).await?;
     holds(QUIET, "the first replica to follow", async || {
         ready = !ready;
         quiet(ready).await?;
