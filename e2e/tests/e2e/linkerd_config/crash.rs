@@ -165,8 +165,7 @@ async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let second_proxy = FaultProxy::start(&installation.control_plane).await?;
-    let mut second = installation.start_manager("second", &second_proxy, &[])?;
-    second.ready(SOON).await?;
+    let second = installation.replica("second").through(&second_proxy).ready(&installation.control_plane).await?;
     let written = || {
         let changes = |r: &e2e::fault_proxy::Request| r.method != "GET" && !r.path.contains("/leases");
         second_proxy.log().into_iter().filter(changes).collect::<Vec<_>>()

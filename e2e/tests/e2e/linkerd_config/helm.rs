@@ -3,12 +3,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{Manager, binaries::Binaries};
+use e2e::{Manager, binaries::Binaries, command::Ended};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -46,12 +45,9 @@ impl Helm {
         }
         let cluster = &self.installation.control_plane;
         command.args(args).env_clear().env("KUBECONFIG", cluster.kubeconfig()).env("HOME", cluster.directory());
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(DEADLINE, command.output()).await.context("Helm took too long")??;
-        let (stdout, stderr) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
-        ensure!(output.status.success(), "helm {verb} {}: {}", args.join(" "), stderr.trim());
-        Ok(stdout.into_owned())
+        let Ended { code, stdout, stderr } = Ended::of(command, DEADLINE).await?;
+        ensure!(code == Some(0), "helm {verb} {}: {}", args.join(" "), stderr.trim());
+        Ok(stdout)
     }
 
     /// Expects that Helm fails because the operator owns the document. Returns its error.

@@ -147,7 +147,7 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_th
     installation.delete("mesh").await?;
     installation.is_deleted("mesh").await?;
     installation.is_helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?;
-    assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    manager.has_no_problem().await?;
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(refused(&installation), []);
     Ok(())

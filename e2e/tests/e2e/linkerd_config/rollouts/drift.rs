@@ -4,12 +4,12 @@ use anyhow::{Result, ensure};
 use e2e::{Action, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{Mesh, names};
+use super::{RolloutRig, names};
 
 /// Scenario 3: the edit keeps our marker in the document, so that the new Pod seems to be up to date.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_workload_of_a_pod_that_was_created_during_an_edit_is_restarted() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
     let marker = mesh.is_complete().await?;
