@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    ManagerOptions, Rig,
     answers::{difference, profile_difference, profile_refusal, settings},
     discovery::Discovery,
     eventually,
@@ -131,14 +131,11 @@ fn seed() -> Result<u64> {
 async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()> {
     let seed = seed()?;
     let mut world = World::valid(seed)?;
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let api_client = control_plane.client().await?;
+    let rig = Rig::linkerd().start().await?;
+    let api_client = rig.client.clone();
     api::begin(&api_client, &world).await?;
     let (settings, args) = settings();
-    let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-    manager.ready(SOON).await?;
+    let manager = ManagerOptions::new(args).ready(&rig).await?;
     let (mut holders, state) = (Holders::default(), api::list(&api_client).await?);
     holders.observe(&state);
     let queries: Vec<Query> = (world.requests().into_iter().map(Query::Get))

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    Rig,
+    Served,
     objects::{address, service, slice},
 };
 
@@ -35,7 +35,7 @@ struct Answer {
 }
 
 /// Sends one request on a new connection. A reset stream counts as a response with CANCELLED, as in a gRPC client.
-async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&str>, body: &[u8]) -> Result<Answer> {
+async fn request(rig: &Served, method: Method, path: &str, content_type: Option<&str>, body: &[u8]) -> Result<Answer> {
     let address = rig.manager.destination_address();
     let exchange = async {
         let io = TokioIo::new(TcpStream::connect(address).await?);
@@ -83,7 +83,7 @@ fn grpc_status(headers: &HeaderMap) -> (Option<u32>, String) {
     (text("grpc-status").and_then(|code| code.parse().ok()), text("grpc-message").unwrap_or_default())
 }
 
-async fn post(rig: &Rig, body: &[u8]) -> Result<Answer> {
+async fn post(rig: &Served, body: &[u8]) -> Result<Answer> {
     request(rig, Method::POST, GET, Some("application/grpc"), body).await
 }
 
@@ -109,14 +109,14 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-async fn rig(prefix: &str) -> Result<(Rig, e2e::discovery::Endpoints)> {
-    let rig = Rig::start(prefix).await?;
+async fn rig(prefix: &str) -> Result<(Served, e2e::discovery::Endpoints)> {
+    let rig = Served::start(prefix).await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     let stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     Ok((rig, stream))
 }
 
-async fn still_served(rig: &Rig, mut stream: e2e::discovery::Endpoints) -> Result<()> {
+async fn still_served(rig: &Served, mut stream: e2e::discovery::Endpoints) -> Result<()> {
     rig.set_endpoints("web", &[address("192.0.2.2")]).await?;
     stream.shows(&["192.0.2.2:8080"]).await?;
     let discovery = rig.manager.discovery().await?;
