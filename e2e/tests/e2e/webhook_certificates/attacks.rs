@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::cluster::{APP, Cluster, NAME};
+use super::cluster::{APP, NAME, WebhookRig};
 
 /// The memory limit of the shipped Deployment.
 const LIMIT: u64 = 250 * 1024 * 1024;
@@ -165,7 +165,7 @@ async fn until_closed(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected() -> Result<()> {
-    let mut cluster = Cluster::start().await?;
+    let mut cluster = WebhookRig::start().await?;
     cluster.memory_limit = Some(LIMIT);
     let replica = cluster.ready_replica().await?;
     cluster.register_with("Fail", None).await?;
