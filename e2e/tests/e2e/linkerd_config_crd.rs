@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{ControlPlane, Options, eventually, mesh::merge};
+use e2e::{Rig, eventually, mesh::merge};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
@@ -350,9 +350,8 @@ async fn kubectl_explain_shows_the_documentation() -> Result<()> {
 
 #[tokio::test]
 async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.install_crds("crd").await?;
-    let configs: Api<DynamicObject> = Api::all_with(control_plane.client().await?, &kind());
+    let control_plane = Rig::bare().crds("crd").start().await?;
+    let configs: Api<DynamicObject> = Api::all_with(control_plane.client.clone(), &kind());
     let target = json!({"linkerdNamespace": "mesh-system"});
     let made = configs.create(&PostParams::default(), &object("mesh", &json!({"global": target}))).await?;
 

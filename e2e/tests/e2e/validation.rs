@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, TestNamespace, eventually,
-    mesh::merge,
+    mesh::{SOON, merge},
     metric, plain_http,
     validator::{LABEL, WebhookProcess, unregister},
 };
@@ -15,7 +15,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, api::PostParams, client::Body};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(45);
 const INSTALLED: &str = include_str!("../../../src/values/testdata/installed.yaml");
 const PROFILES: &str = "linkerd.io/v1alpha2";
 const WORKLOADS: &str = "workload.linkerd.io/v1beta1";
