@@ -94,12 +94,12 @@ pub struct ControlPlane {
     kubeconfig: PathBuf,
     server_url: String,
     /// `None` for an existing cluster, in which the harness must not inject faults.
-    own: Option<Own>,
+    own: Option<OwnProcesses>,
     directory: TempDir,
     _permit: Option<SemaphorePermit<'static>>,
 }
 
-struct Own {
+struct OwnProcesses {
     layout: Layout,
     options: Options,
     etcd: Process,
@@ -129,7 +129,7 @@ impl ControlPlane {
         let layout = Layout::prepare(directory.path(), binaries, &options, ADMIN_TOKEN)?;
         let etcd = Process::spawn(layout.etcd()?)?;
         let api_server = Process::spawn(layout.api_server()?)?;
-        let own = Own { layout, options, etcd, api_server: Some(api_server), others: Vec::new() };
+        let own = OwnProcesses { layout, options, etcd, api_server: Some(api_server), others: Vec::new() };
         let mut control_plane = Self {
             kubeconfig: own.layout.kubeconfig.clone(),
             server_url: own.layout.server_url(),
@@ -320,11 +320,11 @@ impl ControlPlane {
             .collect()
     }
 
-    fn ours(&self) -> Result<&Own> {
+    fn ours(&self) -> Result<&OwnProcesses> {
         self.own.as_ref().ok_or_else(not_ours)
     }
 
-    fn own(&mut self) -> Result<&mut Own> {
+    fn own(&mut self) -> Result<&mut OwnProcesses> {
         self.own.as_mut().ok_or_else(not_ours)
     }
 
@@ -346,7 +346,7 @@ impl ControlPlane {
         .await;
         // The outer error means not ready in time. The inner one means a process ended, so that waiting does not help.
         result.map_err(|error| match &self.own {
-            Some(Own { api_server: Some(api_server), .. }) => {
+            Some(OwnProcesses { api_server: Some(api_server), .. }) => {
                 error.context(format!("the log of kube-apiserver ends with:\n{}", api_server.log_tail(15)))
             }
             _ => error,

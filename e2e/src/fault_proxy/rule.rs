@@ -76,9 +76,9 @@ impl Rule {
 
 /// An active rule. Dropping this changes nothing: a fault lasts until it is removed or used up.
 #[derive(Clone)]
-pub struct Fault(Arc<State>);
+pub struct Fault(Arc<FaultState>);
 
-struct State {
+struct FaultState {
     rule: Rule,
     action: Action,
     matched: AtomicUsize,
@@ -119,7 +119,7 @@ pub(super) struct Rules(Mutex<Vec<Fault>>);
 
 impl Rules {
     pub(super) fn add(&self, rule: Rule, action: Action) -> Fault {
-        let fault = Fault(Arc::new(State {
+        let fault = Fault(Arc::new(FaultState {
             rule,
             action,
             matched: AtomicUsize::new(0),

@@ -57,9 +57,9 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
 }
 
 /// The path of a value below `spec` or `spec.rollout`, the value, the rejected path below it, and a part of the reason.
-type Invalid = (&'static str, Value, &'static str, &'static str);
+type InvalidValue = (&'static str, Value, &'static str, &'static str);
 
-fn invalid_values() -> Vec<Invalid> {
+fn invalid_values() -> Vec<InvalidValue> {
     let port_or_range = "must be a port such as 4567, or a range of ports such as 8000-8010";
     let (one_unit, go) = ("must be a whole number with one unit", "must be a Go duration");
     let (quantity, version) = ("must be a quantity that is not negative", "must be a version such as edge-26.8.3");
@@ -158,7 +158,7 @@ fn invalid_values() -> Vec<Invalid> {
     ]
 }
 
-fn invalid_rollouts() -> Vec<Invalid> {
+fn invalid_rollouts() -> Vec<InvalidValue> {
     let number = "must be a number from 1 to 10000, or a percentage from 1% to 100%";
     let (go, positive) = ("must be a Go duration", "must be greater than zero");
     let (zone, five) = ("must be the name of a time zone", "must be the five fields of a cron expression");

@@ -15,18 +15,18 @@ use super::{
     },
     received::{self, traits},
 };
-use Verdict::{Accepted, ByVersion, Rejected};
+use Acceptance::{Accepted, ByVersion, Rejected};
 
 /// What the API server does with a row of a table. Rejected rows do not reach the operator.
 #[derive(Clone, Copy)]
-enum Verdict {
+enum Acceptance {
     Accepted,
     Rejected,
     /// Accepted by Kubernetes 1.34, rejected by 1.36.
     ByVersion,
 }
 
-impl Verdict {
+impl Acceptance {
     /// Returns a text if the API server decided otherwise, or could not decide.
     fn difference(self, row: usize, created: Result<DynamicObject>) -> Option<String> {
         let refusal = created.err().map(|error| format!("{error:#}"));

@@ -27,7 +27,7 @@ const PREFACE: Duration = Duration::from_secs(25);
 
 /// A response: the HTTP status, the gRPC status if any, and whether it had a message.
 #[derive(Debug)]
-struct Answer {
+struct HttpAnswer {
     status: StatusCode,
     code: Option<u32>,
     text: String,
@@ -35,7 +35,13 @@ struct Answer {
 }
 
 /// Sends one request on a new connection. A reset stream counts as a response with CANCELLED, as in a gRPC client.
-async fn request(rig: &Served, method: Method, path: &str, content_type: Option<&str>, body: &[u8]) -> Result<Answer> {
+async fn request(
+    rig: &Served,
+    method: Method,
+    path: &str,
+    content_type: Option<&str>,
+    body: &[u8],
+) -> Result<HttpAnswer> {
     let address = rig.manager.destination_address();
     let exchange = async {
         let io = TokioIo::new(TcpStream::connect(address).await?);
@@ -46,7 +52,7 @@ async fn request(rig: &Served, method: Method, path: &str, content_type: Option<
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
         }
-        let reset = |error: hyper::Error| Answer {
+        let reset = |error: hyper::Error| HttpAnswer {
             status: StatusCode::OK,
             code: Some(1),
             text: error.to_string(),
@@ -73,7 +79,7 @@ async fn request(rig: &Served, method: Method, path: &str, content_type: Option<
                 Err(error) => return Ok(reset(error)),
             }
         }
-        Ok(Answer { status: parts.status, code, text, messages })
+        Ok(HttpAnswer { status: parts.status, code, text, messages })
     };
     timeout(PROMPTLY, exchange).await.with_context(|| format!("{path} was not answered"))?
 }
@@ -83,7 +89,7 @@ fn grpc_status(headers: &HeaderMap) -> (Option<u32>, String) {
     (text("grpc-status").and_then(|code| code.parse().ok()), text("grpc-message").unwrap_or_default())
 }
 
-async fn post(rig: &Served, body: &[u8]) -> Result<Answer> {
+async fn post(rig: &Served, body: &[u8]) -> Result<HttpAnswer> {
     request(rig, Method::POST, GET, Some("application/grpc"), body).await
 }
 

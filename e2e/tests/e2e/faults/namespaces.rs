@@ -32,7 +32,7 @@ async fn others_are_published(rig: &FaultRig) -> Result<()> {
 }
 
 /// The requests of the manager for the namespace.
-fn requests(rig: &FaultRig) -> Vec<e2e::fault_proxy::Request> {
+fn requests(rig: &FaultRig) -> Vec<e2e::fault_proxy::RecordedRequest> {
     let path = format!("/namespaces/{}/", rig.mesh.namespace());
     rig.proxy.log().into_iter().filter(|request| request.path.contains(&path)).collect()
 }

@@ -66,7 +66,7 @@ async fn in_force(rig: &FaultRig, allowed: bool, verb: &str, resource: &str) -> 
     .await
 }
 
-fn refused(rig: &FaultRig) -> Vec<e2e::fault_proxy::Request> {
+fn refused(rig: &FaultRig) -> Vec<e2e::fault_proxy::RecordedRequest> {
     rig.proxy.log().into_iter().filter(|request| matches!(request.status, Some(401 | 403))).collect()
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Action, FaultProxy, Rule, eventually,
-    fault_proxy::Request,
+    fault_proxy::RecordedRequest,
     holds,
     mesh::{Mesh, SOON},
 };
@@ -90,7 +90,7 @@ async fn late_write(
     change(&stage.mesh).await?;
     let place = eventually(SOON, "the write to be held", async || {
         let log = proxy.log();
-        let held = |request: &Request| request.method == method && request.path.contains("/endpointslices");
+        let held = |request: &RecordedRequest| request.method == method && request.path.contains("/endpointslices");
         log.iter().rposition(|request| held(request) && request.status.is_none()).context("no write is held")
     })
     .await?;

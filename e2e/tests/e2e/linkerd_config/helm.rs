@@ -17,12 +17,12 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const RELEASE: &str = "linkerd-control-plane";
 
 /// One version of Helm, and the installation that it installs Linkerd's configuration into.
-struct Helm {
+struct HelmInstallation {
     binary: PathBuf,
     installation: Installation,
 }
 
-impl Helm {
+impl HelmInstallation {
     async fn new(version: &str) -> Result<Self> {
         let binary = Self::binary(version).await?;
         let installation = Installation::empty().await?;
@@ -108,7 +108,7 @@ impl Helm {
 /// An upgrade and a rollback with server-side apply, which is the default of Helm 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_overlay() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     let uid = helm.installation.map().await?.uid();
     let set = ["--set", "proxy.logFormat=json"];
@@ -139,7 +139,7 @@ async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_over
 /// Helm 3 merges on the client, so it never conflicts.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
-    let helm = Helm::new("helm3").await?;
+    let helm = HelmInstallation::new("helm3").await?;
     let (_manager, base) = helm.adopted().await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
@@ -155,9 +155,9 @@ async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
 /// Helm 4 keeps the method of a release that Helm 3 installed, unless `--server-side` says otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> {
-    let mut helm = Helm::new("helm3").await?;
+    let mut helm = HelmInstallation::new("helm3").await?;
     let (_manager, base) = helm.adopted().await?;
-    helm.binary = Helm::binary("helm4").await?;
+    helm.binary = HelmInstallation::binary("helm4").await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
     helm.is_declared_over(&upgraded).await?;
@@ -170,7 +170,7 @@ async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> 
 /// After the deletion of the resource, the next upgrade is as before the adoption.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     helm.installation.delete("mesh").await?;
     helm.installation.is_deleted("mesh").await?;
@@ -186,7 +186,7 @@ async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
 /// that neither `linkerd.io/created-by` nor `cliVersion` identifies the installer.
 #[tokio::test(flavor = "multi_thread")]
 async fn kubectl_apply_of_a_rendered_chart_is_an_installation_and_of_an_edited_copy_is_drift() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     let installation = &helm.installation;
     let file = installation.control_plane.directory().join(format!("{}.yaml", installation.namespace));

@@ -112,7 +112,7 @@ async fn in_force(installation: &Installation, allowed: bool, resource: &str, ve
     .await
 }
 
-pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::Request> {
+pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::RecordedRequest> {
     installation.proxy.log().into_iter().filter(|request| matches!(request.status, Some(401 | 403))).collect()
 }
 

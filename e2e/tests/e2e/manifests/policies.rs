@@ -13,19 +13,19 @@ use kube::{Api, Client, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{of_kind, probe::Probe};
-use cases::{APP, By, Case};
+use cases::{APP, By, PolicyCase};
 
 const ANNOTATIONS: &str = "linkerd-operator-rollout-annotations";
 /// A ServiceAccount with the operator's name in a tenant's namespace.
 const IMPOSTOR: &str = "system:serviceaccount:app:linkerd-operator";
 
-struct Clients {
+struct PolicyClients {
     operator: Client,
     admin: Client,
     impostor: Client,
 }
 
-impl Clients {
+impl PolicyClients {
     fn of(&self, by: By) -> &Client {
         match by {
             By::Operator => &self.operator,
@@ -36,7 +36,7 @@ impl Clients {
 }
 
 /// Starts a cluster with the shipped manifests, without the policies.
-async fn start(options: Options) -> Result<(Rig, Clients)> {
+async fn start(options: Options) -> Result<(Rig, PolicyClients)> {
     let impostor = User { name: IMPOSTOR.to_owned(), groups: vec!["system:masters".to_owned()] };
     let options = Options { users: vec![impostor], ..options };
     let control_plane = Rig::bare().options(options).namespace("linkerd").start().await?;
@@ -48,7 +48,7 @@ async fn start(options: Options) -> Result<(Rig, Clients)> {
     let dry_run = format!("{}/../config/samples/dry_run_role.yaml", env!("CARGO_MANIFEST_DIR"));
     control_plane.kubectl(&["apply", "-f", &dry_run]).await?;
     control_plane.apply(&cases::namespaces()).await?;
-    let clients = Clients {
+    let clients = PolicyClients {
         operator: kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?,
         admin: control_plane.client.clone(),
         impostor: kubeconfig::client(&control_plane.kubeconfig_for(IMPOSTOR)?).await?,
@@ -66,7 +66,7 @@ async fn apply_policies(control_plane: &ControlPlane) -> Result<()> {
 }
 
 /// Waits until each policy is in force: until it refuses the first of its cases.
-async fn are_in_force(clients: &Clients, cases: &[Case]) -> Result<()> {
+async fn are_in_force(clients: &PolicyClients, cases: &[PolicyCase]) -> Result<()> {
     let mut seen = BTreeSet::new();
     for case in cases {
         let Some(policy) = case.refused_by.filter(|policy| seen.insert(*policy)) else { continue };

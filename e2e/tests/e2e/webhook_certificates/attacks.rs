@@ -40,7 +40,7 @@ const LONG: usize = 256 * 1024;
 
 /// What each connection of an attacker sends.
 #[derive(Clone, Copy, Debug)]
-enum Attack {
+enum ConnectionAttack {
     /// Nothing.
     Silent,
     /// A record of TLS that is as long as possible and not complete.
@@ -59,7 +59,7 @@ enum Attack {
     UnreadLong,
 }
 
-impl Attack {
+impl ConnectionAttack {
     const ALL: [Self; 8] = [
         Self::Silent,
         Self::Handshake,
@@ -172,7 +172,7 @@ async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected()
     cluster.injects().await?;
     let connector = Arc::new(tls::connector(&cluster.bundle().await?)?);
     has_long_answer(replica.address, &connector).await?;
-    for attack in Attack::ALL {
+    for attack in ConnectionAttack::ALL {
         let mut attackers = JoinSet::new();
         for _ in 0..attack.connections() {
             let (connector, server) = (Arc::clone(&connector), replica.address);

@@ -30,14 +30,14 @@ use cluster::{CONFIGURATION, LEASE, SECRET, WebhookReplica, WebhookRig};
 const ROTATION: Duration = Duration::from_secs(60);
 
 /// Clients that create Pods all the time, through a webhook whose failure policy is `Fail`.
-struct Load {
+struct PodLoad {
     created: Arc<AtomicUsize>,
     lost: Arc<Mutex<Vec<String>>>,
     stop: Arc<AtomicBool>,
     tasks: JoinSet<()>,
 }
 
-impl Load {
+impl PodLoad {
     fn start(cluster: &Arc<WebhookRig>) -> Self {
         let (created, lost) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<Vec<String>>>::default());
         let (stop, mut tasks) = (Arc::<AtomicBool>::default(), JoinSet::new());
@@ -258,7 +258,7 @@ async fn a_hundred_rotations_under_load_lose_no_admission() -> Result<()> {
     let mut second = cluster.ready_replica().await?;
     cluster.register("Fail").await?;
     cluster.injects().await?;
-    let load = Load::start(&cluster);
+    let load = PodLoad::start(&cluster);
 
     for _ in 0..100 {
         let before = cluster.value("tls.crt").await?;

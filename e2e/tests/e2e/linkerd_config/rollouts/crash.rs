@@ -8,7 +8,7 @@ use super::{super::LONG_LEASE, COMPLETE, DEADLINE, RolloutRig, all_have, are_rec
 
 /// The outcome of the patch in flight when the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+enum PatchEnd {
     /// The patch never reaches the API server.
     Lost,
     /// The API server executes the patch, but the manager receives no response.
@@ -26,7 +26,7 @@ async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once
     let slow = json!({"spec": {"minReadySeconds": 2}});
     let two = [mesh.deployment_with("a", 1, slow).await?, mesh.deployment("b", 1).await?];
     mesh.adopt(json!({})).await?;
-    for (number, end) in (1..).zip([End::Lost, End::Unknown, End::Late, End::Known]) {
+    for (number, end) in (1..).zip([PatchEnd::Lost, PatchEnd::Unknown, PatchEnd::Late, PatchEnd::Known]) {
         mesh.forget().await?;
         killed(&mut mesh, number, end).await.with_context(|| format!("{end:?}"))?;
         let marker = mesh.is_complete().await?;
@@ -38,11 +38,11 @@ async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once
     Ok(())
 }
 
-async fn killed(mesh: &mut RolloutRig, number: u16, end: End) -> Result<()> {
+async fn killed(mesh: &mut RolloutRig, number: u16, end: PatchEnd) -> Result<()> {
     let mut manager = mesh.manager.take().context("no manager")?;
-    let action = if end == End::Lost { Action::Hold } else { Action::Detain };
+    let action = if end == PatchEnd::Lost { Action::Hold } else { Action::Detain };
     let rule = Rule::path("/deployments/").method("PATCH");
-    let fault = (end != End::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
+    let fault = (end != PatchEnd::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
     mesh.configure(number).await?;
     eventually(SOON, "the restart to begin", async || {
         match &fault {
@@ -53,7 +53,7 @@ async fn killed(mesh: &mut RolloutRig, number: u16, end: End) -> Result<()> {
     })
     .await?;
     manager.kill().await?;
-    if let Some(fault) = fault.as_ref().filter(|_| end == End::Unknown) {
+    if let Some(fault) = fault.as_ref().filter(|_| end == PatchEnd::Unknown) {
         fault.release();
         eventually(SOON, "the patch to be executed", async || {
             ensure!(!mesh.restarts.all()?.is_empty(), "the fault must apply once");
@@ -63,7 +63,7 @@ async fn killed(mesh: &mut RolloutRig, number: u16, end: End) -> Result<()> {
     }
     mesh.manager = Some(mesh.installation.manager().await?);
     if let Some(fault) = fault {
-        if end == End::Late {
+        if end == PatchEnd::Late {
             eventually(DEADLINE, "the next manager to restart something", async || {
                 ensure!(!mesh.restarts.all()?.is_empty(), "it did not");
                 Ok(())

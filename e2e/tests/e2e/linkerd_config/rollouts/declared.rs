@@ -43,12 +43,12 @@ pub(super) async fn restricted() -> Result<RolloutRig> {
 }
 
 /// All texts that the ConfigMap has had since.
-struct History {
+struct DocumentHistory {
     texts: Arc<Mutex<Vec<String>>>,
     watch: JoinHandle<()>,
 }
 
-impl History {
+impl DocumentHistory {
     async fn follow(installation: &Installation) -> Result<Self> {
         let params = WatchParams::default().fields(&format!("metadata.name={CONFIG_MAP}")).timeout(290);
         let version = installation.map().await?.metadata.resource_version.context("no resourceVersion")?;
@@ -76,7 +76,7 @@ impl History {
     }
 }
 
-impl Drop for History {
+impl Drop for DocumentHistory {
     fn drop(&mut self) {
         self.watch.abort();
     }
@@ -172,7 +172,7 @@ async fn a_failed_eviction_does_not_make_the_next_rollback_skip_the_document_in_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_fails_while_a_workload_has_failed_takes_nothing_back() -> Result<()> {
     let (mesh, _) = one_failed(Kind::Deployment, json!({"onFailure": "Rollback"})).await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: {NEVER_READY}"));
     mesh.installation.rewrite("helm", &upgraded).await?;
     let status = mesh.rollout_is("False/Halted").await?;
@@ -199,7 +199,7 @@ async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -
     mesh.installation.document_is(&secure_over(&mesh, json!({})).await?).await?;
     // It stays after the injector accepts again, and over the next document of the installer.
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let declared = upgrade(&mesh).await?;
     mesh.is_quiet().await?;
     mesh.installation.document_is(&declared).await?;
@@ -229,7 +229,7 @@ async fn after_a_rollback_no_change_of_the_installer_brings_the_rejected_documen
     mesh.adopt(first).await?;
     rolled_back(&mesh).await?;
     mesh.is_quiet().await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let declared = upgrade(&mesh).await?;
     // The workloads get the restored document over the installer's new one.
     let status = eventually(DEADLINE, "all workloads to run with the restored document", async || {
