@@ -29,6 +29,12 @@ use crate::{
 };
 
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
+/// The longest time from SIGTERM to the exit.
+pub const STOP: Duration = Duration::from_secs(45);
+/// Longer than the longest backoff between two attempts to write.
+pub const BACKED_OFF: Duration = Duration::from_secs(70);
+/// How long a test waits for an unexpected write of a manager.
+pub const QUIET: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -216,9 +222,19 @@ impl Manager {
     /// Waits until a metric has this value; `None` means that the series does not exist.
     pub async fn counts(&self, metric: &str, labels: &[(&str, &str)], expected: impl Into<Option<f64>>) -> Result<()> {
         let expected = expected.into();
-        eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
+        self.measures(metric, labels, |seen| seen == expected).await.with_context(|| format!("expected {expected:?}"))
+    }
+
+    /// Waits until this accepts the value of a metric; `None` means that the series does not exist.
+    pub async fn measures(
+        &self,
+        metric: &str,
+        labels: &[(&str, &str)],
+        accepts: impl Fn(Option<f64>) -> bool,
+    ) -> Result<()> {
+        eventually(SOON, format_args!("a value of {metric}{labels:?}"), async || {
             let seen = sum(&self.metrics().await?, metric, labels);
-            ensure!(seen == expected, "{seen:?}");
+            ensure!(accepts(seen), "{seen:?}");
             Ok(())
         })
         .await

@@ -11,7 +11,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,11 +22,10 @@ use kube::{
 };
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::workload::{Kind, MARK, Workload, restarted_for};
+use crate::workload::{DEADLINE, Kind, MARK, Workload, restarted_for};
 
 /// Longer than any test; the API server ends watches after this time.
 const WATCH_SECONDS: u32 = 290;
-const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Restarts {
     seen: Arc<Mutex<Seen>>,

@@ -8,6 +8,7 @@ use e2e::{
     ManagerOptions, Process, Rig, Spawn, TestNamespace, eventually,
     executable::operator_binary,
     holds,
+    manager::STOP,
     mesh::{Mesh, SOON},
     objects::kind,
 };
@@ -17,8 +18,6 @@ use kube::{
     api::{DynamicObject, PostParams},
 };
 use serde_json::json;
-
-const STOP: Duration = Duration::from_secs(45);
 
 #[tokio::test]
 async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {

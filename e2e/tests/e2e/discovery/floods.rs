@@ -355,12 +355,7 @@ async fn a_thousand_streams_on_an_unread_socket_take_little_memory_and_end() -> 
         client.get();
     }
     client.send().await?;
-    eventually(SOON, "some streams to begin", async || {
-        let open = crowd.manager.metric("linkerd_operator_discovery_streams", &[]).await;
-        ensure!(open > Some(1.0), "{open:?}");
-        Ok(())
-    })
-    .await?;
+    crowd.manager.measures("linkerd_operator_discovery_streams", &[], |open| open > Some(1.0)).await?;
     let longest = propagate_changes(&crowd, &mut stream).await?;
     crowd.manager.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
     let longest = longest.max(propagate_changes(&crowd, &mut stream).await?);

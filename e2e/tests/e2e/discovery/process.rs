@@ -1,11 +1,10 @@
 //! Startup and shutdown of a process that serves discovery.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use e2e::{
     FaultProxy, Manager, Rule, eventually,
     fault_proxy::Action,
+    manager::STOP,
     mesh::SOON,
     slow_client::{SlowClient, Windows},
 };
@@ -21,8 +20,6 @@ use super::{
     objects::service_profile,
     serving::discovery_through,
 };
-
-const STOP: Duration = Duration::from_secs(45);
 
 /// Checks the status that the health service reports for the process and for discovery; it knows no other service.
 async fn reports_health(manager: &Manager, status: ServingStatus) -> Result<()> {

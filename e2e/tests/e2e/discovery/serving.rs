@@ -180,20 +180,10 @@ async fn series_that_always_exist_are_exported() -> Result<()> {
             ensure!(rig.manager.metric(&name, &[("le", bound)]).await.is_some(), "no {name} up to {bound}");
         }
     }
-    eventually(SOON, "the lag of the slice", async || {
-        let count = rig.manager.metric("endpointslices_informer_lag_seconds_count", &[]).await;
-        ensure!(count.is_some_and(|count| count > 0.0), "{count:?}");
-        Ok(())
-    })
-    .await?;
+    rig.manager.measures("endpointslices_informer_lag_seconds_count", &[], |count| count > Some(0.0)).await?;
     for kind in ["endpointslices", "pod", "service", "serviceprofile", "node"] {
         let name = format!("{kind}_cache_size");
-        eventually(SOON, format_args!("{name} to count an object"), async || {
-            let size = rig.manager.metric(&name, &[("cluster", "local")]).await;
-            ensure!(size > Some(0.0), "it is {size:?}");
-            Ok(())
-        })
-        .await?;
+        rig.manager.measures(&name, &[("cluster", "local")], |size| size > Some(0.0)).await?;
     }
     for kind in ["server", "externalworkload", "replicaset", "job"] {
         let name = format!("{kind}_cache_size");

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use e2e::{eventually, mesh::SOON};
 use http::{HeaderMap, Method, Request, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
@@ -280,11 +279,6 @@ async fn streams_that_are_reset_immediately_leave_no_subscribers() -> Result<()>
             drop(endpoints);
         }
     }
-    eventually(SOON, "one subscriber", async || {
-        let subscribers = rig.manager.metric("endpoints_subscribers", &labels).await;
-        ensure!(subscribers == Some(1.0), "{subscribers:?}");
-        Ok(())
-    })
-    .await?;
+    rig.manager.counts("endpoints_subscribers", &labels, 1.0).await?;
     still_served(&rig, stream).await
 }

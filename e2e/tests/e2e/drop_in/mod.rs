@@ -238,12 +238,7 @@ async fn if_other_clusters_are_not_served_it_does_not_become_ready_while_service
         let unset = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": null}, "annotations": {"multicluster.linkerd.io/remote-discovery": null}}});
         installed.mesh.patch_service(service, unset).await?;
     }
-    eventually(SOON, "no unsupported Service to be left", async || {
-        let left = manager.metric(UNSUPPORTED, &[]).await;
-        ensure!(left == Some(0.0), "{left:?}");
-        Ok(())
-    })
-    .await?;
+    manager.counts(UNSUPPORTED, &[], 0.0).await?;
     assert_eq!(lines(), 1);
     cautious.ready(SOON).await?;
     // A later Service is reported, and takes discovery from no proxy.

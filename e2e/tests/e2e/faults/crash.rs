@@ -51,11 +51,7 @@ async fn killed_at_each_step(late: bool) -> Result<()> {
             SliceChange::Flip => mesh.set_ready("vm", false).await?,
             SliceChange::Remove => mesh.delete_workload("vm").await?,
         }
-        eventually(SOON, format_args!("the {} to be in flight", step.method), async || {
-            ensure!(fault.hits() == 1, "the proxy has not seen it");
-            Ok(())
-        })
-        .await?;
+        fault.is_hit(|hits| hits == 1).await?;
         manager.kill().await?;
 
         let attempts = rig.proxy.log().iter().filter(|r| r.method != "GET" && r.path.contains(&path)).count();
@@ -99,11 +95,7 @@ async fn a_write_is_not_repeated_when_the_manager_is_killed_right_after_it() -> 
     let mut manager = rig.manager().await?;
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
     rig.mesh.put_workload_with("vm", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.1"}]}})).await?;
-    eventually(SOON, "the create to be in flight", async || {
-        ensure!(fault.hits() == 1, "the proxy has not seen it");
-        Ok(())
-    })
-    .await?;
+    fault.is_hit(|hits| hits == 1).await?;
     manager.kill().await?;
     fault.release();
     rig.mesh.shows("web", &[("vm", false)]).await?;

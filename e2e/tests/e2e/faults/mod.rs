@@ -33,6 +33,7 @@ use std::{
 use anyhow::{Result, ensure};
 use e2e::{
     Fault, FaultProxy, Job, Manager, ManagerOptions, Options, Rig, TestNamespace, eventually,
+    manager::{BACKED_OFF, QUIET},
     mesh::{MANAGED_BY, Mesh},
     shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
@@ -43,11 +44,6 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
 };
 use tokio::task::JoinHandle;
-
-/// Longer than the maximum backoff between two attempts.
-const BACKED_OFF: Duration = Duration::from_secs(70);
-/// How long the test waits for an unexpected write.
-const QUIET: Duration = Duration::from_secs(2);
 
 const KINDS: [&str; 3] = ["/services", "/endpointslices", "/externalworkloads"];
 

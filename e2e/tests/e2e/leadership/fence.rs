@@ -7,6 +7,7 @@ use e2e::{
     Action, FaultProxy, Rule, eventually,
     fault_proxy::RecordedRequest,
     holds,
+    manager::QUIET,
     mesh::{Mesh, SOON},
 };
 use serde_json::json;
@@ -14,9 +15,6 @@ use serde_json::json;
 use super::{
     EXPIRED, LEASE, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, serves, slice_writes, stops_leading, writes,
 };
-
-/// How long the test waits for an unexpected write.
-const QUIET: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_leader_paused_past_its_lease_follows_and_can_lead_again_f16() -> Result<()> {
@@ -157,11 +155,7 @@ async fn lease_partition(action: Action) -> Result<()> {
     // Refused writes are retried, so the leader always has a pending write.
     let refused = proxy.inject(Rule::path("/endpointslices"), Action::Status { code: 503, retry_after: None });
     stage.mesh.set_ready("vm", false).await?;
-    eventually(SOON, "retries", async || {
-        ensure!(refused.hits() > 1, "{} refused", refused.hits());
-        Ok(())
-    })
-    .await?;
+    refused.is_hit(|hits| hits > 1).await?;
     refused.remove();
     stage.mesh.shows("web", &[("vm", false)]).await?;
 

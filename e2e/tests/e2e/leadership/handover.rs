@@ -86,11 +86,7 @@ async fn the_next_leader_completes_the_writes_of_a_killed_one_f18() -> Result<()
         stage.mesh.shows("both", &[("vm-both", true)]).await?;
         let held = proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::Hold);
         stage.mesh.patch_workload("vm-both", json!({"spec": {"workloadIPs": [{"ip": address}]}})).await?;
-        eventually(SOON, format_args!("the {method} to be in flight"), async || {
-            ensure!(held.hits() == 1, "{} held", held.hits());
-            Ok(())
-        })
-        .await?;
+        held.is_hit(|hits| hits == 1).await?;
         first.kill().await?;
         let slices = stage.mesh.our_slices("both").await?.len();
         ensure!(slices == [1, 2, 2][round], "{slices} slices before {method}");

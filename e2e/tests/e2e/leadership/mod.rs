@@ -15,6 +15,7 @@ use std::{ops::Deref, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     FaultProxy, Manager, ManagerOptions, Rig, eventually,
+    manager::STOP,
     mesh::{Mesh, SOON},
 };
 use futures::{StreamExt, TryStreamExt};
@@ -41,8 +42,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(1500);
 /// Deadline for changes that must wait for a Lease to expire.
 const EXPIRED: Duration = Duration::from_secs(45);
-/// Maximum time from SIGTERM to the exit.
-const STOP: Duration = Duration::from_secs(45);
 
 /// A rig with the Service `web` and its workload `vm`.
 struct Stage {

@@ -75,11 +75,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: WriteEnd) -> Result
         Doing::Reverting => installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await.map(drop)?,
         Doing::Restoring => installation.delete("mesh").await?,
     }
-    eventually(SOON, "the write to be in flight", async || {
-        ensure!(fault.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
+    fault.is_hit(|hits| hits == 1).await?;
     manager.kill().await?;
     if end == WriteEnd::Unknown {
         fault.release();

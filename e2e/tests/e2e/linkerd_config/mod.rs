@@ -73,8 +73,6 @@ const WELL: [&str; 4] = [
 const QUIET: Duration = Duration::from_secs(1);
 /// A Lease that does not expire during a test: another replica can only lead after its release.
 const LONG_LEASE: &str = "--leader-election-lease-duration=600s";
-/// Longer than any backoff that a test reaches.
-const BACKED_OFF: Duration = Duration::from_secs(70);
 
 static PARSED: AtomicUsize = AtomicUsize::new(0);
 

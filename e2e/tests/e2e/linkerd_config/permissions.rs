@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Action, FaultProxy, Rule, eventually, holds,
+    manager::BACKED_OFF,
     mesh::SOON,
     shipped::{OPERATOR_ACCOUNT, is_named, policies_for},
 };
@@ -13,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
 
 const ROLE: &str = "linkerd-operator-linkerd-config";
 const EVENTS: &str = "linkerd-operator-events";

@@ -126,12 +126,7 @@ impl Linked {
 
     /// Waits until a metric of another cluster has a value.
     async fn measures(&self, metric: &str, other: &OtherCluster, expected: impl Fn(Option<f64>) -> bool) -> Result<()> {
-        eventually(SOON, format_args!("{metric} of {}", other.name), async || {
-            let value = self.manager.metric(metric, &[("cluster", &other.name)]).await;
-            ensure!(expected(value), "it is {value:?}");
-            Ok(())
-        })
-        .await
+        self.manager.measures(metric, &[("cluster", &other.name)], expected).await
     }
 }
 

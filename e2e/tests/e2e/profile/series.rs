@@ -122,12 +122,7 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     for stream in streams.iter_mut().take(3) {
         stream.until("the Pod", |profile| summary(profile).starts_with("pod web-1")).await?;
     }
-    eventually(SOON, "updates to be counted", async || {
-        let now = manager.metric("workload_updates", &[]).await.unwrap_or_default();
-        ensure!(now > before, "{now}");
-        Ok(())
-    })
-    .await?;
+    manager.measures("workload_updates", &[], |now| now > Some(before)).await?;
     streams.truncate(1);
     manager.counts("workload_subscribers", &[], Some(1.0)).await?;
     drop((streams, of_service));

@@ -48,11 +48,7 @@ async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retr
     // The injectors pass the probe, and fail afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
     mesh.configure(1).await?;
-    eventually(SOON, "the restart to be under way", async || {
-        ensure!(restart.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
+    restart.is_hit(|hits| hits == 1).await?;
     mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
     restart.release();
     mesh.rollout_is("False/Halted").await?;

@@ -33,12 +33,13 @@ mod upgrades;
 mod versions;
 mod window;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Injector, Manager, Restarts, TestNamespace, eventually, holds,
-    workload::{self, Kind, Workload, opted_in},
+    manager::QUIET,
+    workload::{self, DEADLINE, Kind, Workload, opted_in},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Pod, ResourceQuota},
@@ -52,9 +53,6 @@ use serde_json::{Value, json};
 
 use super::{Installation, Lent, put_over};
 
-const DEADLINE: Duration = Duration::from_secs(60);
-/// How long tests wait for a restart that must not happen.
-const QUIET: Duration = Duration::from_secs(2);
 const COMPLETE: &str = "True/UpToDate";
 
 /// Linkerd with an injector, two namespaces for applications, and a manager.
