@@ -195,11 +195,16 @@ fn production(file: &Path) -> Option<(String, String)> {
     if is_test || below.starts_with("proto/io.") {
         return None;
     }
+    Some((below, code(file)))
+}
+
+/// Returns the text of a file without comments and inline tests.
+fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     // Inline tests are the last item of a file.
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let code: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-    Some((below, code.join("\n")))
+    code.join("\n")
 }
 
 /// Returns the first segments of all `crate::` paths in the code, in `use` trees and elsewhere.
@@ -278,12 +283,11 @@ fn modules_import_only_modules_below_them() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-#[test]
-fn a_type_name_is_defined_once() {
+/// Returns the files that define each type, of these files with their code.
+fn definitions(code: impl IntoIterator<Item = (String, String)>) -> BTreeMap<String, Vec<String>> {
     let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (below, code) in files("src", "rs").iter().filter_map(|file| production(file)) {
-        // The structs of a macro are indented.
-        for line in code.replace("\n    struct ", "\nstruct ").lines() {
+    for (file, code) in code {
+        for line in code.lines() {
             // Types of functions and of traits' implementations are local.
             let line = match line.strip_prefix("pub") {
                 Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or("", |(_, rest)| rest),
@@ -293,15 +297,30 @@ fn a_type_name_is_defined_once() {
             let keyword = ["struct ", "enum ", "trait ", "type "].into_iter().find(|keyword| line.starts_with(keyword));
             if let Some(keyword) = keyword {
                 let name = first_segment(&line[keyword.len()..]);
-                defined.entry(name).or_default().push(below.clone());
+                defined.entry(name).or_default().push(file.clone());
             }
         }
     }
+    defined
+}
+
+fn are_defined_once(defined: BTreeMap<String, Vec<String>>) {
+    assert!(defined.len() > 100, "{} types were found", defined.len());
     let again: Vec<_> = defined
         .into_iter()
         .filter(|(name, files)| files.len() > 1 && !DEFINED_AGAIN.iter().any(|(known, _)| known == name))
         .collect();
     assert!(again.is_empty(), "rename one of them, or add the reason to DEFINED_AGAIN: {again:#?}");
+}
+
+#[test]
+fn a_type_name_is_defined_once() {
+    // The structs of a macro are indented.
+    let of_macros = |(file, code): (String, String)| (file, code.replace("\n    struct ", "\nstruct "));
+    are_defined_once(definitions(files("src", "rs").iter().filter_map(|file| production(file)).map(of_macros)));
+    // The harness has types of its own for objects that the operator reads. Its tests are production code, too.
+    let harness = ["e2e/src", "e2e/tests"].into_iter().flat_map(|folder| files(folder, "rs"));
+    are_defined_once(definitions(harness.map(|file| (file.display().to_string(), code(&file)))));
 }
 
 #[test]

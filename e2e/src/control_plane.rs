@@ -10,7 +10,6 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -31,6 +30,7 @@ use tokio::{
 
 use crate::{
     binaries::Binaries,
+    command::Ended,
     component::Layout,
     etcd, kubeconfig,
     process::{Process, Signal, Spawn},
@@ -66,6 +66,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// With the garbage collector, and the controllers of namespaces and ServiceAccounts.
+    pub fn with_controllers() -> Self {
+        Self { controller_manager: true, ..Self::default() }
+    }
+
     /// All components: Deployments get Pods, and the Pods get addresses.
     pub fn full() -> Self {
         Self { controller_manager: true, scheduler: true, kwok: true, ..Self::default() }
@@ -89,12 +94,12 @@ pub struct ControlPlane {
     kubeconfig: PathBuf,
     server_url: String,
     /// `None` for an existing cluster, in which the harness must not inject faults.
-    own: Option<Own>,
+    own: Option<OwnProcesses>,
     directory: TempDir,
     _permit: Option<SemaphorePermit<'static>>,
 }
 
-struct Own {
+struct OwnProcesses {
     layout: Layout,
     options: Options,
     etcd: Process,
@@ -124,7 +129,7 @@ impl ControlPlane {
         let layout = Layout::prepare(directory.path(), binaries, &options, ADMIN_TOKEN)?;
         let etcd = Process::spawn(layout.etcd()?)?;
         let api_server = Process::spawn(layout.api_server()?)?;
-        let own = Own { layout, options, etcd, api_server: Some(api_server), others: Vec::new() };
+        let own = OwnProcesses { layout, options, etcd, api_server: Some(api_server), others: Vec::new() };
         let mut control_plane = Self {
             kubeconfig: own.layout.kubeconfig.clone(),
             server_url: own.layout.server_url(),
@@ -243,16 +248,11 @@ impl ControlPlane {
     /// Runs kubectl as the admin. Returns its stdout, or an error with its stderr.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut command = tokio::process::Command::new(self.kubectl_path()?);
-        command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+        command.args(args).env("KUBECONFIG", &self.kubeconfig);
         command.env("HOME", self.directory.path()).env("KUBECACHEDIR", NO_CACHE);
-        let output = timeout(KUBECTL_DEADLINE, command.output()).await.context("kubectl took too long")??;
-        ensure!(
-            output.status.success(),
-            "kubectl {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        Ok(String::from_utf8(output.stdout)?)
+        let ended = Ended::of(command, KUBECTL_DEADLINE).await?;
+        ensure!(ended.code == Some(0), "kubectl {}: {}", args.join(" "), ended.stderr.trim());
+        Ok(ended.stdout)
     }
 
     /// Starts a long-running kubectl as the admin, for example with `--watch`. Its log is its output; dropping it ends
@@ -320,11 +320,11 @@ impl ControlPlane {
             .collect()
     }
 
-    fn ours(&self) -> Result<&Own> {
+    fn ours(&self) -> Result<&OwnProcesses> {
         self.own.as_ref().ok_or_else(not_ours)
     }
 
-    fn own(&mut self) -> Result<&mut Own> {
+    fn own(&mut self) -> Result<&mut OwnProcesses> {
         self.own.as_mut().ok_or_else(not_ours)
     }
 
@@ -346,7 +346,7 @@ impl ControlPlane {
         .await;
         // The outer error means not ready in time. The inner one means a process ended, so that waiting does not help.
         result.map_err(|error| match &self.own {
-            Some(Own { api_server: Some(api_server), .. }) => {
+            Some(OwnProcesses { api_server: Some(api_server), .. }) => {
                 error.context(format!("the log of kube-apiserver ends with:\n{}", api_server.log_tail(15)))
             }
             _ => error,

@@ -56,12 +56,12 @@ pub struct HostileClient {
     pub never_reads: bool,
     /// If set, the client does not acknowledge PINGs.
     pub ignores_pings: bool,
-    pub received: Received,
+    pub received: ReceivedFrames,
 }
 
 /// The frames received from the server, counted by kind.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub struct ReceivedFrames {
     /// The bytes of DATA that the connection's window still allows. Floods ignore it.
     pub room: i64,
     /// Streams whose response headers have arrived, oldest first.
@@ -107,7 +107,7 @@ impl HostileClient {
             takes_no_more: false,
             never_reads: false,
             ignores_pings: false,
-            received: Received::initial(),
+            received: ReceivedFrames::initial(),
         };
         client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, window)]));
         Ok(client)
@@ -161,7 +161,7 @@ impl HostileClient {
     pub async fn flood(
         &mut self,
         mut more: impl FnMut(&mut Self),
-        mut turned: impl FnMut(usize, &Received),
+        mut turned: impl FnMut(usize, &ReceivedFrames),
     ) -> Result<()> {
         while !self.received.ended {
             while self.unsent.len() < BATCH && !self.takes_no_more {
@@ -183,7 +183,7 @@ impl HostileClient {
     ///
     /// # Errors
     /// Fails when that does not happen before the deadline.
-    pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&Received) -> bool) -> Result<()> {
+    pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&ReceivedFrames) -> bool) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         while !(self.unsent.is_empty() && (self.received.ended || wanted(&self.received))) {
             let turned = timeout_at(deadline, self.turn()).await;
@@ -289,9 +289,9 @@ impl HostileClient {
     }
 }
 
-// === impl Received ===
+// === impl ReceivedFrames ===
 
-impl Received {
+impl ReceivedFrames {
     fn initial() -> Self {
         Self {
             room: 65_535,

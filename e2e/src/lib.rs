@@ -7,8 +7,8 @@
 //! ```
 //!
 //! * In: Go (to build the Kubernetes binaries once) or `KUBEBUILDER_ASSETS`; see [`binaries`].
-//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, suspend and kill, a [`FaultProxy`]
-//!   to put between them, and an [`Injector`] that both call.
+//! * Out: a [`Rig`], whose [`ControlPlane`] has clients and kubeconfigs, a [`Manager`] to start, suspend and kill, a
+//!   [`FaultProxy`] to put between them, and an [`Injector`] that both call.
 //! * Always: every wait has a deadline, and no child process or directory outlives the process that created it, however
 //!   that process ends.
 
@@ -20,6 +20,7 @@ pub mod browser;
 pub mod cases;
 mod certificate;
 pub mod chart;
+pub mod command;
 mod component;
 pub mod configs;
 pub mod control_plane;
@@ -55,7 +56,9 @@ pub mod process;
 pub mod profile;
 pub mod query;
 pub mod real_node;
+mod replica;
 pub mod restarts;
+mod rig;
 mod shared;
 pub mod shipped;
 pub mod slow_client;
@@ -70,10 +73,12 @@ pub use configs::LinkerdConfigs;
 pub use control_plane::{ControlPlane, Options, User};
 pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
 pub use injector::Injector;
-pub use manager::{Manager, ManagerOptions};
+pub use manager::{Job, Manager, ManagerOptions};
 pub use namespace::TestNamespace;
 pub use process::{Process, Signal, Spawn};
 pub use real_node::RealNode;
+pub use replica::Replica;
 pub use restarts::Restarts;
+pub use rig::{Rig, RigBuilder};
 pub use shared::{SharedManager, shared, shared_manager, shared_other};
 pub use wait::{eventually, holds};

@@ -19,6 +19,7 @@ use crate::{
     control_plane::ControlPlane,
     discovery::Discovery,
     executable::operator_binary,
+    fault_proxy::FaultProxy,
     memory::Memory,
     mesh::SOON,
     metric::{self, Sample},
@@ -28,6 +29,12 @@ use crate::{
 };
 
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
+/// The longest time from SIGTERM to the exit.
+pub const STOP: Duration = Duration::from_secs(45);
+/// Longer than the longest backoff between two attempts to write.
+pub const BACKED_OFF: Duration = Duration::from_secs(70);
+/// How long a test waits for an unexpected write of a manager.
+pub const QUIET: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -50,11 +57,92 @@ pub struct ManagerOptions {
     pub binary: Option<PathBuf>,
 }
 
+/// What a manager does. Each job has a flag that switches it off.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Job {
+    Destination,
+    ExternalWorkload,
+    LinkerdConfig,
+}
+
 pub struct Manager {
     process: Process,
     admin: SocketAddr,
     destination: SocketAddr,
 }
+
+// === impl Job ===
+
+impl Job {
+    const ALL: [Self; 3] = [Self::Destination, Self::ExternalWorkload, Self::LinkerdConfig];
+
+    /// The flag that switches it off.
+    fn off(self) -> &'static str {
+        match self {
+            Self::Destination => "--enable-destination=false",
+            Self::ExternalWorkload => "--enable-external-workload=false",
+            Self::LinkerdConfig => "--enable-linkerd-config=false",
+        }
+    }
+}
+
+// === impl ManagerOptions ===
+
+impl ManagerOptions {
+    pub fn new<Arg: Into<String>>(args: impl IntoIterator<Item = Arg>) -> Self {
+        Self::default().args(args)
+    }
+
+    /// A manager that does only this.
+    pub fn only(job: Job) -> Self {
+        Self::new(Job::ALL.into_iter().filter(|other| *other != job).map(Job::off))
+    }
+
+    pub fn args<Arg: Into<String>>(mut self, args: impl IntoIterator<Item = Arg>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    pub fn identity(mut self, identity: impl Into<String>) -> Self {
+        self.identity = Some(identity.into());
+        self
+    }
+
+    pub fn kubeconfig(mut self, path: impl Into<PathBuf>) -> Self {
+        self.kubeconfig = Some(path.into());
+        self
+    }
+
+    /// A manager that reaches the API server through this proxy.
+    pub fn through(self, proxy: &FaultProxy) -> Self {
+        self.kubeconfig(proxy.kubeconfig())
+    }
+
+    pub fn memory_limit(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.memory_limit = bytes.into();
+        self
+    }
+
+    /// `None` is the binary that was built with the tests.
+    pub fn binary(mut self, binary: Option<PathBuf>) -> Self {
+        self.binary = binary;
+        self
+    }
+
+    /// Starts the manager without waiting.
+    pub fn start(self, control_plane: &ControlPlane) -> Result<Manager> {
+        Manager::start(control_plane, self)
+    }
+
+    /// Starts the manager, and waits until it is ready.
+    pub async fn ready(self, control_plane: &ControlPlane) -> Result<Manager> {
+        let mut manager = self.start(control_plane)?;
+        manager.ready(SOON).await?;
+        Ok(manager)
+    }
+}
+
+// === impl Manager ===
 
 impl Manager {
     /// Starts the manager without waiting; see [`Manager::ready`].
@@ -134,9 +222,19 @@ impl Manager {
     /// Waits until a metric has this value; `None` means that the series does not exist.
     pub async fn counts(&self, metric: &str, labels: &[(&str, &str)], expected: impl Into<Option<f64>>) -> Result<()> {
         let expected = expected.into();
-        eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
+        self.measures(metric, labels, |seen| seen == expected).await.with_context(|| format!("expected {expected:?}"))
+    }
+
+    /// Waits until this accepts the value of a metric; `None` means that the series does not exist.
+    pub async fn measures(
+        &self,
+        metric: &str,
+        labels: &[(&str, &str)],
+        accepts: impl Fn(Option<f64>) -> bool,
+    ) -> Result<()> {
+        eventually(SOON, format_args!("a value of {metric}{labels:?}"), async || {
             let seen = sum(&self.metrics().await?, metric, labels);
-            ensure!(seen == expected, "{seen:?}");
+            ensure!(accepts(seen), "{seen:?}");
             Ok(())
         })
         .await
@@ -145,6 +243,27 @@ impl Manager {
     /// Returns whether this manager holds the Lease, according to its own metric.
     pub async fn is_leading(&self, lease: &str) -> bool {
         self.metric("linkerd_operator_leader", &[("lease", lease)]).await == Some(1.0)
+    }
+
+    /// Waits until this manager holds the Lease.
+    pub async fn leads(&self, lease: &str, deadline: Duration) -> Result<()> {
+        eventually(deadline, format_args!("the replica to hold the Lease {lease}"), async || {
+            ensure!(self.is_leading(lease).await, "it does not lead");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Fails unless `/ready` reports no problem now.
+    pub async fn has_no_problem(&self) -> Result<()> {
+        let (_, body) = self.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    }
+
+    /// Waits until `/ready` reports no problem.
+    pub async fn is_well(&self, deadline: Duration) -> Result<()> {
+        eventually(deadline, "/ready to report no problem", async || self.has_no_problem().await).await
     }
 
     pub fn admin_address(&self) -> SocketAddr {

@@ -23,6 +23,13 @@ const SILENCE: Duration = Duration::from_millis(1_500);
 /// A stream without a further message for this time has sent its whole answer.
 pub const QUIET: Duration = Duration::from_millis(200);
 
+/// One of the two methods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Method {
+    Get,
+    GetProfile,
+}
+
 /// A request to one of the two methods.
 #[derive(Clone, Debug)]
 pub enum Query {

@@ -11,7 +11,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,11 +22,10 @@ use kube::{
 };
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::workload::{Kind, MARK, Workload, restarted_for};
+use crate::workload::{DEADLINE, Kind, MARK, Workload, restarted_for};
 
 /// Longer than any test; the API server ends watches after this time.
 const WATCH_SECONDS: u32 = 290;
-const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Restarts {
     seen: Arc<Mutex<Seen>>,
@@ -36,13 +35,13 @@ pub struct Restarts {
 
 #[derive(Default)]
 struct Seen {
-    changes: Vec<Change>,
+    changes: Vec<TemplateChange>,
     /// The error that ended a watch.
     broken: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-struct Change {
+struct TemplateChange {
     version: u64,
     at: Instant,
     workload: String,
@@ -146,9 +145,9 @@ async fn read(
     bail!("the watch ended")
 }
 
-fn change(kind: Kind, object: &DynamicObject) -> Change {
+fn change(kind: Kind, object: &DynamicObject) -> TemplateChange {
     let namespace = object.namespace().unwrap_or_default();
-    Change {
+    TemplateChange {
         version: object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default(),
         at: Instant::now(),
         workload: format!("{namespace}/{}/{}", kind.as_str(), object.name_any()),
@@ -158,12 +157,12 @@ fn change(kind: Kind, object: &DynamicObject) -> Change {
 }
 
 /// Derives the restarts from changes that are sorted by resourceVersion.
-fn restarts(changes: &[Change]) -> Vec<Restart> {
+fn restarts(changes: &[TemplateChange]) -> Vec<Restart> {
     let mut restarts: Vec<Restart> = Vec::new();
     // By workload: the annotation's last value, and the index of the restart that is not settled.
     let mut known = BTreeMap::<&str, (&Option<String>, Option<usize>)>::new();
     for change in changes {
-        let Change { version, at, workload, restarted_for, settled } = change;
+        let TemplateChange { version, at, workload, restarted_for, settled } = change;
         let (before, open) = known.entry(workload).or_insert((restarted_for, None));
         let is_another = *before != restarted_for;
         if let Some(restart) = open.and_then(|open| restarts.get_mut(open))
@@ -201,7 +200,7 @@ mod tests {
     use super::*;
 
     fn of(changes: &[(&str, &str, bool)]) -> Vec<Restart> {
-        let change = |(version, (workload, restarted_for, settled)): (u64, &(&str, &str, bool))| Change {
+        let change = |(version, (workload, restarted_for, settled)): (u64, &(&str, &str, bool))| TemplateChange {
             version,
             at: Instant::now(),
             workload: (*workload).to_owned(),

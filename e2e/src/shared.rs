@@ -11,8 +11,7 @@ use tokio::sync::OnceCell;
 use crate::{
     control_plane::{ControlPlane, Options},
     manager::{Manager, ManagerOptions},
-    mesh::SOON,
-    shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
+    shipped::{CLUSTER_ROLES, OPERATOR_NAMESPACE},
     watchdog,
 };
 
@@ -62,13 +61,10 @@ pub async fn shared_manager() -> Result<(&'static ControlPlane, SharedManager)> 
         let mut options = ManagerOptions::default();
         // On an existing cluster the manager runs with the permissions of the caller's kubeconfig.
         if control_plane.ca_pem().is_ok() {
-            let account = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-            options.kubeconfig = Some(account);
-            options.args = vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")];
+            options = options.kubeconfig(control_plane.operator_kubeconfig().await?);
+            options = options.args([format!("--operator-namespace={OPERATOR_NAMESPACE}")]);
         }
-        let mut manager = Manager::start(control_plane, options)?;
-        manager.ready(SOON).await?;
-        anyhow::Ok(manager)
+        options.ready(control_plane).await
     });
     Ok((control_plane, SharedManager(manager.await?)))
 }

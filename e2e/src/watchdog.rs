@@ -18,38 +18,38 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The exit code of a failed run of libtest.
 const FAILED: i32 = 101;
 
-static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
+static RUNNING: Mutex<Vec<RunningTest>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
-struct Running {
+struct RunningTest {
     thread: ThreadId,
     test: String,
     since: Instant,
 }
 
 /// Removes the test of this thread when the thread ends.
-struct Registration(ThreadId);
+struct WatchedThread(ThreadId);
 
 /// Watches the test that runs in this thread until the thread ends. Ignores threads that are not named after a test.
 pub(crate) fn watch_this_test() {
     thread_local! {
-        static REGISTRATION: Option<Registration> = Registration::of_this_thread();
+        static REGISTRATION: Option<WatchedThread> = WatchedThread::of_this_thread();
     }
     REGISTRATION.with(|_| ());
 }
 
-impl Registration {
+impl WatchedThread {
     fn of_this_thread() -> Option<Self> {
         static STARTED: Once = Once::new();
         let current = thread::current();
         let test = current.name().filter(|name| name.contains("::"))?;
         STARTED.call_once(|| drop(thread::spawn(end_the_process_after_the_deadline)));
-        running().push(Running { thread: current.id(), test: test.to_owned(), since: Instant::now() });
+        running().push(RunningTest { thread: current.id(), test: test.to_owned(), since: Instant::now() });
         Some(Self(current.id()))
     }
 }
 
-impl Drop for Registration {
+impl Drop for WatchedThread {
     fn drop(&mut self) {
         running().retain(|running| running.thread != self.0);
     }
@@ -67,7 +67,7 @@ fn end_the_process_after_the_deadline() {
 }
 
 /// The running tests, the longest first, if one has exceeded the deadline.
-fn report(running: &[Running], now: Instant) -> Option<String> {
+fn report(running: &[RunningTest], now: Instant) -> Option<String> {
     let mut tests: Vec<(Duration, &str)> =
         running.iter().map(|test| (now.saturating_duration_since(test.since), test.test.as_str())).collect();
     tests.sort_by(|one, other| other.cmp(one));
@@ -76,7 +76,7 @@ fn report(running: &[Running], now: Instant) -> Option<String> {
     (*longest >= DEADLINE).then(|| format!("test {name} hangs, so the run ends here. Running tests:{lines}"))
 }
 
-fn running() -> MutexGuard<'static, Vec<Running>> {
+fn running() -> MutexGuard<'static, Vec<RunningTest>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_report_begins_with_the_test_that_hangs() {
         let begun = Instant::now();
-        let test = |test: &str, after: u64| Running {
+        let test = |test: &str, after: u64| RunningTest {
             thread: thread::current().id(),
             test: test.to_owned(),
             since: begun + Duration::from_secs(after),

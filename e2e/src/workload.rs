@@ -29,7 +29,8 @@ pub const NEVER_READY: &str = "never-ready";
 /// The annotation that the operator writes on Pod templates.
 pub const RESTARTED_FOR: &str = "config.linkerd.io/restarted-for";
 
-const DEADLINE: Duration = Duration::from_secs(60);
+/// The longest time until workloads are restarted, or a rollout changes its state.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 const CLEARED: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -102,7 +102,7 @@ pub(super) async fn connect_silently(target: Target) -> Result<()> {
 
 /// Opens streams with different requests, and holds them; without end.
 pub(super) async fn hold(
-    loads: load::Client,
+    loads: load::LoadThread,
     target: Target,
     request: fn(namespace: &str, number: u32) -> StreamRequest,
 ) -> Result<()> {
@@ -132,7 +132,7 @@ pub(super) fn unknown_node(namespace: &str, number: u32) -> StreamRequest {
 }
 
 /// Opens a profile stream for each port of the Service, and reads none of them; without end.
-pub(super) async fn hold_unread_profiles(loads: load::Client, target: Target) -> Result<()> {
+pub(super) async fn hold_unread_profiles(loads: load::LoadThread, target: Target) -> Result<()> {
     let service = tenants::profiled_service(&target.namespace);
     let requests = (1..=tenants::PROFILED_PORTS)
         .map(|port| {

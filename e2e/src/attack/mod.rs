@@ -94,7 +94,7 @@ impl Attack {
     pub fn begin(self, target: Target) -> Result<Running> {
         let mut tasks = JoinSet::new();
         let hold = |request: fn(&str, u32) -> load::StreamRequest| {
-            anyhow::Ok(clients::hold(load::Client::start()?, target.clone(), request))
+            anyhow::Ok(clients::hold(load::LoadThread::start()?, target.clone(), request))
         };
         match self {
             Self::UnfinishedRequests => {
@@ -112,7 +112,7 @@ impl Attack {
             Self::UnknownHostnames => _ = tasks.spawn(hold(clients::unknown_hostname)?),
             Self::UnknownNodes => _ = tasks.spawn(hold(clients::unknown_node)?),
             Self::LargeProfile => {
-                tasks.spawn(clients::hold_unread_profiles(load::Client::start()?, target.clone()));
+                tasks.spawn(clients::hold_unread_profiles(load::LoadThread::start()?, target.clone()));
                 tasks.spawn(tenants::change_profile(target));
             }
             Self::WideServices => _ = tasks.spawn(tenants::change_wide_services(target)),

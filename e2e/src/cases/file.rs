@@ -13,7 +13,7 @@ use tonic::Code;
 use super::{
     Case, Expected, Method, OWN_NAME, endpoint,
     flag::{self, Flags},
-    object::{self, NAMESPACE, Objects},
+    object::{self, NAMESPACE, ObjectPatches},
     patch::{patch, replace_texts},
     profile,
 };
@@ -55,7 +55,7 @@ struct Document {
     kinds: Map<String, Value>,
     /// The objects of every row.
     #[serde(default)]
-    objects: Objects,
+    objects: ObjectPatches,
     /// Patches of the expected messages.
     #[serde(default)]
     expected: Map<String, Value>,
@@ -64,15 +64,15 @@ struct Document {
 
 /// A row without `each`.
 #[derive(Deserialize)]
-struct Fields {
+struct RowFields {
     name: String,
     #[serde(default)]
     flags: Vec<String>,
     #[serde(default)]
-    objects: Objects,
+    objects: ObjectPatches,
     /// The objects of each other cluster that is linked.
     #[serde(default)]
-    clusters: BTreeMap<String, Objects>,
+    clusters: BTreeMap<String, ObjectPatches>,
     linkerd: Option<u32>,
     in_process_only: Option<String>,
     /// Several requests about the same objects.
@@ -129,18 +129,18 @@ pub(super) fn read(base: &Base, method: Method, file: &Path) -> Result<Vec<Row>>
     let mut templates = Value::Object(templates.clone());
     patch(&mut templates, &Value::Object(document.expected));
     let (Value::Object(kinds), Value::Object(templates)) = (kinds, templates) else { bail!("not objects") };
-    let shared = object::with(Objects::new(), &kinds, &document.objects)?;
+    let shared = object::with(ObjectPatches::new(), &kinds, &document.objects)?;
     let mut rows = Vec::new();
     for row in document.rows {
         for (which, row) in each(row)? {
-            let fields: Fields = serde_json::from_value(row.clone()).with_context(|| format!("the row {row}"))?;
+            let fields: RowFields = serde_json::from_value(row.clone()).with_context(|| format!("the row {row}"))?;
             let name = format!("{folder}/{topic}: {}{which}", fields.name);
             let read = || {
                 let flags = flag::with(&flag::with(&Flags::new(), flags)?, &fields.flags)?;
                 let objects = object::with(shared.clone(), &kinds, &fields.objects)?;
                 let mut clusters = Map::new();
                 for (name, patches) in &fields.clusters {
-                    let objects = object::with(Objects::new(), &kinds, patches)?;
+                    let objects = object::with(ObjectPatches::new(), &kinds, patches)?;
                     clusters.insert(name.clone(), json!(objects.values().collect::<Vec<_>>()));
                 }
                 let several = || "its objects are in several clusters".to_owned();

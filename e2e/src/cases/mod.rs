@@ -28,6 +28,7 @@ use crate::{
     answers::{difference, first_answer, first_profile_answer, profile_difference},
     discovery::Discovery,
     oracle::{Answer, ApiState, Key, ProfileAnswer, Remote, Request, Settings, answer, answer_joined, answer_profile},
+    query::Method,
 };
 use file::{Base, Row};
 
@@ -63,12 +64,6 @@ pub enum Expected {
     /// Without endpoints: the message `NoEndpoints`.
     Get(Answer),
     Profile(ProfileAnswer),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Method {
-    Get,
-    GetProfile,
 }
 
 /// All cases, each about a cluster of its own.

@@ -9,16 +9,20 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
 use super::patch::patch;
-use crate::oracle::{Key, Kind};
+use crate::oracle::{Key, ObjectKind};
 
 /// The namespace of objects and of requests that have none.
 pub(super) const NAMESPACE: &str = "case-ns";
 
 /// Patches by kind and name. An object `null` does not exist.
-pub(super) type Objects = BTreeMap<String, Value>;
+pub(super) type ObjectPatches = BTreeMap<String, Value>;
 
 /// Applies patches to objects, or to the defaults of their kind for objects that do not exist yet.
-pub(super) fn with(mut objects: Objects, defaults: &Map<String, Value>, patches: &Objects) -> Result<Objects> {
+pub(super) fn with(
+    mut objects: ObjectPatches,
+    defaults: &Map<String, Value>,
+    patches: &ObjectPatches,
+) -> Result<ObjectPatches> {
     for (name, by) in patches {
         if by.is_null() {
             objects.remove(name).with_context(|| format!("{name} is removed, but does not exist"))?;
@@ -55,7 +59,7 @@ pub(super) fn complete(mut object: Value) -> Result<(Key, Value)> {
             texts.retain(|_, text| !text.is_null());
         }
     }
-    if key.kind == Kind::EndpointSlice
+    if key.kind == ObjectKind::EndpointSlice
         && let Some(endpoints) = object.get_mut("endpoints").and_then(Value::as_array_mut)
     {
         for endpoint in endpoints {

@@ -49,12 +49,12 @@ struct RouteFields {
     retryable: bool,
     timeout: Option<Time>,
     #[serde(default)]
-    classes: Vec<Class>,
+    classes: Vec<ClassFields>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Class {
+struct ClassFields {
     condition: Value,
     #[serde(default)]
     failure: bool,
@@ -119,8 +119,9 @@ pub(super) fn profile(fields: &Value) -> Result<DestinationProfile> {
 }
 
 fn route(route: RouteFields) -> Result<Route> {
-    let class =
-        |class: Class| Ok(ResponseClass { condition: Some(response(&class.condition)?), is_failure: class.failure });
+    let class = |class: ClassFields| {
+        Ok(ResponseClass { condition: Some(response(&class.condition)?), is_failure: class.failure })
+    };
     Ok(Route {
         condition: Some(request(&route.condition)?),
         response_classes: route.classes.into_iter().map(class).collect::<Result<_>>()?,

@@ -77,10 +77,8 @@ impl DashboardWorld {
             format!("--webhook-addr=127.0.0.1:{}", port::free()?),
         ];
         let identity = Some(Self::IDENTITY.to_owned());
-        let options = ManagerOptions { args: args.to_vec(), identity, ..ManagerOptions::default() };
-        let mut manager = Manager::start(&control_plane, options)?;
-        manager.ready(SOON).await?;
-        Ok(Self { control_plane, manager })
+        let options = ManagerOptions { identity, ..ManagerOptions::new(args) };
+        Ok(Self { manager: options.ready(&control_plane).await?, control_plane })
     }
 
     /// Returns the JSON at a path of the dashboard.

@@ -6,7 +6,7 @@
 //!
 //! * In: requests with bearer tokens, forwarded unchanged. [`Rule`]s and their [`Action`]s, which can change at any
 //!   time.
-//! * Out: answers, streamed without buffering (also watches); a [record](Request) of the requests.
+//! * Out: answers, streamed without buffering (also watches); a [record](RecordedRequest) of the requests.
 //! * Always: without rules it changes nothing. It runs in the async runtime that started it, and ends when dropped.
 
 mod record;
@@ -40,7 +40,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-pub use record::Request;
+pub use record::RecordedRequest;
 pub use rule::{Action, Fault, Rule};
 
 use crate::{certificate, control_plane::ControlPlane, gate::Gate, kubeconfig, tls};
@@ -57,22 +57,22 @@ static STARTED: AtomicUsize = AtomicUsize::new(0);
 type Body = BoxBody<Bytes, hyper::Error>;
 
 pub struct FaultProxy {
-    shared: Arc<Shared>,
+    shared: Arc<SharedProxy>,
     kubeconfig: PathBuf,
     accepting: JoinHandle<()>,
 }
 
-struct Shared {
+struct SharedProxy {
     upstream: SocketAddr,
     acceptor: TlsAcceptor,
     connector: TlsConnector,
     rules: rule::Rules,
     record: record::Record,
-    connections: Mutex<HashMap<u64, Connection>>,
+    connections: Mutex<HashMap<u64, ProxiedConnection>>,
     next: AtomicU64,
 }
 
-struct Connection {
+struct ProxiedConnection {
     task: AbortHandle,
     frozen: Arc<AtomicBool>,
 }
@@ -92,7 +92,7 @@ impl FaultProxy {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let path = control_plane.directory().join(format!("kubeconfig-proxy-{number}"));
         kubeconfig::write(&path, &url, &serving.ca_pem, user, token)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedProxy {
             upstream,
             acceptor: tls::acceptor(&serving, rustls::DEFAULT_VERSIONS)?,
             connector: tls::connector(control_plane.ca_pem()?)?,
@@ -144,14 +144,14 @@ impl FaultProxy {
     }
 
     /// The newest requests, oldest first.
-    pub fn log(&self) -> Vec<Request> {
+    pub fn log(&self) -> Vec<RecordedRequest> {
         self.shared.record.log()
     }
 
     /// The newest write requests, including failed ones, as `METHOD path`, oldest first. Requests for Leases are left
     /// out: their holders renew them every few seconds.
     pub fn writes(&self) -> Vec<String> {
-        let writes = self.log().into_iter().filter(Request::is_write);
+        let writes = self.log().into_iter().filter(RecordedRequest::is_write);
         writes.map(|request| format!("{} {}", request.method, request.path_without_query())).collect()
     }
 
@@ -187,13 +187,13 @@ fn newer<'a>(now: &'a [String], before: &[String]) -> &'a [String] {
     now.get(before.len()..).unwrap_or_default()
 }
 
-impl Shared {
-    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
+impl SharedProxy {
+    fn connections(&self) -> MutexGuard<'_, HashMap<u64, ProxiedConnection>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+async fn accept(shared: Arc<SharedProxy>, listener: TcpListener) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -211,11 +211,11 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
             }
             serving.connections().remove(&number);
         });
-        connections.insert(number, Connection { task: task.abort_handle(), frozen });
+        connections.insert(number, ProxiedConnection { task: task.abort_handle(), frozen });
     }
 }
 
-async fn serve(shared: &Arc<Shared>, stream: Gate) -> Result<()> {
+async fn serve(shared: &Arc<SharedProxy>, stream: Gate) -> Result<()> {
     let stream = timeout(CONNECT_DEADLINE, shared.acceptor.accept(stream)).await??;
     let upstream: Arc<tokio::sync::Mutex<Option<client::SendRequest<Incoming>>>> = Arc::default();
     let service = service_fn(|request| {
@@ -230,7 +230,7 @@ async fn serve(shared: &Arc<Shared>, stream: Gate) -> Result<()> {
         .map_err(anyhow::Error::from)
 }
 
-impl Shared {
+impl SharedProxy {
     async fn answer(
         self: &Arc<Self>,
         upstream: &mut Option<client::SendRequest<Incoming>>,

@@ -11,14 +11,14 @@ const LOG_LENGTH: usize = 10_000;
 
 /// One request and the status that the client got; `None` if it got none (yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RecordedRequest {
     pub method: String,
     /// The path with the query.
     pub path: String,
     pub status: Option<u16>,
 }
 
-impl Request {
+impl RecordedRequest {
     /// Whether the request changes an object other than a Lease.
     pub(super) fn is_write(&self) -> bool {
         self.method != "GET" && !self.path.contains("/leases")
@@ -34,7 +34,7 @@ pub(super) struct Record(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    log: VecDeque<Request>,
+    log: VecDeque<RecordedRequest>,
     /// The number of requests that were dropped from the log.
     forgotten: usize,
     counts: BTreeMap<(String, String), usize>,
@@ -46,7 +46,7 @@ impl Record {
         let mut inner = self.lock();
         let bare = path.split('?').next().unwrap_or(path);
         *inner.counts.entry((method.to_owned(), bare.to_owned())).or_default() += 1;
-        inner.log.push_back(Request { method: method.to_owned(), path: path.to_owned(), status: None });
+        inner.log.push_back(RecordedRequest { method: method.to_owned(), path: path.to_owned(), status: None });
         if inner.log.len() > LOG_LENGTH {
             inner.log.pop_front();
             inner.forgotten += 1;
@@ -62,7 +62,7 @@ impl Record {
         }
     }
 
-    pub(super) fn log(&self) -> Vec<Request> {
+    pub(super) fn log(&self) -> Vec<RecordedRequest> {
         self.lock().log.iter().cloned().collect()
     }
 

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Result, ensure};
 use tokio::sync::watch;
+
+use crate::{mesh::SOON, wait::eventually};
 
 /// The treatment of a matching request.
 #[derive(Clone, Debug)]
@@ -76,9 +79,9 @@ impl Rule {
 
 /// An active rule. Dropping this changes nothing: a fault lasts until it is removed or used up.
 #[derive(Clone)]
-pub struct Fault(Arc<State>);
+pub struct Fault(Arc<FaultState>);
 
-struct State {
+struct FaultState {
     rule: Rule,
     action: Action,
     matched: AtomicUsize,
@@ -91,6 +94,15 @@ impl Fault {
     /// The number of requests to which the rule was applied.
     pub fn hits(&self) -> usize {
         self.0.hits.load(Ordering::SeqCst)
+    }
+
+    /// Waits until this accepts the number of [hits](Fault::hits).
+    pub async fn is_hit(&self, accepts: impl Fn(usize) -> bool) -> Result<()> {
+        eventually(SOON, "the requests that the fault intercepts", async || {
+            ensure!(accepts(self.hits()), "{} so far", self.hits());
+            Ok(())
+        })
+        .await
     }
 
     /// Releases current and future requests of [`Action::Hold`], [`Action::Detain`] and [`Action::Hang`].
@@ -119,7 +131,7 @@ pub(super) struct Rules(Mutex<Vec<Fault>>);
 
 impl Rules {
     pub(super) fn add(&self, rule: Rule, action: Action) -> Fault {
-        let fault = Fault(Arc::new(State {
+        let fault = Fault(Arc::new(FaultState {
             rule,
             action,
             matched: AtomicUsize::new(0),

@@ -1,15 +1,15 @@
 //! Parses AdmissionReviews and builds their answers.
 //!
-//! * In: the body of a request. Out: a [`Review`], and from it the answer.
+//! * In: the body of a request. Out: a [`AdmissionReview`], and from it the answer.
 //! * Always: an answer is the request with a `response` added, as in Linkerd's injector, so that version, kind and uid
 //!   match.
 
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-pub(super) struct Review(Value);
+pub(super) struct AdmissionReview(Value);
 
-impl Review {
+impl AdmissionReview {
     /// `None` for an empty body. The error is the text of a 400.
     pub(super) fn parse(body: &[u8]) -> Result<Option<Self>, String> {
         if body.is_empty() {
@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn a_review_without_a_uid_is_invalid() {
-        assert!(Review::parse(b"").unwrap().is_none());
+        assert!(AdmissionReview::parse(b"").unwrap().is_none());
         for body in ["{}", r#"{"request": {"uid": ""}}"#, r#"{"request": null}"#, "{"] {
-            assert!(Review::parse(body.as_bytes()).is_err(), "{body}");
+            assert!(AdmissionReview::parse(body.as_bytes()).is_err(), "{body}");
         }
     }
 }

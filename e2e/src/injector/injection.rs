@@ -1,6 +1,6 @@
 //! Injects a Pod.
 //!
-//! * In: a [`Review`], and the contents of the two mounted files. Out: a [`Verdict`].
+//! * In: a [`AdmissionReview`], and the contents of the two mounted files. Out: a [`Verdict`].
 //! * Always: the files are validated before the object, so that an invalid document denies everything, including
 //!   Services.
 //! * Only the Pod's own annotation enables injection, not that of its namespace: the operator's probe sets it on the
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
-    admission::Review,
+    admission::AdmissionReview,
     overrides,
     values::{Unfit, Values},
 };
@@ -37,7 +37,7 @@ pub(super) enum Verdict {
 }
 
 /// Decides on a review, for a control plane in this namespace.
-pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdict {
+pub(super) fn decide(review: &AdmissionReview, mounts: Mounts, namespace: &str) -> Verdict {
     let read = match mounts.values {
         Ok(text) => Values::read(&String::from_utf8_lossy(&text)),
         Err(error) => return Verdict::Deny(unreadable("/var/run/linkerd/config/values", &error)),
@@ -104,7 +104,7 @@ fn has_a_token(pod: &Value, values: &Values) -> bool {
     values.identity.service_account_token_projection == Some(true) || is_mounted
 }
 
-fn patch(review: &Review, values: &Values, trust_roots: &[u8], namespace: &str) -> Vec<Value> {
+fn patch(review: &AdmissionReview, values: &Values, trust_roots: &[u8], namespace: &str) -> Vec<Value> {
     let pod = review.object();
     let mut patch = Vec::new();
     let mut put = |path: &str, value: Value| patch.push(json!({"op": "add", "path": path, "value": value}));
@@ -225,11 +225,11 @@ mod tests {
         *,
     };
 
-    fn review(kind: &str, object: &Value) -> Review {
-        Review::parse(reviews::request(kind, object).to_string().as_bytes()).unwrap().unwrap()
+    fn review(kind: &str, object: &Value) -> AdmissionReview {
+        AdmissionReview::parse(reviews::request(kind, object).to_string().as_bytes()).unwrap().unwrap()
     }
 
-    fn judge(review: &Review, values: &str) -> Verdict {
+    fn judge(review: &AdmissionReview, values: &str) -> Verdict {
         let mounts = Mounts { values: Ok(values.into()), trust_roots: Ok("roots".into()) };
         decide(review, mounts, "linkerd")
     }

@@ -51,9 +51,9 @@ pub(super) struct Published {
 }
 
 /// By mount directory.
-type Contents = BTreeMap<&'static str, Content>;
+type Contents = BTreeMap<&'static str, MountedContent>;
 
-struct Content {
+struct MountedContent {
     version: u64,
     /// `None` for a missing ConfigMap.
     files: Option<Files>,
@@ -116,7 +116,7 @@ impl Published {
         self.contents.send_if_modified(|contents| {
             let newer = contents.get(folder).is_none_or(|known| known.version < version);
             if newer {
-                contents.insert(folder, Content { version, files });
+                contents.insert(folder, MountedContent { version, files });
             }
             newer
         });

@@ -71,7 +71,7 @@ pub struct Injector {
     certificates: Certificates,
     namespaces: Vec<String>,
     published: Arc<Published>,
-    replicas: Arc<Replicas>,
+    replicas: Arc<InjectorReplicas>,
     next: AtomicUsize,
     /// The host's address, which all replicas share.
     address: IpAddr,
@@ -80,9 +80,9 @@ pub struct Injector {
 }
 
 #[derive(Default)]
-struct Replicas(Mutex<BTreeMap<usize, Arc<Replica>>>);
+struct InjectorReplicas(Mutex<BTreeMap<usize, Arc<InjectorReplica>>>);
 
-struct Replica {
+struct InjectorReplica {
     pod: String,
     uid: String,
     server: Serving,
@@ -152,7 +152,7 @@ impl Injector {
         let client = control_plane.client().await?;
         let registration = Registration::new(&client, namespace);
         let published = Arc::new(Published::new(Api::namespaced(client, namespace)));
-        let shared = Arc::<Replicas>::default();
+        let shared = Arc::<InjectorReplicas>::default();
         let mut watches = JoinSet::new();
         watches.spawn({
             let published = published.clone();
@@ -294,7 +294,7 @@ impl Injector {
         Ok(self.replicas.get(replica)?.server.pid().await)
     }
 
-    async fn new_replica(&self, lag: Duration, behaviour: Behaviour) -> Result<Arc<Replica>> {
+    async fn new_replica(&self, lag: Duration, behaviour: Behaviour) -> Result<Arc<InjectorReplica>> {
         let directory = tempfile::Builder::new().prefix("injector-").tempdir_in(&self.directory)?;
         let address = SocketAddr::new(self.address, port::free_at(self.address)?);
         let pod = self.registration.put_pod(address).await?;
@@ -307,11 +307,11 @@ impl Injector {
         self.registration.put_slice(&name, &uid, address).await?;
         let mut syncs = JoinSet::new();
         syncs.spawn(kubelet.clone().run(self.published.clone(), mounted));
-        Ok(Arc::new(Replica { pod: name, uid, server, kubelet, _syncs: syncs, directory }))
+        Ok(Arc::new(InjectorReplica { pod: name, uid, server, kubelet, _syncs: syncs, directory }))
     }
 
     /// Stops a replica. On return its port is closed.
-    async fn end(&self, number: usize) -> Result<Arc<Replica>> {
+    async fn end(&self, number: usize) -> Result<Arc<InjectorReplica>> {
         let replica = self.replicas.get(number)?;
         replica.server.stop().await?;
         self.replicas.remove(number);
@@ -319,7 +319,7 @@ impl Injector {
         Ok(replica)
     }
 
-    async fn ready(&self, replica: &Replica, ready: bool) -> Result<()> {
+    async fn ready(&self, replica: &InjectorReplica, ready: bool) -> Result<()> {
         self.registration.set_ready(&replica.pod, &replica.uid, replica.server.address(), ready).await
     }
 }
@@ -331,18 +331,18 @@ impl Drop for Injector {
     }
 }
 
-// === impl Replicas ===
+// === impl InjectorReplicas ===
 
-impl Replicas {
-    fn get(&self, number: usize) -> Result<Arc<Replica>> {
+impl InjectorReplicas {
+    fn get(&self, number: usize) -> Result<Arc<InjectorReplica>> {
         self.locked().get(&number).cloned().with_context(|| format!("replica {number} does not exist"))
     }
 
-    fn all(&self) -> Vec<Arc<Replica>> {
+    fn all(&self) -> Vec<Arc<InjectorReplica>> {
         self.locked().values().cloned().collect()
     }
 
-    fn put(&self, number: usize, replica: Arc<Replica>) {
+    fn put(&self, number: usize, replica: Arc<InjectorReplica>) {
         self.locked().insert(number, replica);
     }
 
@@ -350,16 +350,14 @@ impl Replicas {
         self.locked().remove(&number);
     }
 
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<Replica>>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<InjectorReplica>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Creates the namespace of a control plane with Linkerd's document and trust roots, and a namespace of workloads.
 pub async fn install(control_plane: &ControlPlane, namespace: &str, workloads: &str) -> Result<()> {
-    for namespace in [namespace, workloads] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
+    control_plane.create_namespaces(&[namespace, workloads]).await?;
     let values = format!("values={}", reviews::INSTALLED);
     let roots = format!("ca-bundle.crt={}", reviews::TRUST_ROOTS);
     for (name, content) in [("linkerd-config", values), ("linkerd-identity-trust-roots", roots)] {
@@ -375,13 +373,13 @@ pub async fn install(control_plane: &ControlPlane, namespace: &str, workloads: &
 /// # Errors
 /// When the body is not an AdmissionReview.
 pub fn stand_in_answer(body: &[u8], values: &str, trust_roots: &str, namespace: &str) -> Result<Option<Value>> {
-    let review = admission::Review::parse(body).map_err(Error::msg)?.context("an empty body")?;
+    let review = admission::AdmissionReview::parse(body).map_err(Error::msg)?.context("an empty body")?;
     let mounts = injection::Mounts { values: Ok(values.into()), trust_roots: Ok(trust_roots.into()) };
     Ok(server::answer(review, mounts, namespace))
 }
 
 /// Passes the Pods' annotations to the kubelets of the replicas, forever.
-async fn follow_pods(pods: Api<Pod>, replicas: Arc<Replicas>) {
+async fn follow_pods(pods: Api<Pod>, replicas: Arc<InjectorReplicas>) {
     let config = watcher::Config::default().labels(COMPONENT);
     let mut changes = std::pin::pin!(watcher(pods, config).default_backoff());
     while let Some(change) = changes.next().await {

@@ -32,7 +32,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    admission::Review,
+    admission::AdmissionReview,
     injection::{Mounts, Verdict, decide},
     kubelet::Kubelet,
 };
@@ -84,13 +84,13 @@ pub(super) struct Certificates {
 }
 
 pub(super) struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     address: SocketAddr,
     /// `None` while the server does not listen.
     accepting: tokio::sync::Mutex<Option<JoinSet<()>>>,
 }
 
-struct Shared {
+struct SharedServer {
     kubelet: Arc<Kubelet>,
     namespace: String,
     right: TlsAcceptor,
@@ -136,7 +136,7 @@ impl Server {
         namespace: &str,
     ) -> Result<Self> {
         let versions = [&rustls::version::TLS13];
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedServer {
             kubelet,
             namespace: namespace.to_owned(),
             right: tls::acceptor(&certificates.right, &versions)?,
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+async fn accept(shared: Arc<SharedServer>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -211,7 +211,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn serve(shared: Arc<Shared>, stream: TcpStream) {
+async fn serve(shared: Arc<SharedServer>, stream: TcpStream) {
     let wrong = *locked(&shared.behaviour) == Behaviour::WrongCertificate;
     let acceptor = if wrong { &shared.wrong } else { &shared.right };
     let Ok(Ok(stream)) = timeout(TLS_DEADLINE, acceptor.accept(stream)).await else { return };
@@ -225,9 +225,9 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream) {
     }
 }
 
-// === impl Shared ===
+// === impl SharedServer ===
 
-impl Shared {
+impl SharedServer {
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>> {
         let body = request.into_body().collect().await?.to_bytes();
         *locked(&self.last_review) = serde_json::from_slice(&body).ok();
@@ -239,7 +239,7 @@ impl Shared {
             Behaviour::Garbage => return text(StatusCode::OK, "\u{1}garbage"),
             _ => {}
         }
-        let review = match Review::parse(&body) {
+        let review = match AdmissionReview::parse(&body) {
             Ok(Some(review)) => review,
             Ok(None) => return text(StatusCode::OK, ""),
             Err(error) => return text(StatusCode::BAD_REQUEST, &error),
@@ -255,7 +255,7 @@ impl Shared {
 }
 
 /// Answers as Linkerd's injector does. `None` if it breaks the connection.
-pub(super) fn answer(review: Review, mounts: Mounts, namespace: &str) -> Option<Value> {
+pub(super) fn answer(review: AdmissionReview, mounts: Mounts, namespace: &str) -> Option<Value> {
     match decide(&review, mounts, namespace) {
         Verdict::Leave => Some(review.allowed()),
         Verdict::Patch(operations) => Some(review.patched(&operations)),

@@ -48,9 +48,9 @@ pub(super) struct Values {
     pub(super) cni_enabled: Option<bool>,
     pub(super) image_pull_policy: Text,
     #[serde(deserialize_with = "map_or_null")]
-    pub(super) identity: Identity,
+    pub(super) identity: IdentityValues,
     #[serde(deserialize_with = "map_or_null")]
-    pub(super) proxy: Proxy,
+    pub(super) proxy: ProxyValues,
     #[serde(deserialize_with = "map_or_null")]
     pub(super) proxy_init: ProxyInit,
     /// The maps that a Pod to inject requires, and that are missing.
@@ -60,7 +60,7 @@ pub(super) struct Values {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Identity {
+pub(super) struct IdentityValues {
     pub(super) service_account_token_projection: Option<bool>,
 }
 
@@ -74,9 +74,9 @@ pub(super) struct ProxyInit {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Proxy {
+pub(super) struct ProxyValues {
     #[serde(deserialize_with = "map_or_null")]
-    pub(super) image: Image,
+    pub(super) image: ImageValues,
     pub(super) log_level: Text,
     pub(super) log_format: Text,
     #[serde(rename = "logHTTPHeaders")]
@@ -95,7 +95,7 @@ pub(super) struct Proxy {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Image {
+pub(super) struct ImageValues {
     pub(super) name: Text,
     pub(super) version: Text,
     pub(super) pull_policy: Text,

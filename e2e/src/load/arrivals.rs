@@ -17,7 +17,7 @@ pub struct Arrivals {
     /// From the opening of the load to each stream's first message, including retries.
     pub first: Vec<Duration>,
     /// All later messages.
-    pub changes: Vec<Change>,
+    pub changes: Vec<SentChange>,
     /// The number of streams that received each change.
     received: HashMap<(What, u16), u64>,
     pub counts: Counts,
@@ -42,7 +42,7 @@ pub struct Counts {
 
 /// The same message to some streams at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct SentChange {
     pub what: What,
     /// The port of the last endpoint; 0 for a profile without an endpoint.
     pub port: u16,
@@ -57,7 +57,7 @@ impl Arrivals {
         let mut newest = self.changes.iter_mut().rev().take(8);
         match newest.find(|change| (change.what, change.port, change.at) == (what, port, at)) {
             Some(change) => change.streams += 1,
-            None => self.changes.push(Change { what, port, at, streams: 1 }),
+            None => self.changes.push(SentChange { what, port, at, streams: 1 }),
         }
     }
 

@@ -26,23 +26,23 @@ const LONGEST: usize = 64 * 1024;
 #[derive(Clone, PartialEq, Message)]
 struct Update {
     #[prost(message, optional, tag = "1")]
-    add: Option<Endpoints>,
+    add: Option<EndpointsMessage>,
     #[prost(message, optional, tag = "2")]
     remove: Option<Addresses>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Profile {
+struct ProfileMessage {
     #[prost(bool, tag = "4")]
     opaque: bool,
     #[prost(message, optional, tag = "6")]
-    endpoint: Option<Endpoint>,
+    endpoint: Option<EndpointMessage>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Endpoints {
+struct EndpointsMessage {
     #[prost(message, repeated, tag = "1")]
-    all: Vec<Endpoint>,
+    all: Vec<EndpointMessage>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -52,7 +52,7 @@ struct Addresses {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Endpoint {
+struct EndpointMessage {
     #[prost(message, optional, tag = "1")]
     address: Option<TcpAddress>,
 }
@@ -127,7 +127,7 @@ pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
 
 /// Returns whether the port of a profile is opaque, its IPv4 endpoint if it has one, and the endpoint's port or 0.
 pub(super) fn profile(profile: &[u8]) -> (What, u16) {
-    let Profile { opaque, endpoint } = Profile::decode(profile).unwrap_or_default();
+    let ProfileMessage { opaque, endpoint } = ProfileMessage::decode(profile).unwrap_or_default();
     let TcpAddress { ip, port } = endpoint.and_then(|endpoint| endpoint.address).unwrap_or_default();
     let endpoint = match ip.and_then(|ip| ip.ip) {
         Some(Ip::Ipv4(bits)) => Some(Ipv4Addr::from_bits(bits)),

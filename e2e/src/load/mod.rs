@@ -35,10 +35,12 @@ use tokio::{
     time::timeout,
 };
 
-pub use arrivals::{Arrivals, Change, Counts};
+pub use arrivals::{Arrivals, Counts, SentChange};
 pub use connection::Unread;
 pub use cost::{CoreTime, Cost};
 pub use message::What;
+
+pub use crate::query::Method;
 
 use connection::Connection;
 use streams::Streams;
@@ -55,14 +57,8 @@ pub struct StreamRequest {
     pub token: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    Get,
-    GetProfile,
-}
-
 /// The dedicated thread of all loads, so that their cost can be separated from the rest of the process.
-pub struct Client {
+pub struct LoadThread {
     runtime: Handle,
     thread_id: u32,
     /// Ends the thread.
@@ -78,9 +74,9 @@ pub struct Load {
     _opened: watch::Sender<Option<Instant>>,
 }
 
-// === impl Client ===
+// === impl LoadThread ===
 
-impl Client {
+impl LoadThread {
     /// # Errors
     /// Fails when the thread cannot be created.
     pub fn start() -> Result<Self> {
@@ -115,7 +111,7 @@ impl Client {
         Ok(self.start_all(made, |_, connection, _, start, arrivals| connection.run(start, arrivals)))
     }
 
-    /// As [`Client::open`], with every other connection on the second server. When its server is gone, a client opens
+    /// As [`LoadThread::open`], with every other connection on the second server. When its server is gone, a client opens
     /// its streams on the other one.
     ///
     /// # Errors
@@ -199,7 +195,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for LoadThread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

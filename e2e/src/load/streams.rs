@@ -40,11 +40,11 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 const JITTER: f64 = 0.1;
 
 pub(super) struct Streams {
-    requests: Vec<Request>,
+    requests: Vec<SentRequest>,
     /// False for a client that never reads: windows are not replenished, and there are no timeouts.
     takes: bool,
     /// The streams in the order of their numbers 1, 3, 5 and so on.
-    streams: Vec<Stream>,
+    streams: Vec<LoadedStream>,
     /// Requests that wait for room in the server's window.
     queue: VecDeque<usize>,
     /// The remaining bytes in the server's connection window.
@@ -62,7 +62,7 @@ pub(super) struct Streams {
     pub(super) arrivals: Arrivals,
 }
 
-struct Request {
+struct SentRequest {
     method: Method,
     /// The header block, which the requests of a method share.
     headers: Bytes,
@@ -70,16 +70,16 @@ struct Request {
     attempts: u32,
 }
 
-struct Stream {
+struct LoadedStream {
     request: usize,
-    state: State,
+    state: StreamState,
     /// Bytes received and not yet returned to the stream's window.
     taken: u32,
     messages: Messages,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamState {
     /// Waits for its first message.
     Waits,
     Receives,
@@ -95,7 +95,12 @@ impl Streams {
             let (path, context_token) = (request.path.clone(), request.token.clone());
             let message = GetDestination { scheme: String::new(), path, context_token }.encode_to_vec();
             let headers = if request.method == Method::Get { &get } else { &get_profile };
-            Request { method: request.method, headers: headers.clone(), message: grpc_message(&message), attempts: 0 }
+            SentRequest {
+                method: request.method,
+                headers: headers.clone(),
+                message: grpc_message(&message),
+                attempts: 0,
+            }
         };
         Self {
             requests: requests.iter().map(encoded).collect(),
@@ -132,14 +137,19 @@ impl Streams {
     pub(super) fn send_requests(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);
         while let Some(request) = self.queue.front().copied() {
-            let Some(Request { headers, message, .. }) = self.requests.get(request) else { return };
+            let Some(SentRequest { headers, message, .. }) = self.requests.get(request) else { return };
             let Some(room) = self.room.checked_sub(message.len()) else { return };
             self.room = room;
             self.queue.pop_front();
             let number = u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_mul(2).saturating_add(1);
             Frame::new(HEADERS, END_HEADERS, number, headers.clone()).put(out);
             Frame::new(DATA, END_STREAM, number, message.clone()).put(out);
-            self.streams.push(Stream { request, state: State::Waits, taken: 0, messages: Messages::default() });
+            self.streams.push(LoadedStream {
+                request,
+                state: StreamState::Waits,
+                taken: 0,
+                messages: Messages::default(),
+            });
             if self.takes {
                 self.waiting.push_back((now + FIRST_MESSAGE, number));
             }
@@ -187,7 +197,7 @@ impl Streams {
         let Some(stream) = place(frame.stream).and_then(|place| streams.get_mut(place)) else {
             bail!("DATA on stream {}, which was never opened", frame.stream);
         };
-        if stream.state == State::Ended {
+        if stream.state == StreamState::Ended {
             // The frame was sent before the server received our reset.
             return Ok(());
         }
@@ -201,8 +211,8 @@ impl Streams {
         stream.messages.feed(payload, |length, message| {
             arrivals.counts.messages += 1;
             arrivals.counts.bytes += (PREFIX + length) as u64;
-            if *state == State::Waits {
-                *state = State::Receives;
+            if *state == StreamState::Waits {
+                *state = StreamState::Receives;
                 arrivals.first.extend(began.map(|began| now.saturating_duration_since(began)));
             } else if let Some((what, port)) = message.and_then(about) {
                 arrivals.changed(what, port, now);
@@ -219,19 +229,19 @@ impl Streams {
     /// Handles a stream that the server ended.
     fn end(&mut self, number: u32, now: Instant, why: impl FnOnce() -> String) {
         let Some(stream) = place(number).and_then(|place| self.streams.get_mut(place)) else { return };
-        match std::mem::replace(&mut stream.state, State::Ended) {
-            State::Waits => {
+        match std::mem::replace(&mut stream.state, StreamState::Ended) {
+            StreamState::Waits => {
                 let request = stream.request;
                 self.arrivals.counts.refused += 1;
                 self.request_again(request, now);
             }
-            State::Receives => self.arrivals.ended(why(), 1),
-            State::Ended => {}
+            StreamState::Receives => self.arrivals.ended(why(), 1),
+            StreamState::Ended => {}
         }
     }
 
     fn request_again(&mut self, request: usize, now: Instant) {
-        let Some(Request { attempts, .. }) = self.requests.get_mut(request) else { return };
+        let Some(SentRequest { attempts, .. }) = self.requests.get_mut(request) else { return };
         let back_off = FIRST_BACK_OFF.saturating_mul(1 << (*attempts).min(16)).min(LONGEST_BACK_OFF);
         *attempts += 1;
         let back_off = back_off.mul_f64(1.0 + JITTER * rand::random::<f64>());
@@ -252,7 +262,7 @@ impl Streams {
 
     fn waits(&self, number: u32) -> bool {
         let stream = place(number).and_then(|place| self.streams.get(place));
-        stream.is_some_and(|stream| stream.state == State::Waits)
+        stream.is_some_and(|stream| stream.state == StreamState::Waits)
     }
 
     /// Resets late streams, and sends the requests whose backoff has ended.
@@ -262,9 +272,9 @@ impl Streams {
         {
             self.waiting.pop_front();
             if let Some(stream) = place(number).and_then(|place| self.streams.get_mut(place))
-                && stream.state == State::Waits
+                && stream.state == StreamState::Waits
             {
-                stream.state = State::Ended;
+                stream.state = StreamState::Ended;
                 let request = stream.request;
                 Frame::reset(number, CANCEL).put(out);
                 self.arrivals.counts.timed_out += 1;
@@ -282,7 +292,7 @@ impl Streams {
 
     /// Counts the open streams as ended, because the connection has ended.
     pub(super) fn close(&mut self, why: &str) {
-        let open = self.streams.iter().filter(|stream| stream.state != State::Ended).count();
+        let open = self.streams.iter().filter(|stream| stream.state != StreamState::Ended).count();
         let unsent = self.queue.len() + self.again.len();
         let why = match self.goaway {
             Some(code) => format!("{why}, after GOAWAY with code {code}"),

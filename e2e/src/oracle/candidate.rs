@@ -26,13 +26,13 @@ use super::{ApiState, Settings, authority::Authority, opaque::is_tcp};
 pub(super) struct Candidate<'a> {
     pub(super) slice: &'a EndpointSlice,
     pub(super) endpoint: &'a Endpoint,
-    pub(super) target: Target<'a>,
+    pub(super) target: EndpointTarget<'a>,
     pub(super) address: SocketAddr,
 }
 
 /// The target of an endpoint.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Target<'a> {
+pub(super) enum EndpointTarget<'a> {
     Pod {
         name: &'a str,
         pod: &'a Pod,
@@ -141,8 +141,8 @@ fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
 }
 
 /// `None` for endpoints that are never sent: the target has another kind or namespace, or does not exist.
-fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectReference>) -> Option<Target<'a>> {
-    let Some(reference) = reference else { return Some(Target::Plain) };
+fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectReference>) -> Option<EndpointTarget<'a>> {
+    let Some(reference) = reference else { return Some(EndpointTarget::Plain) };
     if !may_refer(reference, namespace) {
         return None;
     }
@@ -150,12 +150,12 @@ fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectRef
     match reference.kind.as_deref() {
         Some("Pod") => {
             let found = state.pods.get_key_value(&place).filter(|(_, pod)| is_referenced(reference, &pod.metadata));
-            found.map(|((_, name), pod)| Target::Pod { name, pod })
+            found.map(|((_, name), pod)| EndpointTarget::Pod { name, pod })
         }
         Some("ExternalWorkload") => {
             let found = state.workloads.get_key_value(&place);
             let found = found.filter(|(_, workload)| is_referenced(reference, &workload.metadata));
-            found.map(|((_, name), workload)| Target::Workload { name, workload })
+            found.map(|((_, name), workload)| EndpointTarget::Workload { name, workload })
         }
         _ => None,
     }
@@ -179,11 +179,11 @@ pub(super) fn is_referenced(reference: &ObjectReference, object: &ObjectMeta) ->
 /// internalTrafficPolicy Local: only Pods on the client's node, without a fallback.
 fn on_node<'a>(mut candidates: Vec<Candidate<'a>>, node: &str) -> Vec<Candidate<'a>> {
     candidates.retain(|candidate| match candidate.target {
-        Target::Pod { pod, .. } => {
+        EndpointTarget::Pod { pod, .. } => {
             let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             !node.is_empty() && on == Some(node)
         }
-        Target::Workload { .. } | Target::Plain => false,
+        EndpointTarget::Workload { .. } | EndpointTarget::Plain => false,
     });
     candidates
 }
@@ -239,19 +239,19 @@ fn of_family(mut candidates: Vec<Candidate<'_>>, ipv6: bool) -> Vec<Candidate<'_
 
 fn pod_name<'a>(candidate: &Candidate<'a>) -> Option<&'a str> {
     match candidate.target {
-        Target::Pod { name, .. } => Some(name),
-        Target::Workload { .. } | Target::Plain => None,
+        EndpointTarget::Pod { name, .. } => Some(name),
+        EndpointTarget::Workload { .. } | EndpointTarget::Plain => None,
     }
 }
 
 /// When several candidates have one address, the smallest rank wins.
 pub(super) fn rank<'a>(candidate: &Candidate<'a>) -> (u8, bool, Reverse<Option<&'a Time>>, &'a str) {
     match candidate.target {
-        Target::Pod { name, pod } => {
+        EndpointTarget::Pod { name, pod } => {
             let terminating = pod.metadata.deletion_timestamp.is_some();
             (0, terminating, Reverse(pod.metadata.creation_timestamp.as_ref()), name)
         }
-        Target::Workload { name, .. } => (1, false, Reverse(None), name),
-        Target::Plain => (2, false, Reverse(None), ""),
+        EndpointTarget::Workload { name, .. } => (1, false, Reverse(None), name),
+        EndpointTarget::Plain => (2, false, Reverse(None), ""),
     }
 }

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::{
     ApiState, Settings,
     authority::Authority,
-    candidate::{Candidate, Target},
+    candidate::{Candidate, EndpointTarget},
     label::{self, CONTROL_PLANE, Labels},
     opaque::{self, Selector},
 };
@@ -48,15 +48,15 @@ pub(super) fn endpoint(
         _ => "remote",
     };
     let mut rendered = match candidate.target {
-        Target::Pod { name, pod } => {
+        EndpointTarget::Pod { name, pod } => {
             let labels = label::of_pod(state, &authority.namespace, name, pod, zone, Some(locality));
             of_pod(state, settings, &authority.namespace, pod, &[address.port()], labels)
         }
-        Target::Workload { name, workload } => {
+        EndpointTarget::Workload { name, workload } => {
             let labels = label::of_workload(name, workload, zone, Some(locality));
             of_workload(state, settings, &authority.namespace, workload, address.port(), labels)
         }
-        Target::Plain => plain(settings, authority, candidate),
+        EndpointTarget::Plain => plain(settings, authority, candidate),
     };
     rendered.addr = Some(wire(address));
     let near = rendered.metric_labels.get("zone_locality").is_some_and(|locality| locality == "local");

@@ -36,7 +36,7 @@ pub struct ApiState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ObjectKind {
     Service,
     EndpointSlice,
     Pod,
@@ -51,7 +51,7 @@ pub enum Kind {
 /// The identity of an object. The namespace of a Node is "".
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    pub kind: Kind,
+    pub kind: ObjectKind,
     pub namespace: String,
     pub name: String,
 }
@@ -63,15 +63,15 @@ impl Key {
     pub fn of(object: &Value) -> Result<Self> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let kind = match text("/kind").as_str() {
-            "Service" => Kind::Service,
-            "EndpointSlice" => Kind::EndpointSlice,
-            "Pod" => Kind::Pod,
-            "ExternalWorkload" => Kind::ExternalWorkload,
-            "Server" => Kind::Server,
-            "Node" => Kind::Node,
-            "ReplicaSet" => Kind::ReplicaSet,
-            "Job" => Kind::Job,
-            "ServiceProfile" => Kind::ServiceProfile,
+            "Service" => ObjectKind::Service,
+            "EndpointSlice" => ObjectKind::EndpointSlice,
+            "Pod" => ObjectKind::Pod,
+            "ExternalWorkload" => ObjectKind::ExternalWorkload,
+            "Server" => ObjectKind::Server,
+            "Node" => ObjectKind::Node,
+            "ReplicaSet" => ObjectKind::ReplicaSet,
+            "Job" => ObjectKind::Job,
+            "ServiceProfile" => ObjectKind::ServiceProfile,
             other => bail!("unsupported kind {other:?}"),
         };
         Ok(Self { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name") })
@@ -85,15 +85,15 @@ impl ApiState {
     pub fn put(&mut self, key: &Key, object: &Value) -> Result<()> {
         let place = (key.namespace.clone(), key.name.clone());
         match key.kind {
-            Kind::Service => drop(self.services.insert(place, parse(key, object)?)),
-            Kind::EndpointSlice => drop(self.slices.insert(place, parse(key, object)?)),
-            Kind::Pod => drop(self.pods.insert(place, parse(key, object)?)),
-            Kind::ExternalWorkload => drop(self.workloads.insert(place, parse(key, object)?)),
-            Kind::Server => drop(self.servers.insert(place, parse(key, object)?)),
-            Kind::Node => drop(self.nodes.insert(place, parse(key, object)?)),
-            Kind::ReplicaSet => drop(self.replica_sets.insert(place, parse(key, object)?)),
-            Kind::Job => drop(self.jobs.insert(place, parse(key, object)?)),
-            Kind::ServiceProfile => drop(self.profiles.insert(place, parse(key, object)?)),
+            ObjectKind::Service => drop(self.services.insert(place, parse(key, object)?)),
+            ObjectKind::EndpointSlice => drop(self.slices.insert(place, parse(key, object)?)),
+            ObjectKind::Pod => drop(self.pods.insert(place, parse(key, object)?)),
+            ObjectKind::ExternalWorkload => drop(self.workloads.insert(place, parse(key, object)?)),
+            ObjectKind::Server => drop(self.servers.insert(place, parse(key, object)?)),
+            ObjectKind::Node => drop(self.nodes.insert(place, parse(key, object)?)),
+            ObjectKind::ReplicaSet => drop(self.replica_sets.insert(place, parse(key, object)?)),
+            ObjectKind::Job => drop(self.jobs.insert(place, parse(key, object)?)),
+            ObjectKind::ServiceProfile => drop(self.profiles.insert(place, parse(key, object)?)),
         }
         Ok(())
     }
@@ -101,15 +101,15 @@ impl ApiState {
     pub fn remove(&mut self, key: &Key) {
         let place = (key.namespace.clone(), key.name.clone());
         match key.kind {
-            Kind::Service => drop(self.services.remove(&place)),
-            Kind::EndpointSlice => drop(self.slices.remove(&place)),
-            Kind::Pod => drop(self.pods.remove(&place)),
-            Kind::ExternalWorkload => drop(self.workloads.remove(&place)),
-            Kind::Server => drop(self.servers.remove(&place)),
-            Kind::Node => drop(self.nodes.remove(&place)),
-            Kind::ReplicaSet => drop(self.replica_sets.remove(&place)),
-            Kind::Job => drop(self.jobs.remove(&place)),
-            Kind::ServiceProfile => drop(self.profiles.remove(&place)),
+            ObjectKind::Service => drop(self.services.remove(&place)),
+            ObjectKind::EndpointSlice => drop(self.slices.remove(&place)),
+            ObjectKind::Pod => drop(self.pods.remove(&place)),
+            ObjectKind::ExternalWorkload => drop(self.workloads.remove(&place)),
+            ObjectKind::Server => drop(self.servers.remove(&place)),
+            ObjectKind::Node => drop(self.nodes.remove(&place)),
+            ObjectKind::ReplicaSet => drop(self.replica_sets.remove(&place)),
+            ObjectKind::Job => drop(self.jobs.remove(&place)),
+            ObjectKind::ServiceProfile => drop(self.profiles.remove(&place)),
         }
     }
 

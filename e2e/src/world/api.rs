@@ -17,7 +17,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{Change, ELSEWHERE, KINDS, NAMESPACE, World, status};
-use crate::oracle::{ApiState, Key, Kind};
+use crate::oracle::{ApiState, Key, ObjectKind};
 
 /// Longer than any test, so that a terminating Pod exists until it is deleted with grace period 0.
 const GRACE_SECONDS: u32 = 3600;
@@ -91,8 +91,12 @@ pub(crate) async fn put(client: &Client, key: &Key, object: &Value) -> Result<()
     current.metadata.annotations = wanted.metadata.annotations;
     current.metadata.owner_references = wanted.metadata.owner_references;
     match key.kind {
-        Kind::Pod | Kind::Node | Kind::ReplicaSet | Kind::Job => {}
-        Kind::Service | Kind::ServiceProfile | Kind::EndpointSlice | Kind::ExternalWorkload | Kind::Server => {
+        ObjectKind::Pod | ObjectKind::Node | ObjectKind::ReplicaSet | ObjectKind::Job => {}
+        ObjectKind::Service
+        | ObjectKind::ServiceProfile
+        | ObjectKind::EndpointSlice
+        | ObjectKind::ExternalWorkload
+        | ObjectKind::Server => {
             current.data = wanted.data;
         }
     }
@@ -107,7 +111,8 @@ async fn put_status(
     mut current: DynamicObject,
     wanted: Option<Value>,
 ) -> Result<()> {
-    let (Kind::Pod, Some(Value::Object(wanted)), Some(data)) = (key.kind, wanted, current.data.as_object_mut()) else {
+    let (ObjectKind::Pod, Some(Value::Object(wanted)), Some(data)) = (key.kind, wanted, current.data.as_object_mut())
+    else {
         return Ok(());
     };
     let status = data.entry("status").or_insert_with(|| json!({}));
@@ -123,9 +128,9 @@ async fn put_status(
 }
 
 /// Returns whether the API server does not serve the kind, which it reports as 404 without a reason.
-fn is_not_served(kind: Kind, error: &kube::Error) -> bool {
+fn is_not_served(kind: ObjectKind, error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 && status.reason != "NotFound")
-        && kind == Kind::ServiceProfile
+        && kind == ObjectKind::ServiceProfile
 }
 
 async fn delete(client: &Client, key: &Key, grace_seconds: u32) -> Result<()> {
@@ -139,22 +144,22 @@ async fn delete(client: &Client, key: &Key, grace_seconds: u32) -> Result<()> {
 fn api(client: &Client, key: &Key) -> Api<DynamicObject> {
     let resource = resource(key.kind);
     match key.kind {
-        Kind::Node => Api::all_with(client.clone(), &resource),
+        ObjectKind::Node => Api::all_with(client.clone(), &resource),
         _ => Api::namespaced_with(client.clone(), &key.namespace, &resource),
     }
 }
 
-fn resource(kind: Kind) -> ApiResource {
+fn resource(kind: ObjectKind) -> ApiResource {
     let (group, version, kind) = match kind {
-        Kind::Service => ("", "v1", "Service"),
-        Kind::EndpointSlice => ("discovery.k8s.io", "v1", "EndpointSlice"),
-        Kind::Pod => ("", "v1", "Pod"),
-        Kind::ExternalWorkload => ("workload.linkerd.io", "v1beta1", "ExternalWorkload"),
-        Kind::Server => ("policy.linkerd.io", "v1beta3", "Server"),
-        Kind::Node => ("", "v1", "Node"),
-        Kind::ReplicaSet => ("apps", "v1", "ReplicaSet"),
-        Kind::Job => ("batch", "v1", "Job"),
-        Kind::ServiceProfile => ("linkerd.io", "v1alpha2", "ServiceProfile"),
+        ObjectKind::Service => ("", "v1", "Service"),
+        ObjectKind::EndpointSlice => ("discovery.k8s.io", "v1", "EndpointSlice"),
+        ObjectKind::Pod => ("", "v1", "Pod"),
+        ObjectKind::ExternalWorkload => ("workload.linkerd.io", "v1beta1", "ExternalWorkload"),
+        ObjectKind::Server => ("policy.linkerd.io", "v1beta3", "Server"),
+        ObjectKind::Node => ("", "v1", "Node"),
+        ObjectKind::ReplicaSet => ("apps", "v1", "ReplicaSet"),
+        ObjectKind::Job => ("batch", "v1", "Job"),
+        ObjectKind::ServiceProfile => ("linkerd.io", "v1alpha2", "ServiceProfile"),
     };
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 use crate::{
     mesh::merge,
-    oracle::{ApiState, Key, Kind, Request},
+    oracle::{ApiState, Key, ObjectKind, Request},
 };
 use dice::Dice;
 
@@ -46,16 +46,16 @@ pub const ELSEWHERE: &str = "elsewhere";
 /// A namespace that every cluster has. It contains only the ServiceProfiles of its clients for the world's Services.
 pub const CLIENTS: &str = "default";
 
-const KINDS: [Kind; 9] = [
-    Kind::Node,
-    Kind::ReplicaSet,
-    Kind::Job,
-    Kind::Pod,
-    Kind::ExternalWorkload,
-    Kind::Server,
-    Kind::Service,
-    Kind::ServiceProfile,
-    Kind::EndpointSlice,
+const KINDS: [ObjectKind; 9] = [
+    ObjectKind::Node,
+    ObjectKind::ReplicaSet,
+    ObjectKind::Job,
+    ObjectKind::Pod,
+    ObjectKind::ExternalWorkload,
+    ObjectKind::Server,
+    ObjectKind::Service,
+    ObjectKind::ServiceProfile,
+    ObjectKind::EndpointSlice,
 ];
 /// 2026-01-01T00:00:00Z.
 const BEGINNING: i64 = 1_767_225_600;
@@ -188,7 +188,7 @@ impl World {
         for kind in KINDS {
             for name in pool(kind) {
                 // Some names stay free, so that objects can be created later.
-                if kind != Kind::Service && world.dice.chance(30) {
+                if kind != ObjectKind::Service && world.dice.chance(30) {
                     continue;
                 }
                 let object = world.fresh(kind, NAMESPACE, &name);
@@ -196,16 +196,16 @@ impl World {
             }
         }
         for (kind, name) in [
-            (Kind::Service, "web"),
-            (Kind::Pod, "pod-00"),
-            (Kind::Server, "server-0"),
-            (Kind::EndpointSlice, "slice-0"),
+            (ObjectKind::Service, "web"),
+            (ObjectKind::Pod, "pod-00"),
+            (ObjectKind::Server, "server-0"),
+            (ObjectKind::EndpointSlice, "slice-0"),
         ] {
             let object = world.fresh(kind, ELSEWHERE, name);
             world.make(Draft::Put(object))?;
         }
         for namespace in [ELSEWHERE, CLIENTS] {
-            let object = world.fresh(Kind::ServiceProfile, namespace, &profile::name("web", NAMESPACE));
+            let object = world.fresh(ObjectKind::ServiceProfile, namespace, &profile::name("web", NAMESPACE));
             world.make(Draft::Put(object))?;
         }
         Ok(world)
@@ -273,8 +273,8 @@ impl World {
         };
         let key = Key::of(&object)?;
         match key.kind {
-            Kind::ServiceProfile if self.for_linkerd => profile::keep_what_linkerd_decodes(&mut object),
-            Kind::EndpointSlice if self.for_linkerd => slice::keep_numbered_ports(&mut object),
+            ObjectKind::ServiceProfile if self.for_linkerd => profile::keep_what_linkerd_decodes(&mut object),
+            ObjectKind::EndpointSlice if self.for_linkerd => slice::keep_numbered_ports(&mut object),
             _ => {}
         }
         let before = self.objects.get(&key).and_then(|before| before.get("metadata"));
@@ -293,22 +293,22 @@ impl World {
     }
 
     /// A new object with this kind and name.
-    fn fresh(&mut self, kind: Kind, namespace: &str, name: &str) -> Value {
+    fn fresh(&mut self, kind: ObjectKind, namespace: &str, name: &str) -> Value {
         match kind {
-            Kind::Service => service::fresh(self, namespace, name),
-            Kind::EndpointSlice => slice::fresh(self, namespace, name),
-            Kind::Pod => pod::fresh(self, namespace, name),
-            Kind::ExternalWorkload => workload::fresh(self, namespace, name),
-            Kind::Server => server::fresh(self, namespace, name),
-            Kind::Node => owner::node(self, name),
-            Kind::ReplicaSet => owner::replica_set(self, namespace, name),
-            Kind::Job => owner::job(self, namespace, name),
-            Kind::ServiceProfile => profile::fresh(self, namespace, name),
+            ObjectKind::Service => service::fresh(self, namespace, name),
+            ObjectKind::EndpointSlice => slice::fresh(self, namespace, name),
+            ObjectKind::Pod => pod::fresh(self, namespace, name),
+            ObjectKind::ExternalWorkload => workload::fresh(self, namespace, name),
+            ObjectKind::Server => server::fresh(self, namespace, name),
+            ObjectKind::Node => owner::node(self, name),
+            ObjectKind::ReplicaSet => owner::replica_set(self, namespace, name),
+            ObjectKind::Job => owner::job(self, namespace, name),
+            ObjectKind::ServiceProfile => profile::fresh(self, namespace, name),
         }
     }
 
     /// A random existing object of the kind, outside of the namespace `elsewhere`.
-    fn any(&mut self, kind: Kind) -> Option<Value> {
+    fn any(&mut self, kind: ObjectKind) -> Option<Value> {
         let here = self.objects.iter().filter(|(key, _)| key.kind == kind && key.namespace != ELSEWHERE);
         let here: Vec<&Value> = here.map(|(_, object)| object).collect();
         self.dice.pick(&here).map(|object| (*object).clone())
@@ -324,8 +324,8 @@ impl World {
         let of_profiles = self.dice.one_of(profile::NAMESPACES);
         let keys = KINDS.into_iter().flat_map(|kind| {
             let namespace = match kind {
-                Kind::Node => "",
-                Kind::ServiceProfile => of_profiles,
+                ObjectKind::Node => "",
+                ObjectKind::ServiceProfile => of_profiles,
                 _ => namespace,
             };
             pool(kind).into_iter().map(move |name| Key { kind, namespace: namespace.to_owned(), name })
@@ -356,18 +356,18 @@ impl World {
 }
 
 /// The possible names of objects of a kind.
-fn pool(kind: Kind) -> Vec<String> {
+fn pool(kind: ObjectKind) -> Vec<String> {
     let numbered = |prefix: &str, count: usize| (0..count).map(|number| format!("{prefix}-{number}")).collect();
     match kind {
-        Kind::Service => service::NAMES.map(str::to_owned).to_vec(),
-        Kind::EndpointSlice => numbered("slice", 9),
-        Kind::Pod => (0..pod::COUNT).map(pod::name).collect(),
-        Kind::ExternalWorkload => numbered("vm", workload::COUNT),
-        Kind::Server => numbered("server", 4),
-        Kind::Node => owner::NODES.map(str::to_owned).to_vec(),
-        Kind::ReplicaSet => numbered("set", 2),
-        Kind::Job => numbered("job", 2),
-        Kind::ServiceProfile => service::NAMES.map(|service| profile::name(service, NAMESPACE)).to_vec(),
+        ObjectKind::Service => service::NAMES.map(str::to_owned).to_vec(),
+        ObjectKind::EndpointSlice => numbered("slice", 9),
+        ObjectKind::Pod => (0..pod::COUNT).map(pod::name).collect(),
+        ObjectKind::ExternalWorkload => numbered("vm", workload::COUNT),
+        ObjectKind::Server => numbered("server", 4),
+        ObjectKind::Node => owner::NODES.map(str::to_owned).to_vec(),
+        ObjectKind::ReplicaSet => numbered("set", 2),
+        ObjectKind::Job => numbered("job", 2),
+        ObjectKind::ServiceProfile => service::NAMES.map(|service| profile::name(service, NAMESPACE)).to_vec(),
     }
 }
 

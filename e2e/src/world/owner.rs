@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, patched, with_metadata};
+use super::{Draft, Mutation, ObjectKind, World, mutation, patched, with_metadata};
 
 /// No kubelet runs these nodes, so that their Pods change only through the world.
 pub(super) const NODES: [&str; 3] = ["world-a", "world-b", "world-c"];
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("a node moves to another zone", 3, move_node),
-    mutation("a ReplicaSet gets another owner", 2, |world| own(world, Kind::ReplicaSet)),
-    mutation("a Job gets another owner", 2, |world| own(world, Kind::Job)),
+    mutation("a ReplicaSet gets another owner", 2, |world| own(world, ObjectKind::ReplicaSet)),
+    mutation("a Job gets another owner", 2, |world| own(world, ObjectKind::Job)),
 ];
 
 /// A random zone; sometimes `None`.
@@ -25,7 +25,7 @@ pub(super) fn node(world: &mut World, name: &str) -> Value {
 }
 
 pub(super) fn replica_set(world: &mut World, namespace: &str, name: &str) -> Value {
-    let owners = owners(world, Kind::ReplicaSet);
+    let owners = owners(world, ObjectKind::ReplicaSet);
     json!({"apiVersion": "apps/v1", "kind": "ReplicaSet",
         "metadata": {"name": name, "namespace": namespace, "ownerReferences": owners},
         "spec": {"replicas": 0, "selector": {"matchLabels": {"set": name}}, "template": {
@@ -33,7 +33,7 @@ pub(super) fn replica_set(world: &mut World, namespace: &str, name: &str) -> Val
 }
 
 pub(super) fn job(world: &mut World, namespace: &str, name: &str) -> Value {
-    let owners = owners(world, Kind::Job);
+    let owners = owners(world, ObjectKind::Job);
     json!({"apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": name, "namespace": namespace, "ownerReferences": owners},
         "spec": {"suspend": true, "template": {
@@ -45,8 +45,8 @@ pub(super) fn reference(kind: &str, name: &str) -> Value {
     json!({"apiVersion": "example.com/v1", "kind": kind, "name": name, "uid": "5f0c2a4e-0000-4000-8000-000000000001"})
 }
 
-fn owners(world: &mut World, kind: Kind) -> Value {
-    let usual = if kind == Kind::Job { "CronJob" } else { "Deployment" };
+fn owners(world: &mut World, kind: ObjectKind) -> Value {
+    let usual = if kind == ObjectKind::Job { "CronJob" } else { "Deployment" };
     let rare = world.dice.one_of(["Rollout", "StatefulSet", "Job", "daemonset"]);
     match world.dice.below(10) {
         0..6 => json!([reference(usual, "owner")]),
@@ -56,13 +56,13 @@ fn owners(world: &mut World, kind: Kind) -> Value {
     }
 }
 
-fn own(world: &mut World, kind: Kind) -> Vec<Draft> {
+fn own(world: &mut World, kind: ObjectKind) -> Vec<Draft> {
     let owners = owners(world, kind);
     with_metadata(world.any(kind), "ownerReferences", owners)
 }
 
 fn move_node(world: &mut World) -> Vec<Draft> {
-    let node = world.any(Kind::Node);
+    let node = world.any(ObjectKind::Node);
     match zone(world) {
         Some(zone) => patched(node, json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}})),
         None => with_metadata(node, "labels", json!({})),

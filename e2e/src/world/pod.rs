@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, owner, patched, status, with_metadata};
+use super::{Draft, Mutation, ObjectKind, World, mutation, owner, patched, status, with_metadata};
 
 pub(super) const COUNT: usize = 12;
 
@@ -172,7 +172,7 @@ fn owners(world: &mut World) -> Value {
 /// Only for Pods that are scheduled and running: other Pods are deleted immediately.
 fn terminate(world: &mut World) -> Vec<Draft> {
     let now = world.now();
-    let pod = world.any(Kind::Pod).filter(|pod| {
+    let pod = world.any(ObjectKind::Pod).filter(|pod| {
         let ending = pod.pointer("/metadata/deletionTimestamp").is_some();
         let phase = pod.pointer("/status/phase").and_then(Value::as_str);
         let ended = matches!(phase, Some("Succeeded" | "Failed"));
@@ -183,15 +183,15 @@ fn terminate(world: &mut World) -> Vec<Draft> {
 
 fn relabel(world: &mut World) -> Vec<Draft> {
     let labels = labels(world);
-    with_metadata(world.any(Kind::Pod), "labels", labels)
+    with_metadata(world.any(ObjectKind::Pod), "labels", labels)
 }
 
 fn annotate(world: &mut World) -> Vec<Draft> {
     let annotations = annotations(world);
-    with_metadata(world.any(Kind::Pod), "annotations", annotations)
+    with_metadata(world.any(ObjectKind::Pod), "annotations", annotations)
 }
 
 fn own(world: &mut World) -> Vec<Draft> {
     let owners = owners(world);
-    with_metadata(world.any(Kind::Pod), "ownerReferences", owners)
+    with_metadata(world.any(ObjectKind::Pod), "ownerReferences", owners)
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{CLIENTS, Draft, ELSEWHERE, Kind, Mutation, NAMESPACE, World, mutation, service};
+use super::{CLIENTS, Draft, ELSEWHERE, Mutation, NAMESPACE, ObjectKind, World, mutation, service};
 
 pub(super) const NAMESPACES: [&str; 3] = [NAMESPACE, ELSEWHERE, CLIENTS];
 
@@ -271,8 +271,12 @@ fn broken(world: &mut World) -> Option<Value> {
 
 /// A random ServiceProfile of any namespace.
 fn any(world: &mut World) -> Option<Value> {
-    let all: Vec<&Value> =
-        world.objects.iter().filter(|(key, _)| key.kind == Kind::ServiceProfile).map(|(_, object)| object).collect();
+    let all: Vec<&Value> = world
+        .objects
+        .iter()
+        .filter(|(key, _)| key.kind == ObjectKind::ServiceProfile)
+        .map(|(_, object)| object)
+        .collect();
     world.dice.pick(&all).map(|object| (*object).clone())
 }
 
@@ -327,7 +331,7 @@ fn toggle(world: &mut World) -> Vec<Draft> {
     let found = world
         .objects
         .keys()
-        .find(|key| key.kind == Kind::ServiceProfile && key.namespace == namespace && key.name == name);
+        .find(|key| key.kind == ObjectKind::ServiceProfile && key.namespace == namespace && key.name == name);
     match found.cloned() {
         Some(key) => vec![Draft::Delete(key)],
         None => vec![Draft::Put(fresh(world, namespace, &name))],

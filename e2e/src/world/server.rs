@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation};
+use super::{Draft, Mutation, ObjectKind, World, mutation};
 
 pub(super) const MUTATIONS: &[Mutation] = &[mutation("a Server is rewritten", 8, rewrite)];
 
@@ -57,7 +57,7 @@ fn requirement(world: &mut World) -> Value {
 }
 
 fn rewrite(world: &mut World) -> Vec<Draft> {
-    let Some(server) = world.any(Kind::Server) else { return Vec::new() };
+    let Some(server) = world.any(ObjectKind::Server) else { return Vec::new() };
     let text = |pointer: &str| server.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     vec![Draft::Put(fresh(world, &namespace, &name))]

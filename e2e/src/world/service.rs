@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, patched, with_metadata};
+use super::{Draft, Mutation, ObjectKind, World, mutation, patched, with_metadata};
 
 pub(super) const NAMES: [&str; 3] = ["web", "api", "db"];
 
@@ -105,7 +105,7 @@ fn text(service: &Value, pointer: &str) -> String {
 
 /// A Service that has endpoints.
 fn own_endpoints(world: &mut World) -> Option<Value> {
-    world.any(Kind::Service).filter(|service| text(service, "/spec/type") != "ExternalName")
+    world.any(ObjectKind::Service).filter(|service| text(service, "/spec/type") != "ExternalName")
 }
 
 fn renumber(world: &mut World) -> Vec<Draft> {
@@ -121,7 +121,7 @@ fn change_policy(world: &mut World) -> Vec<Draft> {
 }
 
 fn change_type(world: &mut World) -> Vec<Draft> {
-    let Some(mut service) = world.any(Kind::Service) else { return Vec::new() };
+    let Some(mut service) = world.any(ObjectKind::Service) else { return Vec::new() };
     // Changing back is more frequent than changing to ExternalName.
     let external = text(&service, "/spec/type") != "ExternalName";
     if external && world.dice.chance(85) {
@@ -137,7 +137,7 @@ fn change_type(world: &mut World) -> Vec<Draft> {
 
 fn annotate(world: &mut World) -> Vec<Draft> {
     let annotations = annotations(world);
-    with_metadata(world.any(Kind::Service), "annotations", annotations)
+    with_metadata(world.any(ObjectKind::Service), "annotations", annotations)
 }
 
 /// Skipped in a valid world: a real Service never changes its cluster IP.
@@ -156,7 +156,7 @@ fn renumber_ip(world: &mut World) -> Vec<Draft> {
 
 /// Labels and annotations with which Linkerd's multicluster extension redirects a Service to another cluster.
 fn change_place(world: &mut World) -> Vec<Draft> {
-    let Some(service) = world.any(Kind::Service) else { return Vec::new() };
+    let Some(service) = world.any(ObjectKind::Service) else { return Vec::new() };
     let marked = |field: &str| {
         let field = service.pointer(field).and_then(Value::as_object);
         field.is_some_and(|field| field.keys().any(|key| key.starts_with("multicluster.linkerd.io/")))

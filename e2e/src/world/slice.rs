@@ -7,7 +7,8 @@ use k8s_openapi::api::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    Draft, ELSEWHERE, Key, Kind, Mutation, NAMESPACE, World, mutation, owner, pod, service, with_metadata, workload,
+    Draft, ELSEWHERE, Key, Mutation, NAMESPACE, ObjectKind, World, mutation, owner, pod, service, with_metadata,
+    workload,
 };
 
 pub(super) const MUTATIONS: &[Mutation] = &[
@@ -143,8 +144,8 @@ fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option
 /// Returns the current uid of the object, or an empty one if the object does not exist.
 fn uid_of(world: &World, reference: &ObjectReference) -> String {
     let kind = match reference.kind.as_deref() {
-        Some("Pod") => Kind::Pod,
-        Some("ExternalWorkload") => Kind::ExternalWorkload,
+        Some("Pod") => ObjectKind::Pod,
+        Some("ExternalWorkload") => ObjectKind::ExternalWorkload,
         _ => return String::new(),
     };
     let namespace = reference.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
@@ -224,7 +225,7 @@ fn hint(world: &mut World, endpoint: &mut Endpoint, nodes: bool) {
 
 /// A random EndpointSlice, with its JSON, in which the endpoints are replaced.
 fn any(world: &mut World) -> Option<(Value, EndpointSlice)> {
-    let json = world.any(Kind::EndpointSlice)?;
+    let json = world.any(ObjectKind::EndpointSlice)?;
     let slice = serde_json::from_value(json.clone()).ok()?;
     Some((json, slice))
 }
@@ -315,7 +316,7 @@ fn hint_all(world: &mut World) -> Vec<Draft> {
 
 fn renumber(world: &mut World) -> Vec<Draft> {
     let ports = ports(world);
-    let Some(mut slice) = world.any(Kind::EndpointSlice) else { return Vec::new() };
+    let Some(mut slice) = world.any(ObjectKind::EndpointSlice) else { return Vec::new() };
     if let Some(slice) = slice.as_object_mut() {
         slice.insert("ports".to_owned(), ports);
     }
@@ -324,10 +325,10 @@ fn renumber(world: &mut World) -> Vec<Draft> {
 
 fn relabel(world: &mut World) -> Vec<Draft> {
     let labels = labels(world);
-    with_metadata(world.any(Kind::EndpointSlice), "labels", labels)
+    with_metadata(world.any(ObjectKind::EndpointSlice), "labels", labels)
 }
 
 fn annotate(world: &mut World) -> Vec<Draft> {
     let annotations = annotations(world);
-    with_metadata(world.any(Kind::EndpointSlice), "annotations", annotations)
+    with_metadata(world.any(ObjectKind::EndpointSlice), "annotations", annotations)
 }

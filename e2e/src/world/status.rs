@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, owner, pod, slice};
+use super::{Draft, Mutation, ObjectKind, World, mutation, owner, pod, slice};
 
 /// The fields of a Pod's status that a world sets.
 pub(super) const FIELDS: [&str; 5] = ["phase", "podIP", "podIPs", "hostIP", "hostIPs"];
@@ -75,13 +75,13 @@ fn with_status(mut pod: Value, replaced: &[&str], by: Map<String, Value>) -> Vec
 
 fn change_phase(world: &mut World) -> Vec<Draft> {
     let phase = phase(world);
-    let Some(pod) = world.any(Kind::Pod) else { return Vec::new() };
+    let Some(pod) = world.any(ObjectKind::Pod) else { return Vec::new() };
     let phase = phase.map(|phase| ("phase".to_owned(), json!(phase)));
     with_status(pod, &["phase"], phase.into_iter().collect())
 }
 
 fn readdress(world: &mut World) -> Vec<Draft> {
-    let Some(pod) = world.any(Kind::Pod) else { return Vec::new() };
+    let Some(pod) = world.any(ObjectKind::Pod) else { return Vec::new() };
     let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let (name, node) = (text("/metadata/name").unwrap_or_default(), text("/spec/nodeName"));
     let addresses = addresses(world, &name, node.as_deref());
@@ -90,7 +90,7 @@ fn readdress(world: &mut World) -> Vec<Draft> {
 
 /// One Pod ends, and another gets its address: after that, or shortly before.
 fn take_over(world: &mut World) -> Vec<Draft> {
-    let (Some(from), Some(to)) = (world.any(Kind::Pod), world.any(Kind::Pod)) else { return Vec::new() };
+    let (Some(from), Some(to)) = (world.any(ObjectKind::Pod), world.any(ObjectKind::Pod)) else { return Vec::new() };
     if from.pointer("/metadata/name") == to.pointer("/metadata/name") {
         return Vec::new();
     }

@@ -54,7 +54,7 @@ fn changes_add_up_to_the_objects() {
         }
         assert_eq!(&objects, world.json());
     }
-    assert_eq!(world.objects().pods.len(), objects.keys().filter(|key| key.kind == Kind::Pod).count());
+    assert_eq!(world.objects().pods.len(), objects.keys().filter(|key| key.kind == ObjectKind::Pod).count());
 }
 
 #[test]

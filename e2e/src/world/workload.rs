@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, owner, pod, slice, with_metadata};
+use super::{Draft, Mutation, ObjectKind, World, mutation, owner, pod, slice, with_metadata};
 
 pub(super) const COUNT: usize = 4;
 
@@ -84,7 +84,7 @@ fn owners(world: &mut World) -> Value {
 
 fn respecify(world: &mut World) -> Vec<Draft> {
     let spec = spec(world);
-    let Some(mut workload) = world.any(Kind::ExternalWorkload) else { return Vec::new() };
+    let Some(mut workload) = world.any(ObjectKind::ExternalWorkload) else { return Vec::new() };
     if let Some(workload) = workload.as_object_mut() {
         workload.insert("spec".to_owned(), spec);
     }
@@ -93,15 +93,15 @@ fn respecify(world: &mut World) -> Vec<Draft> {
 
 fn relabel(world: &mut World) -> Vec<Draft> {
     let labels = labels(world);
-    with_metadata(world.any(Kind::ExternalWorkload), "labels", labels)
+    with_metadata(world.any(ObjectKind::ExternalWorkload), "labels", labels)
 }
 
 fn annotate(world: &mut World) -> Vec<Draft> {
     let annotations = annotations(world);
-    with_metadata(world.any(Kind::ExternalWorkload), "annotations", annotations)
+    with_metadata(world.any(ObjectKind::ExternalWorkload), "annotations", annotations)
 }
 
 fn own(world: &mut World) -> Vec<Draft> {
     let owners = owners(world);
-    with_metadata(world.any(Kind::ExternalWorkload), "ownerReferences", owners)
+    with_metadata(world.any(ObjectKind::ExternalWorkload), "ownerReferences", owners)
 }

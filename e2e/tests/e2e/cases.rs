@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    Job, ManagerOptions, Rig,
     cases::{Case, cases_side_by_side, write},
     discovery::Discovery,
-    mesh::SOON,
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -22,10 +21,8 @@ const REQUESTS_OF_A_CONNECTION: usize = 250;
 async fn the_server_gives_the_expected_answer_to_every_case_over_the_wire() -> Result<()> {
     let cases = cases_side_by_side()?;
     let cases: Vec<Case> = cases.into_iter().filter(|case| case.in_process_only.is_none()).collect();
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    write(&control_plane.client().await?, &cases).await?;
+    let rig = Rig::linkerd().start().await?;
+    write(&rig.client, &cases).await?;
 
     let mut by_flags: BTreeMap<&[String], Vec<&Case>> = BTreeMap::new();
     for case in &cases {
@@ -33,10 +30,7 @@ async fn the_server_gives_the_expected_answer_to_every_case_over_the_wire() -> R
     }
     let mut failed = Vec::new();
     for (flags, cases) in by_flags {
-        let only_discovery = ["--enable-external-workload=false", "--enable-linkerd-config=false"].map(str::to_owned);
-        let args = [&only_discovery, flags].concat();
-        let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-        manager.ready(SOON).await?;
+        let manager = ManagerOptions::only(Job::Destination).args(flags.iter().cloned()).ready(&rig).await?;
         for cases in cases.chunks(REQUESTS_OF_A_CONNECTION) {
             let discovery = manager.discovery().await?;
             let checks = cases.iter().map(|case| check(&discovery, case));

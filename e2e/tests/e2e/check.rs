@@ -2,15 +2,11 @@
 //!
 //! The test has a dedicated control plane, because the Leases, the CRDs and the LinkerdConfigs are those of a cluster.
 
-use std::{net::IpAddr, process::Stdio, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, eventually, executable::operator_binary, injector::machine_address,
-    link::link, port,
-};
+use e2e::{ControlPlane, ManagerOptions, Rig, command::Ended, eventually, injector::machine_address, link::link, port};
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
 const NAMESPACE: &str = "linkerd-operator-system";
 /// Longer than the command waits.
@@ -26,34 +22,9 @@ const FLAGS_OF_LINKERD: [&str; 7] = [
     "--output=json",
 ];
 
-struct Checked {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-// === impl Checked ===
-
-impl Checked {
-    fn has(&self, parts: &[&str]) -> Result<()> {
-        for part in parts {
-            ensure!(self.stdout.contains(part), "no {part:?} in:\n{}{}", self.stdout, self.stderr);
-        }
-        Ok(())
-    }
-}
-
-async fn run(args: &[&str]) -> Result<Checked> {
-    let mut command = Command::new(operator_binary()?);
-    command.args(args).env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(DEADLINE, command.output()).await.context("the command did not end")??;
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes);
-    Ok(Checked { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
-}
-
-async fn check(control_plane: &ControlPlane, args: &[&str]) -> Result<Checked> {
+async fn check(control_plane: &ControlPlane, args: &[&str]) -> Result<Ended> {
     let kubeconfig = control_plane.kubeconfig().display().to_string();
-    run(&[&["check", "--kubeconfig", &kubeconfig], args].concat()).await
+    Ended::operator(&[&["check", "--kubeconfig", &kubeconfig], args].concat(), DEADLINE).await
 }
 
 /// The Pod of a replica.
@@ -101,10 +72,7 @@ impl ReplicaPod {
 
 #[tokio::test]
 async fn check_names_what_is_missing_before_and_after_the_installation_and_succeeds_when_all_is_there() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    for namespace in ["linkerd", NAMESPACE] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
+    let control_plane = Rig::bare().namespace("linkerd").namespace(NAMESPACE).start().await?;
 
     let missing = check(&control_plane, &["--pre"]).await?;
     missing.has(&[
@@ -132,8 +100,7 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
         "--enable-multicluster",
         "--operator-namespace=linkerd-operator-system",
     ];
-    let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
-    let _manager = Manager::start(&control_plane, options)?;
+    let _manager = ManagerOptions::new(args).start(&control_plane)?;
     REPLICA.create(&control_plane, address, port).await?;
     let works = check(&control_plane, &["--wait=60s"]).await?;
     works.has(&["√ all replicas are ready", "√ a replica holds the Lease linkerd/linkerd-operator"])?;
@@ -166,7 +133,7 @@ async fn check_names_what_is_missing_before_and_after_the_installation_and_succe
     ensure!(fails.await?.code == Some(1));
 
     let of_linkerd = check(&control_plane, &FLAGS_OF_LINKERD).await?;
-    let document: Value = serde_json::from_str(&of_linkerd.stdout).context(of_linkerd.stderr)?;
+    let document = of_linkerd.document()?;
     ensure!(document.get("success") == Some(&json!(false)) && of_linkerd.code == Some(1), "{document}");
     let categories = document.get("categories").and_then(Value::as_array).context("no categories")?;
     let mut names = categories.iter().filter_map(|it| it.get("categoryName"));
@@ -206,13 +173,8 @@ async fn nothing_that_may_not_be_read_has_a_tick(control_plane: &ControlPlane) -
 #[tokio::test]
 async fn check_reads_a_replica_through_a_port_forward() -> Result<()> {
     const PORT: u16 = 9996;
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    for namespace in ["linkerd", NAMESPACE] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
-    control_plane.install_crds("crd").await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let control_plane = Rig::linkerd().crds("crd").namespace(NAMESPACE).start().await?;
+    let manager = ManagerOptions::default().start(&control_plane)?;
     control_plane.add_node_without_kubelet("node").await?;
     let _kubelet = control_plane.start_kubelet("node", PORT, manager.admin_address())?;
     // No host has an address of this network.
@@ -225,15 +187,15 @@ async fn check_reads_a_replica_through_a_port_forward() -> Result<()> {
 
 #[tokio::test]
 async fn the_binary_describes_itself_to_linkerds_command_line() -> Result<()> {
-    let described = run(&["_extension-metadata"]).await?;
-    let document: Value = serde_json::from_str(&described.stdout)?;
+    let described = Ended::operator(&["_extension-metadata"], DEADLINE).await?;
+    let document = described.document()?;
     ensure!(document == json!({"name": "linkerd-operator", "checks": "always"}), "{document}");
     Ok(())
 }
 
 #[tokio::test]
 async fn without_an_api_server_check_fails_with_the_reason() -> Result<()> {
-    let failed = run(&["check", "--kubeconfig", "/does/not/exist"]).await?;
+    let failed = Ended::operator(&["check", "--kubeconfig", "/does/not/exist"], DEADLINE).await?;
     failed.has(&["× can create a client of the API server\n    cannot read the kubeconfig /does/not/exist"])?;
     ensure!(failed.code == Some(1), "{}", failed.stdout);
     Ok(())

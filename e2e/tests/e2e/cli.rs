@@ -1,14 +1,12 @@
 //! The terminal commands, run as a user runs them, against a manager and a real API server.
 
-use std::{
-    net::SocketAddr,
-    process::{Output, Stdio},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Process, Signal, Spawn, TestNamespace, eventually,
+    Job, Manager, ManagerOptions, Process, Rig, Signal, Spawn, TestNamespace,
+    command::Ended,
+    eventually,
     executable::operator_binary,
     mesh::{Mesh, SOON},
 };
@@ -16,20 +14,12 @@ use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{process::Command, time::timeout};
 
 /// A Service without a selector, its manually created EndpointSlice, and the Destination API that serves it.
 struct Web {
     mesh: Mesh,
     destination: SocketAddr,
     authority: String,
-}
-
-/// The exit code and the output of a finished command.
-pub(crate) struct Ended {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 impl Web {
@@ -99,13 +89,7 @@ fn endpoints(addresses: &[&str]) -> Value {
 }
 
 pub(crate) async fn run(args: &[&str]) -> Result<Ended> {
-    let binary = operator_binary()?;
-    let mut command = Command::new(binary);
-    command.args(args).env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;
-    let Output { status, stdout, stderr } = output;
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes);
-    Ok(Ended { code: status.code(), stdout: text(stdout)?, stderr: text(stderr)? })
+    Ended::operator(args, Duration::from_secs(30)).await
 }
 
 /// Waits for a line that contains all of these words, and returns it.
@@ -293,11 +277,7 @@ async fn two_servers_are_compared_and_the_exit_code_says_whether_they_differ() -
     let namespace = mesh.namespace();
     mesh.put_service("empty", json!({ "selector": null })).await?;
     let start = async |args: &[&str]| {
-        let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"].iter().chain(args);
-        let args = args.map(|&arg| arg.to_owned()).collect();
-        let mut other = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-        other.ready(SOON).await?;
-        anyhow::Ok(other)
+        ManagerOptions::only(Job::Destination).args(args.iter().copied()).ready(control_plane).await
     };
     let compare = async |other: &Manager, args: &[&str]| {
         let servers = [&*manager, other].map(|server| format!("--addr={}", server.destination_address()));
@@ -406,11 +386,10 @@ async fn man_pages_are_written_for_visible_subcommands() -> Result<()> {
 
 #[tokio::test]
 async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let client = control_plane.client().await?;
-    let namespace = TestNamespace::create(&client, "cli").await?;
+    let control_plane = Rig::bare().start().await?;
+    let namespace = TestNamespace::create(&control_plane.client, "cli").await?;
     let mut manager = manager(&control_plane, None).await?;
-    let web = Web::put(&Mesh::new(&client, namespace.name()), &manager, &["192.0.2.11"]).await?;
+    let web = Web::put(&Mesh::new(&control_plane.client, namespace.name()), &manager, &["192.0.2.11"]).await?;
 
     // The stand-in for the kubelet forwards the Pod's port to the manager.
     control_plane.add_node_without_kubelet("node").await?;
@@ -443,11 +422,10 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
 
 #[tokio::test]
 async fn a_watch_reconnects_when_the_server_is_restarted() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let client = control_plane.client().await?;
-    let namespace = TestNamespace::create(&client, "cli").await?;
+    let control_plane = Rig::bare().start().await?;
+    let namespace = TestNamespace::create(&control_plane.client, "cli").await?;
     let mut first = manager(&control_plane, None).await?;
-    let web = Web::put(&Mesh::new(&client, namespace.name()), &first, &["192.0.2.11"]).await?;
+    let web = Web::put(&Mesh::new(&control_plane.client, namespace.name()), &first, &["192.0.2.11"]).await?;
     let directory = tempfile::tempdir()?;
     let mut watch = web.watch(&directory, &[])?;
     prints(&watch, &["added", "192.0.2.11"]).await?;
@@ -465,9 +443,6 @@ async fn a_watch_reconnects_when_the_server_is_restarted() -> Result<()> {
 }
 
 /// Starts a manager with its Destination API at this address, and waits until it is ready.
-async fn manager(control_plane: &ControlPlane, destination: Option<SocketAddr>) -> Result<Manager> {
-    let args = destination.map(|address| format!("--destination-addr={address}")).into_iter().collect();
-    let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-    manager.ready(SOON).await?;
-    Ok(manager)
+async fn manager(rig: &Rig, destination: Option<SocketAddr>) -> Result<Manager> {
+    ManagerOptions::new(destination.map(|address| format!("--destination-addr={address}"))).ready(rig).await
 }

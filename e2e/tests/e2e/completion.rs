@@ -1,12 +1,12 @@
 //! The completion of a command line in a shell: the script of bash, and names of the cluster from a real API server.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, TestNamespace, executable::operator_binary};
+use e2e::{Rig, TestNamespace, command::Ended, executable::operator_binary};
 use serde_json::json;
 use tempfile::TempDir;
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 use crate::cli::run;
 
@@ -23,9 +23,9 @@ async fn bash_completes_subcommands() -> Result<()> {
     // The script asks the program that a user would start.
     let binary = operator_binary()?;
     let folder = binary.parent().context("a folder")?;
-    bash.args(["-c", complete, "bash"]).arg(&script).arg(folder).stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(Duration::from_secs(10), bash.output()).await.context("bash did not end")??;
-    assert_eq!(String::from_utf8(output.stdout)?, "explain\n", "{}", String::from_utf8_lossy(&output.stderr));
+    bash.args(["-c", complete, "bash"]).arg(&script).arg(folder);
+    let ended = Ended::of(bash, Duration::from_secs(10)).await?;
+    assert_eq!(ended.stdout, "explain\n", "{}", ended.stderr);
     Ok(())
 }
 
@@ -36,17 +36,16 @@ async fn completed(line: &[&str], kubeconfig: &str) -> Result<Vec<String>> {
     let words = line.iter().map(|&word| if word == "KUBECONFIG" { flag.as_str() } else { word });
     command.args(["--", "linkerd-operator"]).args(words);
     command.env("LINKERD_OPERATOR_COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
-    command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(Duration::from_secs(10), command.output()).await.context("no answer")??;
-    ensure!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+    command.env_remove("KUBECONFIG");
+    let ended = Ended::of(command, Duration::from_secs(10)).await?;
+    ensure!(ended.code == Some(0) && ended.stderr.is_empty(), "{}", ended.stderr);
+    Ok(ended.stdout.lines().map(str::to_owned).collect())
 }
 
 #[tokio::test]
 async fn a_shell_completes_the_names_of_linkerd_configs_namespaces_and_workloads() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.install_crds("crd").await?;
-    let namespace = TestNamespace::create(&control_plane.client().await?, "completion").await?;
+    let control_plane = Rig::bare().crds("crd").start().await?;
+    let namespace = TestNamespace::create(&control_plane.client, "completion").await?;
     let config = json!({
         "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": "mesh"}, "spec": {},
     });

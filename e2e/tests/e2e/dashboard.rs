@@ -1,11 +1,12 @@
 //! The dashboard of a manager with a real API server, read as a browser reads it. `make e2e-dashboard` opens it in
 //! Chromium.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Manager, ManagerOptions, Process, Spawn,
+    ManagerOptions, Process, Spawn,
+    command::Ended,
     dashboard::{DashboardWorld, Followed, status_for_host},
     eventually,
     executable::operator_binary,
@@ -19,7 +20,6 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
 fn dashboard_command(world: &DashboardWorld, args: &[&str]) -> Result<Process> {
     let log = world.control_plane.directory().join("dashboard.log");
@@ -94,13 +94,11 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
 async fn the_dashboard_and_the_command_status_have_the_same_document() -> Result<()> {
     let world = DashboardWorld::start().await?;
     world.shows_rollout().await?;
-    let kubeconfig = world.control_plane.kubeconfig().to_owned();
+    let kubeconfig = format!("--kubeconfig={}", world.control_plane.kubeconfig().display());
     eventually(SOON, "the same document from both", async || {
-        let mut command = Command::new(operator_binary()?);
-        command.args(["status", "mesh", "--output=json", "--kubeconfig"]).arg(&kubeconfig).stdin(Stdio::null());
-        let output = command.kill_on_drop(true).output().await?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let printed: Value = serde_json::from_slice(&output.stdout)?;
+        let ended = Ended::operator(&["status", "mesh", "--output=json", &kubeconfig], SOON).await?;
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        let printed = ended.document()?;
         let printed = printed["linkerdConfigs"][0].as_object().context("no LinkerdConfig")?;
         let overview = world.json("overview.json").await?;
         let shown = &overview["linkerdConfigs"][0];
@@ -121,9 +119,7 @@ async fn the_dashboard_and_the_command_status_have_the_same_document() -> Result
 #[tokio::test]
 async fn a_replica_that_does_not_lead_shows_who_holds_each_lease() -> Result<()> {
     let world = DashboardWorld::start().await?;
-    let identity = Some("operator-2".to_owned());
-    let mut follower = Manager::start(&world.control_plane, ManagerOptions { identity, ..ManagerOptions::default() })?;
-    follower.ready(SOON).await?;
+    let follower = ManagerOptions::default().identity("operator-2").ready(&world.control_plane).await?;
     eventually(SOON, "the holders on the page of the other replica", async || {
         let (status, body) = follower.get("/dashboard/overview.json").await?;
         ensure!(status == StatusCode::OK, "{status}: {body}");
@@ -220,12 +216,9 @@ async fn a_site_with_a_name_of_its_own_for_the_loopback_address_is_refused() -> 
 #[tokio::test]
 async fn the_command_forwards_a_local_port_to_the_operators_pod_and_says_why_it_cannot() -> Result<()> {
     let mut world = DashboardWorld::start().await?;
-    let kubeconfig = world.control_plane.kubeconfig().to_owned();
-    let mut command = Command::new(operator_binary()?);
-    command.args(["dashboard", "--namespace=default", "--kubeconfig"]).arg(kubeconfig).stdin(Stdio::null());
-    let ended = timeout(SOON, command.kill_on_drop(true).output()).await.context("it did not end")??;
-    let stderr = String::from_utf8(ended.stderr)?;
-    assert!(!ended.status.success() && stderr.contains("no pod has these labels"), "{stderr}");
+    let kubeconfig = format!("--kubeconfig={}", world.control_plane.kubeconfig().display());
+    let ended = Ended::operator(&["dashboard", "--namespace=default", &kubeconfig], SOON).await?;
+    assert!(ended.code != Some(0) && ended.stderr.contains("no pod has these labels"), "{}", ended.stderr);
 
     // The stand-in for the kubelet forwards the Pod's port to the manager.
     world.control_plane.add_node_without_kubelet("node").await?;

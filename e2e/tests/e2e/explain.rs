@@ -4,14 +4,12 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options, User, eventually, executable::operator_binary, mesh::SOON};
+use e2e::{Job, Manager, ManagerOptions, Options, Rig, User, command::Ended, eventually, mesh::SOON};
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
 /// The groups and resources that `explain` lists. It neither reads Secrets nor writes.
 const READER: &[(&str, &[&str])] =
@@ -24,21 +22,8 @@ const READER_OF_WORKLOADS: &[(&str, &[&str])] = &[
     ("policy", &["poddisruptionbudgets"]),
 ];
 
-/// The exit code and the output of the command.
-struct Output {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Output {
-    fn document(&self) -> Result<Value> {
-        serde_json::from_str(&self.stdout).with_context(|| format!("{}{}", self.stdout, self.stderr))
-    }
-}
-
 struct Explained {
-    control_plane: ControlPlane,
+    control_plane: Rig,
     kubeconfig: PathBuf,
 }
 
@@ -46,9 +31,8 @@ impl Explained {
     /// Starts a control plane with the CRD and Linkerd's namespace. Linkerd is not installed yet.
     async fn start() -> Result<Self> {
         let users = vec![User { name: "explainer".to_owned(), groups: Vec::new() }];
-        let control_plane = ControlPlane::start(Options { users, ..Options::default() }).await?;
-        control_plane.install_crds("crd").await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let rig = Rig::bare().options(Options { users, ..Options::default() }).crds("crd").namespace("linkerd");
+        let control_plane = rig.start().await?;
         Ok(Self { kubeconfig: control_plane.kubeconfig().to_owned(), control_plane })
     }
 
@@ -70,20 +54,14 @@ impl Explained {
 
     /// Starts a manager that is ready.
     async fn manager(&self) -> Result<Manager> {
-        let args = ["--enable-external-workload=false", "--enable-destination=false", "--operator-namespace=linkerd"];
-        let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
-        let mut manager = Manager::start(&self.control_plane, options)?;
-        manager.ready(SOON).await?;
-        Ok(manager)
+        let options = ManagerOptions::only(Job::LinkerdConfig).args(["--operator-namespace=linkerd"]);
+        options.ready(&self.control_plane).await
     }
 
-    async fn explain(&self, args: &[&str]) -> Result<Output> {
-        let mut command = Command::new(operator_binary()?);
-        command.arg("explain").args(args).arg("--kubeconfig").arg(&self.kubeconfig);
-        command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-        let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes);
-        Ok(Output { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
+    async fn explain(&self, args: &[&str]) -> Result<Ended> {
+        let kubeconfig = self.kubeconfig.display().to_string();
+        let args = [&["explain"], args, &["--kubeconfig", &kubeconfig]].concat();
+        Ended::operator(&args, Duration::from_secs(30)).await
     }
 
     /// Writes a manifest with this spec to a file, and returns the path.
@@ -106,8 +84,7 @@ impl Explained {
 
     /// Applies what Linkerd's installation leaves, as Helm's field manager.
     async fn install(&self) -> Result<()> {
-        let helm = ["apply", "--server-side", "--field-manager=helm", "-f", &sample("linkerd")];
-        self.control_plane.kubectl(&helm).await.map(drop)
+        self.control_plane.install_linkerd().await
     }
 
     /// Returns all objects that the command could have written.
@@ -286,7 +263,7 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
 {
     let mut mesh = Explained::start().await?;
     mesh.install().await?;
-    mesh.control_plane.kubectl(&["create", "namespace", "app"]).await?;
+    mesh.control_plane.create_namespaces(&["app"]).await?;
     let opted_in = json!({"config.linkerd.io/reconcile": "auto"});
     deployment(&mesh, "web", opted_in.clone()).await?;
     deployment(&mesh, "api", opted_in).await?;
@@ -333,8 +310,7 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     let output = mesh.explain(&["--workloads", "-o", "json"]).await?.document()?;
     assert_eq!(decisions(&output), expected);
     assert_eq!(output["rollout"]["reason"], "Paused", "{output}");
-    let object = mesh.control_plane.kubectl(&["get", "linkerdconfig", "mesh", "-o", "json"]).await?;
-    let status = serde_json::from_str::<Value>(&object)?["status"]["rollout"].take();
+    let status = mesh.control_plane.get(&["linkerdconfig", "mesh"]).await?["status"]["rollout"].take();
     for (field, expected) in
         [("hash", &json!(hash)), ("workloads", &output["rollout"]["workloads"]), ("pods", &output["rollout"]["pods"])]
     {

@@ -17,18 +17,18 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const MOMENT: Duration = Duration::from_millis(300);
 
 /// A proxy, and the ConfigMaps of one namespace through the proxy and directly.
-struct Setup {
+struct ProxiedMaps {
     proxy: FaultProxy,
     through: Api<ConfigMap>,
     direct: Api<ConfigMap>,
 }
 
-async fn setup() -> Result<Setup> {
+async fn setup() -> Result<ProxiedMaps> {
     let control_plane = e2e::shared().await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "proxy").await?;
     let proxy = FaultProxy::start(control_plane).await?;
     let through = Api::namespaced(proxy.client().await?, namespace.name());
-    Ok(Setup { proxy, through, direct: namespace.api() })
+    Ok(ProxiedMaps { proxy, through, direct: namespace.api() })
 }
 
 fn map(name: &str) -> Result<ConfigMap> {
@@ -42,7 +42,7 @@ fn only_a() -> WatchParams {
 
 #[tokio::test]
 async fn it_forwards_and_counts_requests() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     through.create(&PostParams::default(), &map("a")?).await?;
     assert_eq!(direct.get("a").await?.name_any(), "a");
     assert!(through.get_opt("b").await?.is_none());
@@ -54,7 +54,7 @@ async fn it_forwards_and_counts_requests() -> Result<()> {
 
 #[tokio::test]
 async fn it_injects_a_status_the_given_number_of_times() -> Result<()> {
-    let Setup { proxy, through, .. } = setup().await?;
+    let ProxiedMaps { proxy, through, .. } = setup().await?;
     let fault =
         proxy.inject(Rule::path("/configmaps").method("GET").times(1), Action::Status { code: 503, retry_after: None });
     let limited = proxy.inject(Rule::path("/configmaps").times(1), Action::Status { code: 429, retry_after: Some(1) });
@@ -71,7 +71,7 @@ async fn it_injects_a_status_the_given_number_of_times() -> Result<()> {
 
 #[tokio::test]
 async fn it_cuts_watches() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     let mut watch = through.watch(&only_a(), "0").await?.boxed();
     direct.create(&PostParams::default(), &map("a")?).await?;
     let event = timeout(DEADLINE, watch.next()).await?.context("the watch ended")??;
@@ -85,7 +85,7 @@ async fn it_cuts_watches() -> Result<()> {
 
 #[tokio::test]
 async fn it_makes_connections_silent() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     let mut watch = through.watch(&only_a(), "0").await?.boxed();
     proxy.half_open();
     direct.create(&PostParams::default(), &map("a")?).await?;
@@ -100,7 +100,7 @@ async fn it_makes_connections_silent() -> Result<()> {
 
 #[tokio::test]
 async fn it_holds_the_nth_write_until_released() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     let fault = proxy.inject(Rule::path("/configmaps").method("POST").skip(1).times(1), Action::Hold);
     through.create(&PostParams::default(), &map("a")?).await?;
     let held = tokio::spawn({
@@ -122,7 +122,7 @@ async fn it_holds_the_nth_write_until_released() -> Result<()> {
 
 #[tokio::test]
 async fn it_forwards_a_detained_write_after_the_client_has_disconnected() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     let fault = proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Detain);
     assert!(timeout(MOMENT, through.create(&PostParams::default(), &map("late")?)).await.is_err());
     assert!(direct.get_opt("late").await?.is_none());
@@ -134,7 +134,7 @@ async fn it_forwards_a_detained_write_after_the_client_has_disconnected() -> Res
 
 #[tokio::test]
 async fn it_cuts_connections_before_and_after_a_write() -> Result<()> {
-    let Setup { proxy, through, direct } = setup().await?;
+    let ProxiedMaps { proxy, through, direct } = setup().await?;
     proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Cut);
     proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::After);
     assert!(through.create(&PostParams::default(), &map("cut")?).await.is_err());
@@ -146,7 +146,7 @@ async fn it_cuts_connections_before_and_after_a_write() -> Result<()> {
 
 #[tokio::test]
 async fn it_delays_and_hangs_requests() -> Result<()> {
-    let Setup { proxy, through, .. } = setup().await?;
+    let ProxiedMaps { proxy, through, .. } = setup().await?;
     proxy.inject(Rule::any().times(1), Action::Delay(MOMENT));
     let started = Instant::now();
     through.list(&ListParams::default()).await?;

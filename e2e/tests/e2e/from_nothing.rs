@@ -3,11 +3,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Options, eventually,
+    Rig, eventually,
     mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, in_repository},
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
-use serde_json::Value;
 
 use crate::{
     manifests::components::{lacks_nothing, start_manager},
@@ -49,37 +48,27 @@ fn commands(section: &str) -> Result<Vec<(Needs, String)>> {
     Ok(commands)
 }
 
-struct Cluster {
-    control_plane: ControlPlane,
+struct PageRig {
+    rig: Rig,
     shell: Shell,
 }
 
-// === impl Cluster ===
+// === impl PageRig ===
 
-impl Cluster {
-    /// A cluster with simulated nodes and without Linkerd, and a folder with the programs that the page uses.
+impl PageRig {
+    /// A rig with the objects of Linkerd on which the operator depends, and a folder with the programs that the page uses.
     async fn start(helm: &str) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::full()).await?;
-        for node in ["node-a", "node-b"] {
-            control_plane.add_node(node, node).await?;
-        }
-        let shell = Shell::new(&control_plane, helm).await?;
-        Ok(Self { control_plane, shell })
-    }
-
-    /// The objects of Linkerd on which the operator depends.
-    async fn install_linkerd(&self) -> Result<()> {
-        self.control_plane.install_crds("crd/linkerd").await?;
-        self.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        let sample = in_repository("config/samples/linkerd.yaml");
-        self.control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &sample]).await.map(drop)
+        let rig = Rig::full().crds("crd/linkerd").namespace("linkerd").start().await?;
+        rig.install_linkerd().await?;
+        let shell = Shell::new(&rig, helm).await?;
+        Ok(Self { rig, shell })
     }
 
     /// Runs the commands of a section that need only a cluster. Returns their number.
     async fn follow(&self, section: &str) -> Result<usize> {
         let mut count = 0;
         for (_, command) in commands(section)?.iter().filter(|(needs, _)| *needs == Needs::Cluster) {
-            self.shell.run(&in_the_checkout(&self.control_plane, command)?, "true").await?;
+            self.shell.run(&in_the_checkout(&self.rig, command)?, "true").await?;
             count += 1;
         }
         Ok(count)
@@ -87,19 +76,16 @@ impl Cluster {
 
     /// Waits until the operator has done what the page says, with a process in the place of a Pod.
     async fn reconciles(&self) -> Result<()> {
-        let get = ["-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", "json"];
-        let deployments: Value = serde_json::from_str(&self.control_plane.kubectl(&get).await?)?;
-        let deployments = deployments["items"].as_array().context("items")?;
+        let deployments = self.rig.operator_deployments().await?;
         let image = &deployments[0]["spec"]["template"]["spec"]["containers"][0]["image"];
         assert_eq!(image, &format!("registry.example.com/team/linkerd-operator:{}", env!("CARGO_PKG_VERSION")));
-        let mut manager =
-            start_manager(&self.control_plane, deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &[]).await?;
+        let mut manager = start_manager(&self.rig, &deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &[]).await?;
         lacks_nothing(&mut manager).await?;
         eventually(SOON, "the document and the EndpointSlice of the page", async || {
             let values = ["-n", "linkerd", "get", "configmap", "linkerd-config", "-o", "jsonpath={.data.values}"];
-            let values = self.control_plane.kubectl(&values).await?;
+            let values = self.rig.kubectl(&values).await?;
             ensure!(values.contains("accessLog: apache") || values.contains(r#""accessLog":"apache""#), "{values}");
-            let slices = self.control_plane.kubectl(&["-n", "mixed", "get", "endpointslices"]).await?;
+            let slices = self.rig.kubectl(&["-n", "mixed", "get", "endpointslices"]).await?;
             let ours = slices.lines().find(|line| line.starts_with("linkerd-external-legacy-"));
             ensure!(ours.is_some_and(|line| line.contains("192.0.2.11,192.0.2.12")), "{slices}");
             Ok(())
@@ -107,7 +93,7 @@ impl Cluster {
         .await?;
         let active =
             ["get", "linkerdconfig", "mesh", "-o", "jsonpath={.status.conditions[?(@.type==\"Accepted\")].status}"];
-        assert_eq!(self.control_plane.kubectl(&active).await?, "True");
+        assert_eq!(self.rig.kubectl(&active).await?, "True");
         Ok(())
     }
 
@@ -115,15 +101,14 @@ impl Cluster {
     async fn has_nothing_of_the_operator(&self) -> Result<()> {
         let kinds = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
             validatingadmissionpolicybindings,customresourcedefinitions,roles,rolebindings,leases";
-        let left = self.control_plane.kubectl(&["get", kinds, "--all-namespaces", "-o", "name"]).await?;
+        let left = self.rig.kubectl(&["get", kinds, "--all-namespaces", "-o", "name"]).await?;
         let left: Vec<_> =
             left.lines().filter(|name| name.contains("linkerd-operator") || name.contains("linkerdconfig")).collect();
         ensure!(left.is_empty(), "{left:?}");
-        self.control_plane.kubectl(&["get", "namespace", "linkerd"]).await.map(drop)
+        self.rig.kubectl(&["get", "namespace", "linkerd"]).await.map(drop)
     }
 
     async fn there_and_back(&self, way: &str, forth: usize, back: usize) -> Result<()> {
-        self.install_linkerd().await?;
         assert_eq!(self.follow(&format!("With {way}")).await?, forth);
         self.reconciles().await?;
         assert_eq!(self.follow(&format!("Back from {way}")).await?, back);
@@ -148,15 +133,15 @@ fn a_section_begins_with_linkerd_and_its_way_back_ends_with_it() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_3_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
-    Cluster::start("helm3").await?.there_and_back("Helm", 5, 7).await
+    PageRig::start("helm3").await?.there_and_back("Helm", 5, 7).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
-    Cluster::start("helm4").await?.there_and_back("Helm", 5, 7).await
+    PageRig::start("helm4").await?.there_and_back("Helm", 5, 7).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kustomize_leads_from_nothing_to_the_operator_and_back_as_the_page_says() -> Result<()> {
-    Cluster::start("helm4").await?.there_and_back("kustomize", 4, 3).await
+    PageRig::start("helm4").await?.there_and_back("kustomize", 4, 3).await
 }

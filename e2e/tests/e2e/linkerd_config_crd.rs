@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{ControlPlane, Options, eventually, mesh::merge};
+use e2e::{Rig, eventually, mesh::merge};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
@@ -57,9 +57,9 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
 }
 
 /// The path of a value below `spec` or `spec.rollout`, the value, the rejected path below it, and a part of the reason.
-type Invalid = (&'static str, Value, &'static str, &'static str);
+type InvalidValue = (&'static str, Value, &'static str, &'static str);
 
-fn invalid_values() -> Vec<Invalid> {
+fn invalid_values() -> Vec<InvalidValue> {
     let port_or_range = "must be a port such as 4567, or a range of ports such as 8000-8010";
     let (one_unit, go) = ("must be a whole number with one unit", "must be a Go duration");
     let (quantity, version) = ("must be a quantity that is not negative", "must be a version such as edge-26.8.3");
@@ -158,7 +158,7 @@ fn invalid_values() -> Vec<Invalid> {
     ]
 }
 
-fn invalid_rollouts() -> Vec<Invalid> {
+fn invalid_rollouts() -> Vec<InvalidValue> {
     let number = "must be a number from 1 to 10000, or a percentage from 1% to 100%";
     let (go, positive) = ("must be a Go duration", "must be greater than zero");
     let (zone, five) = ("must be the name of a time zone", "must be the five fields of a cron expression");
@@ -350,9 +350,8 @@ async fn kubectl_explain_shows_the_documentation() -> Result<()> {
 
 #[tokio::test]
 async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.install_crds("crd").await?;
-    let configs: Api<DynamicObject> = Api::all_with(control_plane.client().await?, &kind());
+    let control_plane = Rig::bare().crds("crd").start().await?;
+    let configs: Api<DynamicObject> = Api::all_with(control_plane.client.clone(), &kind());
     let target = json!({"linkerdNamespace": "mesh-system"});
     let made = configs.create(&PostParams::default(), &object("mesh", &json!({"global": target}))).await?;
 

@@ -7,18 +7,17 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, binaries::Binaries, eventually, holds, mesh::SOON,
+    Manager, ManagerOptions, Process, Rig, Spawn, binaries::Binaries, command::Ended, eventually, holds, mesh::SOON,
     plain_http, port, shipped::in_repository,
 };
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 /// The files of rules, without their ends.
 const RULES: [&str; 2] = ["alerts", "recording_rules"];
@@ -35,11 +34,10 @@ async fn tool(name: &str) -> Result<PathBuf> {
 /// Runs promtool in this directory, and returns its output. It fails if promtool does.
 async fn promtool(directory: &Path, args: &[&str]) -> Result<String> {
     let mut command = Command::new(tool("promtool").await?);
-    command.args(args).current_dir(directory).env_clear().stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(PROMTOOL_DEADLINE, command.output()).await.context("promtool took too long")??;
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    ensure!(output.status.success(), "promtool {}:\n{text}", args.join(" "));
-    Ok(text)
+    command.args(args).current_dir(directory).env_clear();
+    let Ended { code, stdout, stderr } = Ended::of(command, PROMTOOL_DEADLINE).await?;
+    ensure!(code == Some(0), "promtool {}:\n{stdout}{stderr}", args.join(" "));
+    Ok(stdout + &stderr)
 }
 
 /// Writes the rules of each `PrometheusRule` into a file of Prometheus' own format. Returns their number.
@@ -179,11 +177,7 @@ fn text(object: &Value, key: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_evaluates_every_rule_and_no_alert_is_pending_in_mode_observe() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    for folder in ["crd", "crd/linkerd"] {
-        control_plane.install_crds(folder).await?;
-    }
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let control_plane = Rig::linkerd().crds("crd").start().await?;
     let sample = |name: &str| in_repository(&format!("config/samples/{name}.yaml"));
     for (manager, name) in [("helm", "linkerd"), ("kubectl", "linkerdconfig-observe")] {
         let manager = format!("--field-manager={manager}");
@@ -191,8 +185,7 @@ async fn prometheus_evaluates_every_rule_and_no_alert_is_pending_in_mode_observe
     }
     let mut managers = Vec::new();
     for identity in ["a", "b"] {
-        let options = ManagerOptions { identity: Some(identity.to_owned()), ..ManagerOptions::default() };
-        managers.push(Manager::start(&control_plane, options)?);
+        managers.push(ManagerOptions::default().identity(identity).start(&control_plane)?);
     }
     for manager in &mut managers {
         manager.ready(DEADLINE).await?;

@@ -8,18 +8,18 @@ pub(crate) mod shown;
 use std::{
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::{
     ControlPlane,
     binaries::Binaries,
+    command::Ended,
     executable::operator_binary,
     shipped::{in_repository, path_to_repository, remove_makes_variables},
 };
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 const DEADLINE: Duration = Duration::from_secs(180);
 
@@ -78,13 +78,6 @@ pub(crate) fn in_the_checkout(control_plane: &ControlPlane, command: &str) -> Re
     Ok(text)
 }
 
-/// The output of a command.
-pub(crate) struct ShellOutput {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
 /// Where commands run.
 pub(crate) struct Shell {
     /// The working directory.
@@ -126,24 +119,20 @@ impl Shell {
     }
 
     /// Runs a text. `editor` is what `kubectl edit` runs.
-    pub(crate) async fn output(&self, text: &str, editor: &str) -> Result<ShellOutput> {
+    pub(crate) async fn output(&self, text: &str, editor: &str) -> Result<Ended> {
         let mut command = Command::new("sh");
-        command.args(["-e", "-u", "-c", text]).current_dir(&self.directory).stdin(Stdio::null()).kill_on_drop(true);
+        command.args(["-e", "-u", "-c", text]).current_dir(&self.directory);
         remove_makes_variables(&mut command);
         command.env_remove("KUBECTL").env_remove("HELM");
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", self.tools.display())).env("KUBE_EDITOR", editor);
         command.env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);
-        let output = timeout(DEADLINE, command.output()).await.with_context(|| text.to_owned())??;
-        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        Ok(ShellOutput { code: output.status.code(), stdout, stderr })
+        Ended::of(command, DEADLINE).await
     }
 
     /// As [`Self::output`]. It fails if the text does.
     pub(crate) async fn run(&self, text: &str, editor: &str) -> Result<()> {
-        let ShellOutput { code, stdout, stderr } = self.output(text, editor).await?;
-        ensure!(code == Some(0), "{text}\n{stdout}{stderr}");
-        Ok(())
+        self.output(text, editor).await?.succeeded().map(drop).with_context(|| text.to_owned())
     }
 }
 

@@ -5,9 +5,10 @@ use std::{net::TcpListener, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, TestNamespace, eventually,
+    ManagerOptions, Process, Rig, Spawn, TestNamespace, eventually,
     executable::operator_binary,
     holds,
+    manager::STOP,
     mesh::{Mesh, SOON},
     objects::kind,
 };
@@ -18,22 +19,10 @@ use kube::{
 };
 use serde_json::json;
 
-const STOP: Duration = Duration::from_secs(45);
-
-fn args(args: &[&str]) -> ManagerOptions {
-    ManagerOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..ManagerOptions::default() }
-}
-
-/// A control plane without Linkerd: without its CRDs and namespace.
-async fn bare() -> Result<ControlPlane> {
-    ControlPlane::start(Options::default()).await
-}
-
 #[tokio::test]
 async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
-    let control_plane = bare().await?;
-    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
-    manager.ready(SOON).await?;
+    let control_plane = Rig::bare().start().await?;
+    let mut manager = ManagerOptions::default().ready(&control_plane).await?;
     let crds = ["externalworkloads.workload.linkerd.io", "linkerdconfigs.config.linkerd.io"];
     let waiting = eventually(SOON, "/ready to report the missing CRDs and namespace", async || {
         let (status, body) = manager.get("/ready").await?;
@@ -51,12 +40,12 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     for folder in ["crd/linkerd", "crd"] {
         control_plane.install_crds(folder).await?;
     }
-    let client = control_plane.client().await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    let mesh = Mesh::new(&client, "default");
+    control_plane.create_namespaces(&["linkerd"]).await?;
+    let client = &control_plane.client;
+    let mesh = Mesh::new(client, "default");
     mesh.put_web_over_vm().await?;
     let config = DynamicObject::new("mesh", &kind("config.linkerd.io/v1alpha1", "LinkerdConfig"));
-    let configs = Api::<DynamicObject>::all_with(client, &kind("config.linkerd.io/v1alpha1", "LinkerdConfig"));
+    let configs = Api::<DynamicObject>::all_with(client.clone(), &kind("config.linkerd.io/v1alpha1", "LinkerdConfig"));
     configs.create(&PostParams::default(), &config.data(json!({"spec": {}}))).await?;
     eventually(SOON, "a status of the LinkerdConfig", async || {
         let status = configs.get("mesh").await?.data["status"].take();
@@ -65,12 +54,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     })
     .await?;
     not_served(crds[1], 0.0).await?;
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
+    manager.is_well(SOON).await?;
     assert!(manager.is_running());
 
     // One line per change, not per attempt.
@@ -90,9 +74,9 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
 
 #[tokio::test]
 async fn it_waits_for_an_unavailable_api_server_and_is_not_ready_before_the_first_lists() -> Result<()> {
-    let mut control_plane = bare().await?;
+    let mut control_plane = Rig::bare().start().await?;
     control_plane.stop_api_server(true).await?;
-    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let manager = ManagerOptions::default().start(&control_plane)?;
     let body = eventually(SOON, "/ready to report the reason", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(
@@ -115,9 +99,8 @@ async fn it_waits_for_an_unavailable_api_server_and_is_not_ready_before_the_firs
 
 #[tokio::test]
 async fn the_admin_server_answers_probes_and_refuses_the_rest() -> Result<()> {
-    let control_plane = bare().await?;
-    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
-    manager.ready(SOON).await?;
+    let control_plane = Rig::bare().start().await?;
+    let manager = ManagerOptions::default().ready(&control_plane).await?;
     assert_eq!(manager.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
     assert_eq!(manager.get("/live").await?.0, StatusCode::OK);
     assert_eq!(manager.get("/nothing").await?.0, StatusCode::NOT_FOUND);
@@ -147,9 +130,8 @@ async fn the_admin_server_answers_probes_and_refuses_the_rest() -> Result<()> {
 
 #[tokio::test]
 async fn on_sigterm_it_releases_its_leases_and_exits_with_0() -> Result<()> {
-    let control_plane = bare().await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let control_plane = Rig::bare().namespace("linkerd").start().await?;
+    let mut manager = ManagerOptions::default().start(&control_plane)?;
     // Each job has a separate Lease. The last one is in the operator's namespace, where earlier versions hold it.
     let leases = [
         ("linkerd", "linkerd-destination-endpoint-write"),
@@ -175,12 +157,10 @@ async fn on_sigterm_it_releases_its_leases_and_exits_with_0() -> Result<()> {
 
 #[tokio::test]
 async fn a_disabled_job_watches_no_kind_and_takes_no_lease() -> Result<()> {
-    let control_plane = bare().await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let control_plane = Rig::bare().namespace("linkerd").start().await?;
     let off = ["--enable-external-workload=false", "--enable-linkerd-config=false", "--enable-destination=false"];
-    let mut manager = Manager::start(&control_plane, args(&off))?;
-    manager.ready(SOON).await?;
-    assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    let manager = ManagerOptions::new(off).ready(&control_plane).await?;
+    manager.has_no_problem().await?;
     // No kind is watched.
     manager.counts("linkerd_operator_watch_events_total", &[], None).await?;
     holds(Duration::from_secs(2), "no Lease", async || {
@@ -193,27 +173,32 @@ async fn a_disabled_job_watches_no_kind_and_takes_no_lease() -> Result<()> {
 
 #[tokio::test]
 async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_an_error() -> Result<()> {
-    let control_plane = bare().await?;
+    let control_plane = Rig::bare().start().await?;
     let refused = async |options: ManagerOptions, code: i32, sentence: &str| -> Result<()> {
-        let mut manager = Manager::start(&control_plane, options)?;
+        let mut manager = options.start(&control_plane)?;
         let status = manager.wait(SOON).await?;
         let log = manager.log();
         ensure!(status.code() == Some(code), "{status}: {log}");
         ensure!(log.contains(sentence), "{log}");
         Ok(())
     };
-    refused(args(&["--no-such-flag"]), 2, "--no-such-flag").await?;
-    refused(args(&["--leader-election-renew-deadline=40s"]), 64, "two replicas could write").await?;
-    refused(args(&["--log-level=linkerd_operator=loud"]), 2, "--log-level").await?;
-    refused(args(&["--kubeconfig=/nowhere/kubeconfig"]), 1, "cannot read the kubeconfig /nowhere/kubeconfig").await?;
+    refused(ManagerOptions::new(["--no-such-flag"]), 2, "--no-such-flag").await?;
+    refused(ManagerOptions::new(["--leader-election-renew-deadline=40s"]), 64, "two replicas could write").await?;
+    refused(ManagerOptions::new(["--log-level=linkerd_operator=loud"]), 2, "--log-level").await?;
+    refused(
+        ManagerOptions::new(["--kubeconfig=/nowhere/kubeconfig"]),
+        1,
+        "cannot read the kubeconfig /nowhere/kubeconfig",
+    )
+    .await?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?;
-    refused(args(&[&format!("--admin-addr={address}")]), 1, "choose another --admin-addr").await
+    refused(ManagerOptions::new([&format!("--admin-addr={address}")]), 1, "choose another --admin-addr").await
 }
 
 #[tokio::test]
 async fn outside_a_pod_it_does_not_guess_the_operators_namespace() -> Result<()> {
-    let control_plane = bare().await?;
+    let control_plane = Rig::bare().start().await?;
     let log = control_plane.directory().join("without-namespace.log");
     let kubeconfig = format!("--kubeconfig={}", control_plane.kubeconfig().display());
     let binary = operator_binary()?;
@@ -247,9 +232,8 @@ async fn its_allocator_has_two_arenas_and_returns_memory_after_a_second() -> Res
 
 #[tokio::test]
 async fn logs_in_json_have_stable_fields() -> Result<()> {
-    let control_plane = bare().await?;
-    let mut manager = Manager::start(&control_plane, args(&["--log-format=json"]))?;
-    manager.ready(SOON).await?;
+    let control_plane = Rig::bare().start().await?;
+    let mut manager = ManagerOptions::new(["--log-format=json"]).ready(&control_plane).await?;
     manager.terminate(STOP).await?;
     let log = manager.log();
     for line in log.lines() {
@@ -262,10 +246,8 @@ async fn logs_in_json_have_stable_fields() -> Result<()> {
 
 #[tokio::test]
 async fn undecodable_objects_do_not_affect_others_d33() -> Result<()> {
-    let control_plane = bare().await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let client = control_plane.client().await?;
+    let control_plane = Rig::linkerd().start().await?;
+    let client = &control_plane.client;
     // A schema that accepts any object, as in an older or broken installation.
     let any = json!({"spec": {"versions": [
         {"name": "v1alpha1", "served": false, "storage": false, "schema": {"openAPIV3Schema": {"type": "object"}}},
@@ -273,8 +255,8 @@ async fn undecodable_objects_do_not_affect_others_d33() -> Result<()> {
          "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}});
     let crd = "externalworkloads.workload.linkerd.io";
     control_plane.kubectl(&["patch", "crd", crd, "--type=merge", "-p", &any.to_string()]).await?;
-    let namespace = TestNamespace::create(&client, "d33").await?;
-    let mesh = Mesh::new(&client, namespace.name());
+    let namespace = TestNamespace::create(client, "d33").await?;
+    let mesh = Mesh::new(client, namespace.name());
     mesh.put_service("web", json!({})).await?;
     let put_object = async |name: &str, object: serde_json::Value| {
         eventually(SOON, "the new schema to be in force", async || {
@@ -290,7 +272,7 @@ async fn undecodable_objects_do_not_affect_others_d33() -> Result<()> {
         json!({"spec": {"workloadIPs": [{"ip": "192.0.2.8"}], "meshTLS": null}, "status": {}}),
     )
     .await?;
-    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let manager = ManagerOptions::default().start(&control_plane)?;
     mesh.put_workload("good", "web", &["192.0.2.4"]).await?;
     // The bad objects arrive in the first list, and later through the watch.
     mesh.shows("web", &[("good", true), ("odd-but-readable", false)]).await?;

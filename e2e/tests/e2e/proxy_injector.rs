@@ -35,7 +35,7 @@ pub(crate) const TRUST_ANCHORS: &str = include_str!("../../../src/values/testdat
 static TURN: Mutex<()> = Mutex::const_new(());
 const INIT_IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
 
-struct Setup {
+struct InjectorSetup {
     injector: Injector,
     namespace: TestNamespace,
     maps: Api<ConfigMap>,
@@ -43,7 +43,7 @@ struct Setup {
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Setup {
+impl InjectorSetup {
     /// Starts replicas of the operator in place of Linkerd's container, with the document [`HELM`]. They are called for
     /// a namespace of the test and for the namespaces `others`.
     async fn with_operator(replicas: usize, others: &[&str]) -> Result<Self> {
@@ -117,7 +117,7 @@ fn variable(pod: &Pod, name: &str) -> Option<String> {
 
 #[tokio::test]
 async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     let pod = setup.create(&meshed(&json!({"config.linkerd.io/proxy-log-level": "debug,\"quoted\"=off"}))).await?;
     assert_eq!(containers(&pod), ["linkerd-init", "linkerd-proxy", "web"]);
     let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()?.first()?.image.clone());
@@ -138,7 +138,7 @@ async fn the_api_server_accepts_an_injected_pod_and_shows_the_authors_mistakes()
 /// The injector warns that the API server rejects these Pods, and that it accepts the others.
 #[tokio::test]
 async fn the_api_server_rejects_a_pod_for_each_annotation_that_the_injector_says() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     for (name, text, is_accepted) in [
         ("admin-port", "0", false),
         ("inbound-port", "70000", false),
@@ -187,7 +187,7 @@ async fn the_api_server_rejects_a_pod_for_each_annotation_that_the_injector_says
 
 #[tokio::test]
 async fn a_pod_for_windows_is_created_without_a_proxy() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     for spec in [json!({"os": {"name": "windows"}}), json!({"nodeSelector": {"kubernetes.io/os": "windows"}})] {
         let mut pod = meshed(&json!({}));
         e2e::mesh::merge(&mut pod, json!({ "spec": spec }));
@@ -199,7 +199,7 @@ async fn a_pod_for_windows_is_created_without_a_proxy() -> Result<()> {
 /// An owner reference may have any name, and a label may not.
 #[tokio::test]
 async fn a_pod_whose_owner_has_a_name_that_is_no_value_of_a_label_is_created() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     for name in ["n".repeat(64), "a b".to_owned(), "-".to_owned()] {
         let mut pod = meshed(&json!({}));
         let uid = "00000000-0000-0000-0000-000000000001";
@@ -213,7 +213,7 @@ async fn a_pod_whose_owner_has_a_name_that_is_no_value_of_a_label_is_created() -
 /// The API server verifies the length only after the webhooks.
 #[tokio::test]
 async fn a_pod_whose_annotations_are_too_long_has_the_error_of_the_api_server() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     let denied = setup.create(&meshed(&json!({"config.linkerd.io/opaque-ports": ",".repeat(300 << 10)}))).await;
     let error = denied.err().context("it was created")?.to_string();
     ensure!(error.contains("metadata.annotations: Too long"), "{error}");
@@ -222,7 +222,7 @@ async fn a_pod_whose_annotations_are_too_long_has_the_error_of_the_api_server() 
 
 #[tokio::test]
 async fn a_pod_without_the_annotation_and_a_service_get_only_their_opaque_ports() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     let pod = setup.create(&json!({"metadata": {"name": "web"}, "spec": meshed(&json!({}))["spec"]})).await?;
     assert_eq!(containers(&pod), ["web"]);
     assert_eq!(pod.annotations().get("config.linkerd.io/opaque-ports").map(String::as_str), Some("3306"));
@@ -241,7 +241,7 @@ async fn a_pod_of_a_namespace_that_was_just_created_is_injected_as_the_namespace
     let name = format!("fresh-{:08x}", rand::random::<u32>());
     let names: Vec<String> = (0..20).map(|number| format!("{name}-{number}")).collect();
     let others: Vec<&str> = names.iter().map(String::as_str).collect();
-    let setup = Setup::with_operator(1, &others).await?;
+    let setup = InjectorSetup::with_operator(1, &others).await?;
     let namespaces: Api<Namespace> = Api::all(setup.client.clone());
     for name in &names {
         let annotations = json!({"linkerd.io/inject": "enabled",
@@ -264,7 +264,7 @@ fn version(number: u32) -> String {
 }
 
 /// Waits until the proxies of new Pods have this version.
-async fn shows(setup: &Setup, expected: &str) -> Result<()> {
+async fn shows(setup: &InjectorSetup, expected: &str) -> Result<()> {
     eventually(SOON, format_args!("Pods of {expected}"), async || {
         let pod = setup.create(&meshed(&json!({}))).await?;
         let seen = pod.annotations().get("linkerd.io/proxy-version").cloned().unwrap_or_default();
@@ -276,7 +276,7 @@ async fn shows(setup: &Setup, expected: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_manager_uses_a_changed_config_map_without_files_and_keeps_the_last_one_that_is_usable() -> Result<()> {
-    let setup = Setup::with_manager().await?;
+    let setup = InjectorSetup::with_manager().await?;
     setup.write(&version(1)).await?;
     shows(&setup, "v1").await?;
     for (number, bad) in
@@ -299,7 +299,7 @@ async fn a_manager_uses_a_changed_config_map_without_files_and_keeps_the_last_on
 /// The failure policy is `Ignore`, so a Pod that no replica reviews would be created without a proxy.
 #[tokio::test]
 async fn a_replica_that_starts_with_a_refused_document_denies_pods_and_annotates_services() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     setup.write(&HELM.replace("iptablesMode: nft", "iptablesMode: other")).await?;
     let file = setup.injector.directory(0)?.join("config/values");
     eventually(SOON, "the file of the document", async || {
@@ -325,7 +325,7 @@ async fn a_replica_that_starts_with_a_refused_document_denies_pods_and_annotates
 
 #[tokio::test]
 async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_one_replaces_it() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     setup.write(&version(1)).await?;
     shows(&setup, "v1").await?;
     for bad in ["proxy: {", "proxy: null", &version(9).replace("iptablesMode: nft", "iptablesMode: other")] {
@@ -347,7 +347,7 @@ async fn a_document_that_cannot_be_used_leaves_the_last_one_in_use_and_a_good_on
 /// With the failure policy `Fail`, a Pod that no replica reviews is not created, and its ReplicaSet creates it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_replicas_are_killed_in_turn_no_pod_is_lost_and_none_is_without_a_proxy() -> Result<()> {
-    let setup = Setup::with_operator(2, &[]).await?;
+    let setup = InjectorSetup::with_operator(2, &[]).await?;
     setup.injector.set_failure_policy(FailurePolicy::Fail).await?;
     let namespace = setup.namespace.name();
     let over = json!({"spec": {"template": {
@@ -376,7 +376,7 @@ async fn while_replicas_are_killed_in_turn_no_pod_is_lost_and_none_is_without_a_
 }
 
 /// The Events of the injector in a namespace, sorted, as `Type Reason Kind/name: message`.
-async fn events(setup: &Setup) -> Result<Vec<String>> {
+async fn events(setup: &InjectorSetup) -> Result<Vec<String>> {
     let events = setup.namespace.api::<Event>().list(&ListParams::default()).await?.items;
     let of_injector =
         events.into_iter().filter(|event| event.reporting_component.as_deref() == Some("linkerd-proxy-injector"));
@@ -392,7 +392,7 @@ async fn events(setup: &Setup) -> Result<Vec<String>> {
 }
 
 /// Creates one Deployment for each Event, with one Pod, and other Pods that must have none.
-async fn expect_events(setup: &Setup) -> Result<()> {
+async fn expect_events(setup: &InjectorSetup) -> Result<()> {
     let namespace = setup.namespace.name();
     // A Pod without a workload, and a Pod that is only tried: neither causes an Event.
     // It selects no node, so it has no Pods of its own.
@@ -463,10 +463,10 @@ async fn expect_events(setup: &Setup) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_place_of_linkerds_injector_each_workload_has_its_events() -> Result<()> {
-    expect_events(&Setup::with_operator(1, &[]).await?).await
+    expect_events(&InjectorSetup::with_operator(1, &[]).await?).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_writes_the_same_events() -> Result<()> {
-    expect_events(&Setup::with_manager().await?).await
+    expect_events(&InjectorSetup::with_manager().await?).await
 }

@@ -1,15 +1,13 @@
 //! The runbooks: each command of each page is run on a real API server, in an installation with Helm and in one with
 //! kustomize. Nodes and Pods are simulated, and a process is in the place of the operator's Pods.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    process::{Output, Stdio},
-};
+use std::{collections::BTreeSet, fs, process::Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Manager, Options, eventually,
+    Manager, Rig,
+    command::Ended,
+    eventually,
     executable::operator_binary,
     link::link,
     mesh::SOON,
@@ -120,42 +118,32 @@ fn with_names(command: &str) -> String {
 }
 
 /// An installation of the operator, in a cluster with what the pages are about.
-struct Cluster {
-    control_plane: ControlPlane,
+struct InstalledRig {
+    rig: Rig,
     shell: Shell,
     way: Way,
     _manager: Manager,
 }
 
-// === impl Cluster ===
+// === impl InstalledRig ===
 
-impl Cluster {
+impl InstalledRig {
     async fn start(way: Way) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::full()).await?;
-        for node in ["node-a", "node-b"] {
-            control_plane.add_node(node, node).await?;
-        }
-        control_plane.install_crds("crd/linkerd").await?;
-        for namespace in ["linkerd", "shop"] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
-        let sample = in_repository("config/samples/linkerd.yaml");
-        control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &sample]).await?;
-        let shell = Shell::new(&control_plane, "helm4").await?;
+        let rig = Rig::full().crds("crd/linkerd").namespace("linkerd").namespace("shop").start().await?;
+        rig.install_linkerd().await?;
+        let shell = Shell::new(&rig, "helm4").await?;
         for command in installation(way) {
-            shell.run(&in_the_checkout(&control_plane, command)?, "true").await?;
+            shell.run(&in_the_checkout(&rig, command)?, "true").await?;
         }
-        let get = ["-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", "json"];
-        let deployments: Value = serde_json::from_str(&control_plane.kubectl(&get).await?)?;
-        let deployments = deployments["items"].as_array().context("items")?;
-        let mut manager = start_manager(&control_plane, deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &[]).await?;
+        let deployments = rig.operator_deployments().await?;
+        let mut manager = start_manager(&rig, &deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &[]).await?;
         lacks_nothing(&mut manager).await?;
-        Ok(Self { control_plane, shell, way, _manager: manager })
+        Ok(Self { rig, shell, way, _manager: manager })
     }
 
     /// Creates what the pages are about, and what an earlier page has deleted.
     async fn prepare(&self) -> Result<()> {
-        let certificate = k8s_openapi::ByteString(self.control_plane.ca_pem()?.as_bytes().to_vec());
+        let certificate = k8s_openapi::ByteString(self.rig.ca_pem()?.as_bytes().to_vec());
         let objects = [
             json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": "mesh"},
                 "spec": {"proxy": {"accessLog": "apache"}}}),
@@ -179,10 +167,10 @@ impl Cluster {
                     "rules": [{"operations": ["CREATE"], "apiGroups": ["none.example.com"], "apiVersions": ["v1"],
                         "resources": ["none"]}]}]}),
         ];
-        self.control_plane.apply(&objects).await?;
+        self.rig.apply(&objects).await?;
         eventually(SOON, "the LinkerdConfig to be accepted", async || {
             let wait = ["wait", "--for=condition=Accepted", "linkerdconfig/mesh", "--timeout=5s"];
-            self.control_plane.kubectl(&wait).await.map(drop)
+            self.rig.kubectl(&wait).await.map(drop)
         })
         .await
     }
@@ -190,12 +178,11 @@ impl Cluster {
     /// Makes the ConfigMap immutable. A page says how to undo that.
     async fn make_immutable(&self) -> Result<()> {
         let patch = ["-n", "linkerd", "patch", "configmap", "linkerd-config", "-p", r#"{"immutable":true}"#];
-        self.control_plane.kubectl(&patch).await.map(drop)
+        self.rig.kubectl(&patch).await.map(drop)
     }
 
     async fn is_mutable_and_has_its_document(&self) -> Result<()> {
-        let get = ["-n", "linkerd", "get", "configmap", "linkerd-config", "-o", "json"];
-        let config_map: Value = serde_json::from_str(&self.control_plane.kubectl(&get).await?)?;
+        let config_map = self.rig.get(&["-n", "linkerd", "configmap", "linkerd-config"]).await?;
         ensure!(config_map.get("immutable").is_none(), "{config_map}");
         let values = config_map["data"]["values"].as_str().context("no document")?;
         ensure!(values.contains("linkerdVersion"), "{values}");
@@ -209,7 +196,7 @@ impl Cluster {
             let first = text.split('|').next().unwrap_or_default();
             return self.shell.run(&format!("{first} --help"), "true").await;
         }
-        let text = in_the_checkout(&self.control_plane, &text)?;
+        let text = in_the_checkout(&self.rig, &text)?;
         let output = self.shell.output(&text, "true").await?;
         let may_fail = MAY_EXIT_WITH_1.iter().any(|(prefix, _)| command.text.starts_with(prefix));
         let is_well = output.code == Some(0) || (may_fail && output.code == Some(1));
@@ -246,7 +233,7 @@ fn deployment(namespace: &str, name: &str, container: &str) -> Value {
 }
 
 async fn runs_each_command(way: Way) -> Result<()> {
-    let cluster = Cluster::start(way).await?;
+    let cluster = InstalledRig::start(way).await?;
     let mut page = String::new();
     for command in all_commands()?.iter().filter(|command| command.way.is_none_or(|it| it == cluster.way)) {
         if command.page != page {
@@ -290,19 +277,14 @@ fn every_command_is_known_and_what_changes_an_installation_is_there_for_helm_and
 
 #[tokio::test]
 async fn the_command_line_lists_the_runbooks_and_prints_one() -> Result<()> {
-    let run = async |args: &[&str]| -> Result<Output> {
-        let mut command = Command::new(operator_binary()?);
-        command.arg("runbook").args(args).stdin(Stdio::null()).kill_on_drop(true);
-        Ok(timeout(SOON, command.output()).await.context("the command did not end")??)
-    };
-    let list = String::from_utf8(run(&[]).await?.stdout)?;
+    let run = async |args: &[&str]| Ended::operator(&[&["runbook"], args].concat(), SOON).await;
+    let list = run(&[]).await?.stdout;
     let line = list.lines().find(|line| line.starts_with("LinkerdOperatorDown ")).context("no line of this alert")?;
     ensure!(line.ends_with("  No replica of the operator is scraped, or none is the leader."), "{line}");
-    let page = fs::read(in_repository(&format!("{FOLDER}/LinkerdOperatorDown.md")))?;
+    let page = fs::read_to_string(in_repository(&format!("{FOLDER}/LinkerdOperatorDown.md")))?;
     assert_eq!(run(&["LinkerdOperatorDown"]).await?.stdout, page);
     let unknown = run(&["LinkerdOperatorUp"]).await?;
-    let error = String::from_utf8(unknown.stderr)?;
-    ensure!(unknown.status.code() == Some(2) && error.contains("LinkerdOperatorDown"), "{error}");
+    ensure!(unknown.code == Some(2) && unknown.stderr.contains("LinkerdOperatorDown"), "{}", unknown.stderr);
     Ok(())
 }
 

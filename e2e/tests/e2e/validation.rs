@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, TestNamespace, eventually,
-    mesh::merge,
+    mesh::{SOON, merge},
     metric, plain_http,
     validator::{LABEL, WebhookProcess, unregister},
 };
@@ -15,7 +15,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, api::PostParams, client::Body};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(45);
 const INSTALLED: &str = include_str!("../../../src/values/testdata/installed.yaml");
 const PROFILES: &str = "linkerd.io/v1alpha2";
 const WORKLOADS: &str = "workload.linkerd.io/v1beta1";
@@ -24,7 +23,7 @@ const CONFIGS: &str = "config.linkerd.io/v1alpha1";
 const LINKERD_WEBHOOK: &str = "linkerd-sp-validator-webhook-config";
 
 /// A registered webhook, and the namespace of its objects.
-struct Setup {
+struct WebhookSetup {
     client: Client,
     namespace: TestNamespace,
     webhook: WebhookProcess,
@@ -33,15 +32,15 @@ struct Setup {
 
 /// What the API server answered.
 #[derive(Debug)]
-struct Answer {
+struct ApiAnswer {
     status: StatusCode,
     message: String,
     warnings: Vec<String>,
 }
 
-// === impl Setup ===
+// === impl WebhookSetup ===
 
-impl Setup {
+impl WebhookSetup {
     async fn manager(flags: &[&str]) -> Result<Self> {
         let (control_plane, client, namespace) = prepared().await?;
         let controller_namespace = format!("--controller-namespace={}", namespace.name());
@@ -68,18 +67,18 @@ impl Setup {
         format!("web.{}.svc.cluster.local", self.namespace.name())
     }
 
-    async fn profile(&self, name: &str, spec: &Value) -> Result<Answer> {
+    async fn profile(&self, name: &str, spec: &Value) -> Result<ApiAnswer> {
         self.create(PROFILES, "ServiceProfile", "serviceprofiles", &json!({"metadata": {"name": name}, "spec": spec}))
             .await
     }
 
-    async fn workload(&self, version: &str, name: &str, spec: &Value) -> Result<Answer> {
+    async fn workload(&self, version: &str, name: &str, spec: &Value) -> Result<ApiAnswer> {
         let object = json!({"metadata": {"name": name}, "spec": spec});
         self.create(version, "ExternalWorkload", "externalworkloads", &object).await
     }
 
     /// Creates a LinkerdConfig for the control plane in the test's namespace.
-    async fn config(&self, spec: &Value) -> Result<Answer> {
+    async fn config(&self, spec: &Value) -> Result<ApiAnswer> {
         let mut object = json!({"metadata": {"name": self.namespace.name()}, "spec": {
             "global": {"linkerdNamespace": self.namespace.name()}}});
         merge(&mut object, json!({ "spec": spec }));
@@ -87,7 +86,7 @@ impl Setup {
     }
 
     /// Creates an object as a dry run: nothing is stored, but it is validated.
-    async fn create(&self, version: &str, kind: &str, plural: &str, object: &Value) -> Result<Answer> {
+    async fn create(&self, version: &str, kind: &str, plural: &str, object: &Value) -> Result<ApiAnswer> {
         let mut whole = json!({"apiVersion": version, "kind": kind, "metadata": {"labels": {LABEL: self.label}}});
         merge(&mut whole, object.clone());
         let namespace = if kind == "LinkerdConfig" { "" } else { &format!("/namespaces/{}", self.namespace.name()) };
@@ -101,7 +100,7 @@ impl Setup {
         let warnings = warnings.collect();
         let body: Value = serde_json::from_slice(&body.collect_bytes().await?)?;
         let message = body.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
-        Ok(Answer { status: head.status, message, warnings })
+        Ok(ApiAnswer { status: head.status, message, warnings })
     }
 
     async fn reviews(&self, kind: &str, result: &str) -> Result<f64> {
@@ -118,9 +117,9 @@ impl Setup {
     }
 }
 
-// === impl Answer ===
+// === impl ApiAnswer ===
 
-impl Answer {
+impl ApiAnswer {
     /// Whether the object was denied with a message that ends with this text.
     fn is_denied(&self, message: &str) -> Result<()> {
         let is_denied = self.message.contains("denied the request: ") && self.message.ends_with(message);
@@ -151,7 +150,7 @@ fn with_condition(condition: &Value) -> Value {
 
 #[tokio::test]
 async fn the_manager_denies_service_profiles_unless_linkerds_validator_is_registered() -> Result<()> {
-    let setup = Setup::manager(&["--enable-linkerd-config=false", "--enable-destination=false"]).await?;
+    let setup = WebhookSetup::manager(&["--enable-linkerd-config=false", "--enable-destination=false"]).await?;
     let message = "ServiceProfile \"web\" has a route with an invalid condition: A request match must have a field set";
     setup.profile("web", &with_condition(&json!({}))).await?.is_denied(message)?;
     let name = setup.service_name();
@@ -188,7 +187,7 @@ async fn the_manager_denies_service_profiles_unless_linkerds_validator_is_regist
 
 #[tokio::test]
 async fn the_manager_warns_about_external_workloads_that_cannot_be_endpoints() -> Result<()> {
-    let setup = Setup::manager(&["--enable-linkerd-config=false", "--enable-destination=false"]).await?;
+    let setup = WebhookSetup::manager(&["--enable-linkerd-config=false", "--enable-destination=false"]).await?;
     let mut spec = json!({
         "meshTLS": {"identity": "spiffe://root.linkerd.cluster.local/vm", "serverName": "vm.example"},
         "workloadIPs": [{"ip": "192.0.2.1"}],
@@ -214,7 +213,7 @@ async fn the_manager_warns_about_external_workloads_that_cannot_be_endpoints() -
 
 #[tokio::test]
 async fn the_manager_denies_linkerd_configs_with_the_words_of_the_condition_and_warns() -> Result<()> {
-    let setup = Setup::manager(&["--enable-destination=false"]).await?;
+    let setup = WebhookSetup::manager(&["--enable-destination=false"]).await?;
     let map = json!({"metadata": {"name": "linkerd-config"}, "data": {"values": INSTALLED}});
     setup.namespace.api::<ConfigMap>().create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     let message = "proxy.await (1): must be true or false: otherwise the injector denies every Pod";
@@ -242,7 +241,7 @@ async fn the_manager_denies_linkerd_configs_with_the_words_of_the_condition_and_
 async fn the_operator_in_place_of_linkerds_sp_validator_needs_no_api_server() -> Result<()> {
     let (control_plane, client, namespace) = prepared().await?;
     let webhook = WebhookProcess::sp_validator(control_plane, Path::new("/nowhere/kubeconfig")).await?;
-    let setup = Setup::registered(client, namespace, webhook, "/").await?;
+    let setup = WebhookSetup::registered(client, namespace, webhook, "/").await?;
     let message = "ServiceProfile \"web\" has a route with an invalid timeout: time: missing unit in duration \"5\"";
     let spec = json!({"routes": [{"name": "r", "timeout": "5", "condition": {"method": "GET"}}]});
     setup.profile("web", &spec).await?.is_denied(message)?;

@@ -383,14 +383,14 @@ impl Rig {
 
 pub(in crate::destination) fn kind(key: &Key) -> Kind {
     match key.kind {
-        oracle::Kind::Service => Kind::Service,
-        oracle::Kind::EndpointSlice => Kind::EndpointSlice,
-        oracle::Kind::Pod => Kind::Pod,
-        oracle::Kind::ExternalWorkload => Kind::ExternalWorkload,
-        oracle::Kind::Server => Kind::Server,
-        oracle::Kind::ServiceProfile => Kind::ServiceProfile,
-        oracle::Kind::Node => Kind::Node,
-        oracle::Kind::ReplicaSet => Kind::ReplicaSet,
-        oracle::Kind::Job => Kind::Job,
+        oracle::ObjectKind::Service => Kind::Service,
+        oracle::ObjectKind::EndpointSlice => Kind::EndpointSlice,
+        oracle::ObjectKind::Pod => Kind::Pod,
+        oracle::ObjectKind::ExternalWorkload => Kind::ExternalWorkload,
+        oracle::ObjectKind::Server => Kind::Server,
+        oracle::ObjectKind::ServiceProfile => Kind::ServiceProfile,
+        oracle::ObjectKind::Node => Kind::Node,
+        oracle::ObjectKind::ReplicaSet => Kind::ReplicaSet,
+        oracle::ObjectKind::Job => Kind::Job,
     }
 }

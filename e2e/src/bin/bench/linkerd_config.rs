@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options, injector::reviews::INSTALLED,
+    ControlPlane, Injector, Job, LinkerdConfigs, Manager, ManagerOptions, Options, injector::reviews::INSTALLED,
     objects::watch_from_now, wait::eventually,
 };
 use futures::TryStreamExt;
@@ -35,7 +35,7 @@ const CHANGES: u32 = 1_000;
 const RESOURCES: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Rig {
+struct ConfigBench {
     control_plane: ControlPlane,
     maps: Api<ConfigMap>,
     configs: LinkerdConfigs,
@@ -43,7 +43,7 @@ struct Rig {
 }
 
 pub(crate) async fn figures(report: &mut Report, wanted: impl Fn(&str) -> bool) -> Result<()> {
-    let rig = Rig::start().await?;
+    let rig = ConfigBench::start().await?;
     if wanted("revert") {
         rig.reverts(report).await?;
     }
@@ -54,9 +54,9 @@ pub(crate) async fn figures(report: &mut Report, wanted: impl Fn(&str) -> bool) 
     Ok(())
 }
 
-// === impl Rig ===
+// === impl ConfigBench ===
 
-impl Rig {
+impl ConfigBench {
     async fn start() -> Result<Self> {
         let control_plane = ControlPlane::start(Options::default()).await?;
         control_plane.install_crds("crd").await?;
@@ -68,9 +68,7 @@ impl Rig {
         control_plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &any_name]).await?;
         control_plane.kubectl(&["create", "namespace", NAMESPACE]).await?;
         let client: Client = control_plane.client().await?;
-        let args = ["--enable-external-workload=false".to_owned(), "--enable-destination=false".to_owned()];
-        let options = ManagerOptions { args: args.to_vec(), ..ManagerOptions::default() };
-        let mut manager = Manager::start(&control_plane, options)?;
+        let mut manager = ManagerOptions::only(Job::LinkerdConfig).start(&control_plane)?;
         manager.ready(PATIENCE).await?;
         let configs = LinkerdConfigs::new(&client);
         Ok(Self { control_plane, maps: Api::namespaced(client, NAMESPACE), configs, manager })

@@ -34,7 +34,7 @@ use report::Report;
 const OF_THE_CONTROLLER: [&str; 6] = ["memory", "converge", "rest", "flip", "flips", "hand-over"];
 
 #[derive(Default)]
-struct Arguments {
+struct BenchArguments {
     named: Vec<String>,
     other: Option<Other>,
 }
@@ -51,9 +51,9 @@ async fn main() -> ExitCode {
     }
 }
 
-fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
+fn arguments(given: impl IntoIterator<Item = String>) -> Result<BenchArguments> {
     let mut given = given.into_iter();
-    let mut arguments = Arguments::default();
+    let mut arguments = BenchArguments::default();
     let mut pid = None;
     while let Some(argument) = given.next() {
         match argument.as_str() {
@@ -82,7 +82,7 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
     Ok(arguments)
 }
 
-async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
+async fn bench(BenchArguments { named, other }: BenchArguments) -> Result<ExitCode> {
     let wanted = |name: &str| match named.as_slice() {
         [] => !discovery::ONLY_BY_NAME.contains(&name),
         named => named.iter().any(|named| named == name),

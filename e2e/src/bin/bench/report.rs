@@ -20,11 +20,11 @@ pub(crate) const CONTAINER: u64 = 1024 * 1024 * 1024;
 
 pub(crate) struct Report {
     machine: Map<String, Value>,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
     failures: usize,
 }
 
-struct Row {
+struct ReportRow {
     figure: String,
     value: String,
     wanted: &'static str,
@@ -109,7 +109,7 @@ impl Report {
         wanted: &'static str,
         raw: Value,
     ) {
-        let row = Row { figure: figure.into(), value: value.into(), wanted, raw, spent: None };
+        let row = ReportRow { figure: figure.into(), value: value.into(), wanted, raw, spent: None };
         eprintln!("  {}: {}   (wanted: {})", row.figure, row.value, row.wanted);
         self.rows.push(row);
     }
@@ -158,19 +158,19 @@ impl Report {
         let machine: Vec<String> = self.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         println!("\n{}\n", machine.join(", "));
         println!("| | measured | wanted | spent |\n|---|---|---|---|");
-        for Row { figure, value, wanted, spent, .. } in &self.rows {
+        for ReportRow { figure, value, wanted, spent, .. } in &self.rows {
             let spent = spent.as_ref().map(Spent::text).unwrap_or_default();
             println!("| {figure} | {value} | {wanted} | {spent} |");
         }
-        let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
+        let rows: Vec<Value> = self.rows.iter().map(ReportRow::json).collect();
         host::write("bench.json", &json!({ "machine": self.machine, "figures": rows }))?;
         Ok(if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-// === impl Row ===
+// === impl ReportRow ===
 
-impl Row {
+impl ReportRow {
     fn json(&self) -> Value {
         let spent = self.spent.as_ref().map(Spent::json);
         json!({"figure": self.figure, "value": self.value, "wanted": self.wanted, "raw": self.raw, "spent": spent})

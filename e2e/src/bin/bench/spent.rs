@@ -25,7 +25,7 @@ const SATURATED: f64 = 0.95;
 const DISTURBED: f64 = 0.1;
 
 pub(crate) struct Phase<'a> {
-    loads: &'a load::Client,
+    loads: &'a load::LoadThread,
     server: Option<u32>,
     began: Instant,
     client_before: Cost,
@@ -47,7 +47,7 @@ pub(crate) struct Spent {
 // === impl Phase ===
 
 impl<'a> Phase<'a> {
-    pub(crate) fn begin(loads: &'a load::Client, server: Option<u32>) -> Result<Self> {
+    pub(crate) fn begin(loads: &'a load::LoadThread, server: Option<u32>) -> Result<Self> {
         Ok(Self {
             loads,
             server,

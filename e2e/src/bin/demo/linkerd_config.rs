@@ -43,7 +43,7 @@ const NEW_POD: [&str; 5] = ["run", "new", "--image=new", "--annotations=linkerd.
 /// Returns the injector, which runs on.
 pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Result<Injector> {
     let show = Kubectl(control_plane);
-    let document = Linkerd(control_plane);
+    let document = LinkerdDocument(control_plane);
 
     say("The second act. The ConfigMap of Linkerd's injector as Helm writes it, shortened.");
     println!("$ kubectl apply --server-side --field-manager=helm -f {INSTALLED}");
@@ -89,9 +89,9 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     show.run(&EVENTS).await?;
 
     say(
-        "The operator refuses the values that Linkerd's injector is known to deny. What it does not know, the probe finds. Staged:\n\
-         two replicas of the demo's stand-in for Linkerd's injector, which read the ConfigMap from files, take the place of ours. They\n\
-         deny every Pod, as another version of Linkerd may deny a value that this version accepts. The text is the demo's. The\n\
+        "The operator refuses the values that LinkerdDocument's injector is known to deny. What it does not know, the probe finds. Staged:\n\
+         two replicas of the demo's stand-in for LinkerdDocument's injector, which read the ConfigMap from files, take the place of ours. They\n\
+         deny every Pod, as another version of LinkerdDocument may deny a value that this version accepts. The text is the demo's. The\n\
          operator rolls the document back.",
     );
     remove_all(&injector).await?;
@@ -116,7 +116,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     show.run(&CONDITIONS).await?;
 
     say(
-        "helm upgrade with a value that Linkerd's injector denies: its template accepts only insecure and off. From then on no Pod\n\
+        "helm upgrade with a value that LinkerdDocument's injector denies: its template accepts only insecure and off. From then on no Pod\n\
          of the mesh can be created. The demo's stand-in for the injector has the same rule. The operator\n\
          keeps the installer's value, and its conditions name it and quote the injector.",
     );
@@ -201,9 +201,9 @@ async fn remove_all(injector: &Injector) -> Result<()> {
 }
 
 /// Linkerd's ConfigMap, with functions to change and explain it.
-struct Linkerd<'a>(&'a ControlPlane);
+struct LinkerdDocument<'a>(&'a ControlPlane);
 
-impl Linkerd<'_> {
+impl LinkerdDocument<'_> {
     async fn install(&self, file: &str) -> Result<String> {
         let helm = ["apply", "--server-side", "--field-manager=helm", "--force-conflicts", "-f", file];
         Ok(self.0.kubectl(&helm).await?.trim_end().to_owned())

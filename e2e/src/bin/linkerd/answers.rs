@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use anyhow::Result;
 use e2e::{
-    ControlPlane, Options,
+    ControlPlane, Rig,
     discovery::Discovery,
     linkerd_controller::CHART_FLAGS,
     oracle::ApiState,
@@ -23,7 +23,7 @@ use tonic::Status;
 
 use crate::{
     differences::{self, Difference},
-    replica::{Replica, Server},
+    replica::{EitherReplica, ServerKind},
 };
 
 /// The number of changes before each comparison.
@@ -76,10 +76,7 @@ pub(crate) struct Examples {
 
 /// Starts an API server that has the objects of a random cluster.
 pub(crate) async fn begin(world: &World) -> Result<(ControlPlane, Client)> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let client = control_plane.client().await?;
+    let Rig { control_plane, client } = Rig::linkerd().start().await?;
     api::begin(&client, world).await?;
     Ok((control_plane, client))
 }
@@ -95,8 +92,8 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
             }
             for (name, flags) in FLAGS {
                 let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
-                let ours = Replica::start(Server::Ours, controller, &control_plane, &flags).await?;
-                let theirs = Replica::start(Server::Theirs, controller, &control_plane, &flags).await?;
+                let ours = EitherReplica::start(ServerKind::Ours, controller, &control_plane, &flags).await?;
+                let theirs = EitherReplica::start(ServerKind::Theirs, controller, &control_plane, &flags).await?;
                 let state = api::list(&client).await?;
                 let queries = queries(&world, &state);
                 let servers = [ours.discovery().await?, theirs.discovery().await?];

@@ -22,7 +22,7 @@ use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
-use crate::replica::{Replica, Server, chart_flags};
+use crate::replica::{EitherReplica, ServerKind, chart_flags};
 
 const NAMESPACE: &str = "shop";
 /// The node of all Pods, whose destination is ours.
@@ -65,11 +65,11 @@ pub(crate) async fn compare(cli: &Path, controller: &Path) -> Result<Vec<Printed
         home: control_plane.directory().to_owned(),
     };
     install(&cli, &control_plane).await?;
-    let ours = Replica::start(Server::Ours, controller, &control_plane, &chart_flags()).await?;
+    let ours = EitherReplica::start(ServerKind::Ours, controller, &control_plane, &chart_flags()).await?;
     let _kubelet = control_plane.start_kubelet(NODE, PORT, ours.address())?;
     let addresses = shop(&control_plane).await?;
     // Linkerd's server does not start without any EndpointSlice in the cluster.
-    let theirs = Replica::start(Server::Theirs, controller, &control_plane, &chart_flags()).await?;
+    let theirs = EitherReplica::start(ServerKind::Theirs, controller, &control_plane, &chart_flags()).await?;
     available(&control_plane).await?;
     let mut printed = Vec::new();
     let commands = commands(&addresses);

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use e2e::{
-    ControlPlane, Options,
+    ControlPlane, Rig,
     discovery::token,
     kubeconfig,
     link::link,
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 use crate::{
     answers::Answers,
-    replica::{Replica, Server, chart_flags},
+    replica::{EitherReplica, ServerKind, chart_flags},
 };
 
 const NAMESPACE: &str = "shop";
@@ -48,13 +48,8 @@ const SERVICES: [&str; 13] = [
 ];
 
 pub(crate) async fn compare(controller: &Path) -> Result<Answers> {
-    let (here, east) = (ControlPlane::start(Options::default()).await?, ControlPlane::start(Options::default()).await?);
-    for cluster in [&here, &east] {
-        cluster.install_crds("crd/linkerd").await?;
-        cluster.kubectl(&["create", "namespace", "linkerd"]).await?;
-        cluster.kubectl(&["create", "namespace", NAMESPACE]).await?;
-    }
-    let (client, of_east) = (here.client().await?, east.client().await?);
+    let Rig { control_plane: here, client } = Rig::linkerd().namespace(NAMESPACE).start().await?;
+    let Rig { control_plane: east, client: of_east } = Rig::linkerd().namespace(NAMESPACE).start().await?;
     put(&of_east, &backends("10.1")).await?;
     put(&client, &[backends("10.0"), joined()].concat()).await?;
     here.apply(&[link("east", "east.example", &kubeconfig::embedded_of(&east)?)]).await?;
@@ -76,8 +71,8 @@ async fn compare_now(
     answers: &mut Answers,
     context: &str,
 ) -> Result<()> {
-    let ours = Replica::start(Server::Ours, controller, here, &chart_flags()).await?;
-    let theirs = Replica::start(Server::Theirs, controller, here, &chart_flags()).await?;
+    let ours = EitherReplica::start(ServerKind::Ours, controller, here, &chart_flags()).await?;
+    let theirs = EitherReplica::start(ServerKind::Theirs, controller, here, &chart_flags()).await?;
     let servers = [ours.discovery().await?, theirs.discovery().await?];
     answers.states += 1;
     answers.add(&api::list(client).await?, &servers, &requests(), context).await;

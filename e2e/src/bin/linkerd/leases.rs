@@ -11,13 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, TestNamespace, eventually, mesh::Mesh};
+use e2e::{ControlPlane, Rig, TestNamespace, eventually, mesh::Mesh};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::replica::{LEASE, Replica, Server};
+use crate::replica::{EitherReplica, LEASE, ServerKind};
 
 const SERVICE: &str = "web";
 /// Longer than the Lease, which has to expire after SIGKILL.
@@ -37,7 +37,7 @@ pub(crate) struct HandOver {
     pub(crate) followed: Duration,
 }
 
-struct Scene {
+struct LeaseScene {
     controller: PathBuf,
     control_plane: ControlPlane,
     mesh: Mesh,
@@ -47,20 +47,17 @@ struct Scene {
 }
 
 pub(crate) async fn take_turns(controller: &Path) -> Result<Vec<HandOver>> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let client = control_plane.client().await?;
+    let Rig { control_plane, client } = Rig::linkerd().start().await?;
     let namespace = TestNamespace::create(&client, "turns").await?;
     let mesh = Mesh::new(&client, namespace.name());
     let leases = Api::namespaced(client.clone(), "linkerd");
-    let mut scene = Scene { controller: controller.to_owned(), control_plane, mesh, leases, changes: 0 };
+    let mut scene = LeaseScene { controller: controller.to_owned(), control_plane, mesh, leases, changes: 0 };
     scene.mesh.put_service(SERVICE, json!({})).await?;
     // Linkerd's server does not start without any EndpointSlice in the cluster.
     for number in 0..WORKLOADS {
         scene.mesh.put_workload(&name(number), SERVICE, &[&format!("192.0.2.{}", number + 1)]).await?;
     }
-    let mut holder = scene.start(Server::Ours).await?;
+    let mut holder = scene.start(ServerKind::Ours).await?;
     scene.change().await?;
     let mut turns = Vec::new();
     for (what, kill) in [
@@ -78,24 +75,24 @@ fn name(number: usize) -> String {
     format!("vm-{number:02}")
 }
 
-// === impl Scene ===
+// === impl LeaseScene ===
 
-impl Scene {
-    async fn start(&self, server: Server) -> Result<Replica> {
-        Replica::start(server, &self.controller, &self.control_plane, &[]).await
+impl LeaseScene {
+    async fn start(&self, server: ServerKind) -> Result<EitherReplica> {
+        EitherReplica::start(server, &self.controller, &self.control_plane, &[]).await
     }
 
     /// Starts the other process, ends the holder, and waits until the other one has taken over.
     async fn hand_over(
         &mut self,
-        holder: Replica,
+        holder: EitherReplica,
         what: &'static str,
         kill: bool,
         turns: &mut Vec<HandOver>,
-    ) -> Result<Replica> {
+    ) -> Result<EitherReplica> {
         let next = match holder.server() {
-            Server::Theirs => Server::Ours,
-            Server::Ours => Server::Theirs,
+            ServerKind::Theirs => ServerKind::Ours,
+            ServerKind::Ours => ServerKind::Theirs,
         };
         let next = self.start(next).await?;
         let (before, held) = (self.versions().await?, self.holder().await?);

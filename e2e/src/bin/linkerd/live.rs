@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 
 use crate::{
     answers::begin,
-    replica::{Replica, Server, chart_flags},
+    replica::{EitherReplica, ServerKind, chart_flags},
 };
 
 /// The number of changes before each comparison.
@@ -51,13 +51,13 @@ pub(crate) type Ends = BTreeMap<String, usize>;
 /// The clients of one server. Their streams end with this value.
 struct Side {
     server: Discovery,
-    clients: Vec<Client>,
+    clients: Vec<LiveClient>,
     ended: Arc<Mutex<Ends>>,
     _tasks: JoinSet<()>,
 }
 
 /// A client that keeps its stream open.
-struct Client {
+struct LiveClient {
     query: Query,
     latest: watch::Receiver<Received>,
 }
@@ -69,8 +69,8 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<[Live; 2
     for &seed in seeds {
         let mut world = World::for_linkerd(seed)?;
         let (control_plane, client) = begin(&world).await?;
-        let ours = Replica::start(Server::Ours, controller, &control_plane, &flags).await?;
-        let theirs = Replica::start(Server::Theirs, controller, &control_plane, &flags).await?;
+        let ours = EitherReplica::start(ServerKind::Ours, controller, &control_plane, &flags).await?;
+        let theirs = EitherReplica::start(ServerKind::Theirs, controller, &control_plane, &flags).await?;
         let queries = queries(&world, &api::list(&client).await?);
         let sides = [ours.discovery().await?, theirs.discovery().await?].map(|server| Side::open(server, &queries));
         for changes in BURSTS {
@@ -100,7 +100,7 @@ impl Side {
         let clients = queries.iter().map(|query| {
             let (sender, latest) = watch::channel(query.silence());
             tasks.spawn(keep_open(query.clone(), server.clone(), sender, Arc::clone(&ended)));
-            Client { query: query.clone(), latest }
+            LiveClient { query: query.clone(), latest }
         });
         let clients = clients.collect();
         Self { server, clients, ended, _tasks: tasks }
@@ -114,9 +114,9 @@ impl Side {
     }
 }
 
-// === impl Client ===
+// === impl LiveClient ===
 
-impl Client {
+impl LiveClient {
     /// Returns the answers of the open stream and of a new one, if they do not become equal.
     async fn stale(&self, server: &Discovery) -> Option<[Received; 2]> {
         let mut looks = 0;
@@ -191,7 +191,7 @@ fn are_equal(open: &Received, new: &Received) -> bool {
 // === impl Live ===
 
 impl Live {
-    fn add(&mut self, client: &Client, stale: Option<[Received; 2]>, context: &str) {
+    fn add(&mut self, client: &LiveClient, stale: Option<[Received; 2]>, context: &str) {
         self.compared += 1;
         let Some([open, new]) = stale else { return };
         *self.stale.entry(what_differs(&open, &new)).or_default() += 1;

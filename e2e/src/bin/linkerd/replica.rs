@@ -21,12 +21,12 @@ pub(crate) const LEASE: &str = "linkerd-destination-endpoint-write";
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Server {
+pub(crate) enum ServerKind {
     Ours,
     Theirs,
 }
 
-pub(crate) enum Replica {
+pub(crate) enum EitherReplica {
     Ours(Box<Manager>),
     Theirs(LinkerdDestination),
 }
@@ -36,9 +36,9 @@ pub(crate) fn chart_flags() -> Vec<String> {
     CHART_FLAGS.map(str::to_owned).to_vec()
 }
 
-// === impl Server ===
+// === impl ServerKind ===
 
-impl Display for Server {
+impl Display for ServerKind {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Ours => "the operator",
@@ -47,32 +47,32 @@ impl Display for Server {
     }
 }
 
-// === impl Replica ===
+// === impl EitherReplica ===
 
-impl Replica {
+impl EitherReplica {
     /// Starts a replica with these flags, in Go's syntax, and waits until it is ready.
     pub(crate) async fn start(
-        server: Server,
+        server: ServerKind,
         controller: &Path,
         control_plane: &ControlPlane,
         flags: &[String],
     ) -> Result<Self> {
         match server {
-            Server::Ours => {
+            ServerKind::Ours => {
                 let args = flags.to_vec();
                 let options = ManagerOptions { as_linkerd_destination: true, args, ..ManagerOptions::default() };
                 let mut manager = Manager::start(control_plane, options)?;
                 manager.ready(DEADLINE).await?;
                 Ok(Self::Ours(Box::new(manager)))
             }
-            Server::Theirs => LinkerdDestination::start(controller, control_plane, flags).await.map(Self::Theirs),
+            ServerKind::Theirs => LinkerdDestination::start(controller, control_plane, flags).await.map(Self::Theirs),
         }
     }
 
-    pub(crate) fn server(&self) -> Server {
+    pub(crate) fn server(&self) -> ServerKind {
         match self {
-            Self::Ours(_) => Server::Ours,
-            Self::Theirs(_) => Server::Theirs,
+            Self::Ours(_) => ServerKind::Ours,
+            Self::Theirs(_) => ServerKind::Theirs,
         }
     }
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use anyhow::Result;
 use e2e::{
-    ControlPlane, Options,
+    Rig,
     answers::profile_refusal,
     cases::{Case, Expected, cases_side_by_side, write},
     discovery::Discovery,
@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::{
     answers::Answers,
     differences::{self, Difference},
-    replica::{Replica, Server},
+    replica::{EitherReplica, ServerKind},
 };
 
 const AT_ONE_TIME: usize = 64;
@@ -38,10 +38,7 @@ pub(crate) async fn compare(controller: &Path) -> Result<Answers> {
     };
     let is_asked = |case: &Case| case.in_process_only.is_none() && is_read(case);
     let cases: Vec<Case> = cases.into_iter().filter(is_asked).collect();
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let client = control_plane.client().await?;
+    let Rig { control_plane, client } = Rig::linkerd().start().await?;
     write(&client, &cases).await?;
     let state = api::list(&client).await?;
     let mut by_flags: BTreeMap<&[String], Vec<&Case>> = BTreeMap::new();
@@ -51,7 +48,7 @@ pub(crate) async fn compare(controller: &Path) -> Result<Answers> {
     let mut answers = Answers::default();
     for (flags, cases) in by_flags {
         eprintln!("{} cases with {flags:?}", cases.len());
-        let server = Replica::start(Server::Theirs, controller, &control_plane, flags).await?;
+        let server = EitherReplica::start(ServerKind::Theirs, controller, &control_plane, flags).await?;
         let discovery = server.discovery().await?;
         answers.states += 1;
         let received = stream::iter(&cases).map(|case| received(&discovery, case)).buffered(AT_ONE_TIME);

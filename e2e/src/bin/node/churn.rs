@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Default)]
 pub(crate) struct Truth(Arc<Mutex<BTreeMap<SocketAddr, (bool, Instant)>>>);
 
-pub(crate) struct Churn {
+pub(crate) struct EndpointChurn {
     pub(crate) truth: Truth,
     stop: watch::Sender<bool>,
     running: JoinHandle<Result<Vec<Duration>>>,
@@ -62,7 +62,7 @@ impl Truth {
     }
 }
 
-impl Churn {
+impl EndpointChurn {
     /// Creates the Service and its workloads, all ready, and starts the changes.
     pub(crate) async fn start(client: &Client) -> Result<Self> {
         let mesh = Mesh::new(client, NAMESPACE);

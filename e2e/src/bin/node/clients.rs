@@ -30,12 +30,12 @@ const PAUSE: Duration = Duration::from_millis(50);
 const UNDER_WAY: Duration = Duration::from_secs(3);
 const ALL_KNOWN: Duration = Duration::from_secs(30);
 
-pub(crate) struct Clients {
+pub(crate) struct NodeClients {
     stop: watch::Sender<bool>,
     running: JoinSet<Result<Vec<Duration>>>,
 }
 
-impl Clients {
+impl NodeClients {
     /// Starts the clients, and waits until each knows all endpoints.
     pub(crate) async fn start(at: SocketAddr, truth: &Truth) -> Result<Self> {
         let (stop, stopped) = watch::channel(false);
@@ -43,7 +43,7 @@ impl Clients {
         let mut first = JoinSet::new();
         for _ in 0..CLIENTS {
             let (ready, is_ready) = tokio::sync::oneshot::channel();
-            let client = Client { at, truth: truth.clone(), stopped: stopped.clone() };
+            let client = NodeClient { at, truth: truth.clone(), stopped: stopped.clone() };
             running.spawn(client.run(ready));
             first.spawn(is_ready);
         }
@@ -70,13 +70,13 @@ impl Clients {
     }
 }
 
-struct Client {
+struct NodeClient {
     at: SocketAddr,
     truth: Truth,
     stopped: watch::Receiver<bool>,
 }
 
-impl Client {
+impl NodeClient {
     async fn run(self, ready: tokio::sync::oneshot::Sender<()>) -> Result<Vec<Duration>> {
         let mut stream = self.connected(Instant::now()).await?;
         self.knows_all(&mut stream).await?;

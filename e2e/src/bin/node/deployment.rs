@@ -61,9 +61,8 @@ impl<'a> Deployment<'a> {
 
     /// Deploys the operator into a cluster with the namespace and the ConfigMap of a Linkerd control plane.
     pub(crate) async fn deploy(&self) -> Result<()> {
-        let linkerd = in_repository("config/samples/linkerd.yaml");
-        self.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        self.control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &linkerd]).await?;
+        self.control_plane.create_namespaces(&["linkerd"]).await?;
+        self.control_plane.install_linkerd().await?;
         self.make("install").await?;
         self.make("deploy").await?;
         self.rolled_out().await?;

@@ -26,7 +26,7 @@ pub(crate) async fn resolves(
 ) -> Result<()> {
     control_plane.kubectl(&["create", "namespace", NAMESPACE]).await?;
     let pods = Api::namespaced(client.clone(), NAMESPACE);
-    let cli = Cli { control_plane, pods, reference };
+    let cli = PodCli { control_plane, pods, reference };
 
     let server = NameServer::start(real_node::HOST, SERVICE, service).await?;
     let begun = Instant::now();
@@ -46,13 +46,13 @@ pub(crate) async fn resolves(
     Ok(())
 }
 
-struct Cli<'a> {
+struct PodCli<'a> {
     control_plane: &'a ControlPlane,
     pods: Api<Pod>,
     reference: &'a str,
 }
 
-impl Cli<'_> {
+impl PodCli<'_> {
     /// Runs the command in a Pod with this spec, and checks that it prints all endpoints.
     async fn prints_endpoints(&self, name: &str, host: &str, spec: Value) -> Result<()> {
         let authority = format!("legacy.{}.svc.cluster.local:80", jobs::NAMESPACE);

@@ -10,8 +10,8 @@ use e2e::ControlPlane;
 use kube::Client;
 
 use crate::{
-    churn::{self, Churn},
-    clients::Clients,
+    churn::{self, EndpointChurn},
+    clients::NodeClients,
     deployment::Deployment,
 };
 
@@ -28,8 +28,8 @@ pub(crate) async fn under_load(
 ) -> Result<()> {
     let begun = Instant::now();
     control_plane.kubectl(&["create", "namespace", churn::NAMESPACE]).await?;
-    let churn = Churn::start(client).await?;
-    let clients = Clients::start(outside, &churn.truth).await?;
+    let churn = EndpointChurn::start(client).await?;
+    let clients = NodeClients::start(outside, &churn.truth).await?;
     crate::step("Clients know all endpoints of a Service, some of which change continuously", begun);
 
     let begun = Instant::now();

@@ -15,11 +15,7 @@ use e2e::{
 };
 use tonic::Status;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Method {
-    Get,
-    GetProfile,
-}
+pub(crate) use e2e::query::Method;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Call {

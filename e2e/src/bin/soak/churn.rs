@@ -64,7 +64,7 @@ pub(crate) struct Churn {
     /// One for each world.
     histories: Vec<Arc<History>>,
     jobs: Jobs,
-    shared: Arc<Shared>,
+    shared: Arc<SharedChurn>,
 }
 
 /// A call, and the place of its history: the world, and the number of the call in it. A call without a history has one
@@ -75,7 +75,7 @@ pub(crate) type Tracked = (Call, Option<(Arc<History>, usize)>);
 pub(crate) struct Writers(JoinSet<Result<()>>);
 
 #[derive(Default)]
-struct Shared {
+struct SharedChurn {
     /// Read-locked by writers, write-locked by a pause.
     gate: RwLock<()>,
     written: AtomicU64,
@@ -233,9 +233,9 @@ impl Writers {
     }
 }
 
-// === impl Shared ===
+// === impl SharedChurn ===
 
-impl Shared {
+impl SharedChurn {
     /// Writes when it is due and not paused. A pause is not a delay: the writes after it are postponed by its duration.
     async fn write(&self, pace: &mut Pace, write: impl AsyncFnOnce() -> Result<()>) {
         let due = pace.next();

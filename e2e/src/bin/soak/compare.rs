@@ -63,7 +63,7 @@ pub(crate) struct Mismatch {
 }
 
 /// The oracle's replies to one call.
-struct Expected {
+struct ExpectedReplies {
     fresh: Reply,
     while_open: Reply,
 }
@@ -118,10 +118,10 @@ impl Comparer {
     }
 
     /// Scans all objects for each call, in a thread, because streams must be read at the same time.
-    async fn expected(&self, state: ApiState) -> Result<Vec<Expected>> {
+    async fn expected(&self, state: ApiState) -> Result<Vec<ExpectedReplies>> {
         let (settings, calls) = (self.settings.clone(), Arc::clone(&self.calls));
         let work = tokio::task::spawn_blocking(move || {
-            let of = |call: &Call| Expected {
+            let of = |call: &Call| ExpectedReplies {
                 fresh: call.fresh(&state, &settings),
                 while_open: call.while_open(&state, &settings),
             };
@@ -130,9 +130,9 @@ impl Comparer {
         Ok(work.await?)
     }
 
-    async fn open_streams(&self, readers: &[Arc<Reader>], expected: &[Expected]) -> Vec<Mismatch> {
+    async fn open_streams(&self, readers: &[Arc<Reader>], expected: &[ExpectedReplies]) -> Vec<Mismatch> {
         let begun = Instant::now();
-        let wrong = || -> Vec<(&Reader, &Expected)> {
+        let wrong = || -> Vec<(&Reader, &ExpectedReplies)> {
             let both = readers.iter().filter_map(|reader| Some((&**reader, expected.get(reader.number)?)));
             both.filter(|(reader, expected)| !expected.is(reader.known().as_ref())).collect()
         };
@@ -150,7 +150,7 @@ impl Comparer {
         }
     }
 
-    fn mismatch(&self, reader: &Reader, expected: &Expected) -> Mismatch {
+    fn mismatch(&self, reader: &Reader, expected: &ExpectedReplies) -> Mismatch {
         let known = reader.known().clone();
         // A refused client is compared with the reply to a new stream.
         let difference = match &known {
@@ -163,7 +163,7 @@ impl Comparer {
     }
 
     /// Opens new streams on new connections.
-    async fn new_streams(&self, manager: &Manager, expected: &[Expected]) -> Result<Vec<Mismatch>> {
+    async fn new_streams(&self, manager: &Manager, expected: &[ExpectedReplies]) -> Result<Vec<Mismatch>> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
             connections.push(manager.discovery().await?);
@@ -186,9 +186,9 @@ impl Comparer {
     }
 }
 
-// === impl Expected ===
+// === impl ExpectedReplies ===
 
-impl Expected {
+impl ExpectedReplies {
     /// Returns whether the client's last state is correct.
     fn is(&self, known: Option<&Reply>) -> bool {
         match known {
@@ -237,7 +237,8 @@ mod tests {
     #[test]
     fn after_a_deletion_an_open_stream_is_empty_and_a_refused_client_stays_refused() {
         let fresh = Reply::Get(Answer::Refused(Code::NotFound, "Service web.world not found".to_owned()));
-        let expected = Expected { fresh: fresh.clone(), while_open: Reply::Get(Answer::Endpoints(BTreeMap::new())) };
+        let expected =
+            ExpectedReplies { fresh: fresh.clone(), while_open: Reply::Get(Answer::Endpoints(BTreeMap::new())) };
         assert!(expected.is(Some(&endpoints(&[]))));
         assert!(expected.is(Some(&fresh)));
         assert!(!expected.is(Some(&endpoints(&[(1, 1)]))));
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn a_missing_outdated_or_unexpected_endpoint_is_a_difference() {
         let wanted = endpoints(&[(1, 1), (2, 1)]);
-        let expected = Expected { fresh: wanted.clone(), while_open: wanted.clone() };
+        let expected = ExpectedReplies { fresh: wanted.clone(), while_open: wanted.clone() };
         assert!(expected.is(Some(&endpoints(&[(1, 1), (2, 1)]))));
         for seen in [&[(1, 1)][..], &[(1, 1), (2, 7)], &[(1, 1), (2, 1), (3, 1)]] {
             assert!(!expected.is(Some(&endpoints(seen))), "{seen:?}");

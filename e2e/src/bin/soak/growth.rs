@@ -15,16 +15,16 @@ pub(crate) const WARM: f64 = 0.25;
 const LEAST: usize = 120;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Growth {
+pub(crate) struct MemoryGrowth {
     pub(crate) early_kib: f64,
     pub(crate) late_kib: f64,
     /// Between the middles of the two parts.
     pub(crate) minutes: f64,
 }
 
-// === impl Growth ===
+// === impl MemoryGrowth ===
 
-impl Growth {
+impl MemoryGrowth {
     /// From pairs of a time in seconds and an amount in KiB, in the order of time. `None` if they are too few.
     pub(crate) fn of(points: &[(f64, f64)]) -> Option<Self> {
         let (begin, end) = (points.first()?.0, points.last()?.0);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     fn is_tolerated(points: &[(f64, f64)]) -> bool {
-        Growth::of(points).unwrap().is_tolerated()
+        MemoryGrowth::of(points).unwrap().is_tolerated()
     }
 
     #[test]
@@ -89,13 +89,13 @@ mod tests {
 
     #[test]
     fn the_shortest_run_is_not_judged() {
-        assert_eq!(Growth::of(&points(1, 10_000.0, |_| 0.0)), None);
-        assert_eq!(Growth::of(&[]), None);
+        assert_eq!(MemoryGrowth::of(&points(1, 10_000.0, |_| 0.0)), None);
+        assert_eq!(MemoryGrowth::of(&[]), None);
     }
 
     #[test]
     fn the_growth_is_that_of_the_floor() {
-        let growth = Growth::of(&points(8, 60.0, |at| f64::from(at % 2) * 5000.0)).unwrap();
+        let growth = MemoryGrowth::of(&points(8, 60.0, |at| f64::from(at % 2) * 5000.0)).unwrap();
         assert!((growth.kib_per_minute() - 60.0).abs() < 1.0, "{growth:?}");
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::Result;
 use e2e::{
-    oracle::{ApiState, Kind, Settings},
+    oracle::{ApiState, ObjectKind, Settings},
     world::{Change, World},
 };
 
@@ -30,10 +30,10 @@ const LATEST: Duration = Duration::from_secs(90);
 pub(crate) struct History {
     settings: Settings,
     calls: Vec<Call>,
-    state: Mutex<State>,
+    state: Mutex<HistoryState>,
 }
 
-struct State {
+struct HistoryState {
     objects: ApiState,
     kinds: Vec<(String, Option<Instant>)>,
 }
@@ -49,7 +49,7 @@ impl History {
             }
         }
         let kinds = calls.iter().map(|call| (call.kind_while_open(&objects, settings), None)).collect();
-        let state = Mutex::new(State { objects, kinds });
+        let state = Mutex::new(HistoryState { objects, kinds });
         Ok(Arc::new(Self { settings: settings.clone(), calls, state }))
     }
 
@@ -60,13 +60,13 @@ impl History {
             return Ok(());
         }
         let mut state = self.lock();
-        let State { objects, kinds } = &mut *state;
+        let HistoryState { objects, kinds } = &mut *state;
         match change {
             Change::Applied { key, object } => objects.put(key, object)?,
             Change::Deleted { key, .. } => objects.remove(key),
         }
         // Which Pod or workload has an address matters for profiles only.
-        let all = matches!(key.kind, Kind::Service | Kind::EndpointSlice);
+        let all = matches!(key.kind, ObjectKind::Service | ObjectKind::EndpointSlice);
         for (call, (kind, changed)) in self.calls.iter().zip(kinds) {
             if !all && call.method == Method::Get {
                 continue;
@@ -85,13 +85,13 @@ impl History {
         state.kinds.get(call).is_some_and(|(_, changed)| changed.is_some_and(|changed| changed.elapsed() < LATEST))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HistoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn is_kept(kind: Kind) -> bool {
-    matches!(kind, Kind::Service | Kind::EndpointSlice | Kind::Pod | Kind::ExternalWorkload)
+fn is_kept(kind: ObjectKind) -> bool {
+    matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Pod | ObjectKind::ExternalWorkload)
 }
 
 #[cfg(test)]

@@ -32,11 +32,11 @@ use anyhow::{Context, Result, bail, ensure};
 use call::Method;
 use churn::Churn;
 use compare::Comparer;
-use e2e::{ControlPlane, FaultProxy, Manager, ManagerOptions, Options, answers::settings, eventually};
+use e2e::{FaultProxy, Manager, ManagerOptions, Rig, answers::settings, eventually};
 use faults::Faults;
 use readers::Readers;
-use report::Report;
-use samples::{Sample, left_over};
+use report::SoakReport;
+use samples::{ProcessSample, left_over};
 use slow::SlowReaders;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
@@ -98,11 +98,7 @@ struct Soak {
 /// Returns true when all checks passed.
 async fn soak(time: Duration) -> Result<bool> {
     let seed = seed()?;
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    control_plane.install_crds("crd").await?;
-    let client = control_plane.client().await?;
+    let Rig { control_plane, client } = Rig::linkerd().crds("crd").start().await?;
     let proxy = Arc::new(FaultProxy::start(&control_plane).await?);
     let (settings, mut args) = settings();
     let mut churn = Churn::prepare(client.clone(), &settings, seed).await?;
@@ -113,10 +109,10 @@ async fn soak(time: Duration) -> Result<bool> {
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
     manager.ready(PATIENCE).await?;
     let kubernetes = client.apiserver_version().await?.git_version;
-    let mut report = Report::new(&kubernetes);
+    let mut report = SoakReport::new(&kubernetes);
     // Memory that was needed only for the start has been released by then.
     sleep(Duration::from_secs(2)).await;
-    report.before = Sample::take(&manager, &proxy, 0.0).await?;
+    report.before = ProcessSample::take(&manager, &proxy, 0.0).await?;
 
     let calls = churn.calls();
     let of_get = calls.iter().filter(|(call, _)| call.method == Method::Get);
@@ -166,7 +162,7 @@ async fn soak(time: Duration) -> Result<bool> {
 
 impl Soak {
     /// Runs until the time is over. An error means an earlier end.
-    async fn run(&self, report: &mut Report, faults: &mut Faults) -> Result<()> {
+    async fn run(&self, report: &mut SoakReport, faults: &mut Faults) -> Result<()> {
         let report = &tokio::sync::Mutex::new(report);
         tokio::select! {
             () = sleep_until(self.begun + self.time) => Ok(()),
@@ -176,7 +172,7 @@ impl Soak {
     }
 
     /// Samples the manager periodically, and prints a progress line once a minute.
-    async fn sample(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
+    async fn sample(&self, report: &tokio::sync::Mutex<&mut SoakReport>) -> Result<()> {
         let mut looks = interval(samples::period(self.time));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut minute = 1;
@@ -194,12 +190,12 @@ impl Soak {
     }
 
     /// Takes one sample. Retries, because a manager may be slow to answer; fails immediately when it has ended.
-    async fn take_sample(&self, elapsed: f64) -> Result<Sample> {
+    async fn take_sample(&self, elapsed: f64) -> Result<ProcessSample> {
         let sample = eventually(PATIENCE / 4, "a sample of the manager", async || {
             if self.manager.memory().is_err() {
                 return Ok(None);
             }
-            Sample::take(&self.manager, &self.proxy, elapsed).await.map(Some)
+            ProcessSample::take(&self.manager, &self.proxy, elapsed).await.map(Some)
         });
         match sample.await? {
             Some(sample) => Ok(sample),
@@ -209,7 +205,7 @@ impl Soak {
 
     /// Runs rounds, waves and faults at their intervals, never two concurrently; single streams are renewed every
     /// second.
-    async fn conduct(&self, report: &tokio::sync::Mutex<&mut Report>, faults: &mut Faults) -> Result<()> {
+    async fn conduct(&self, report: &tokio::sync::Mutex<&mut SoakReport>, faults: &mut Faults) -> Result<()> {
         let mut seconds = interval(Duration::from_secs(1));
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
@@ -239,7 +235,7 @@ impl Soak {
     }
 
     /// Runs one round. A round that was not possible is recorded; an error means that the manager has ended.
-    async fn compare(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
+    async fn compare(&self, report: &tokio::sync::Mutex<&mut SoakReport>) -> Result<()> {
         match self.comparer.round(&self.manager, &self.churn, &self.readers).await {
             Ok(round) => {
                 let sample = self.take_sample(self.begun.elapsed().as_secs_f64()).await?;
@@ -256,7 +252,7 @@ impl Soak {
     }
 
     /// Closes all clients, checks that the manager has released their resources, and terminates it.
-    async fn close(&mut self, report: &mut Report) -> Result<()> {
+    async fn close(&mut self, report: &mut SoakReport) -> Result<()> {
         self.readers.close().await;
         self.slow.close().await;
         // The end has been recorded already.

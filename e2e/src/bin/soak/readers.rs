@@ -56,9 +56,9 @@ const AFTER_ERROR: Duration = Duration::from_millis(200);
 pub(crate) struct Readers {
     address: SocketAddr,
     all: Vec<Arc<Reader>>,
-    connections: tokio::sync::Mutex<Vec<Connection>>,
+    connections: tokio::sync::Mutex<Vec<ReaderConnection>>,
     count: usize,
-    counts: Arc<Counts>,
+    counts: Arc<ReaderCounts>,
 }
 
 /// One client of one call.
@@ -71,7 +71,7 @@ pub(crate) struct Reader {
 }
 
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct ReaderCounts {
     pub messages: AtomicU64,
     /// Streams and connections that the client ended and opened again.
     pub streams_renewed: AtomicU64,
@@ -85,7 +85,7 @@ pub(crate) struct Counts {
     pub forbidden: Tally,
 }
 
-struct Connection {
+struct ReaderConnection {
     readers: Vec<Arc<Reader>>,
     task: JoinHandle<()>,
 }
@@ -103,13 +103,13 @@ impl Readers {
                 Arc::new(Reader { number, tracked, known: Mutex::default(), request_again: Notify::new() })
             })
             .collect();
-        let counts = Arc::<Counts>::default();
+        let counts = Arc::<ReaderCounts>::default();
         let count = connections;
-        let connections: Vec<Connection> = (0..connections)
+        let connections: Vec<ReaderConnection> = (0..connections)
             .map(|number| {
                 let readers: Vec<_> = all.iter().skip(number).step_by(connections.max(1)).cloned().collect();
                 let task = tokio::spawn(serve(address, readers.clone(), Arc::clone(&counts)));
-                Connection { readers, task }
+                ReaderConnection { readers, task }
             })
             .collect();
         Self { address, all, connections: connections.into(), count, counts }
@@ -123,7 +123,7 @@ impl Readers {
         self.count
     }
 
-    pub(crate) fn counts(&self) -> &Counts {
+    pub(crate) fn counts(&self) -> &ReaderCounts {
         &self.counts
     }
 
@@ -175,9 +175,9 @@ impl Drop for Readers {
     }
 }
 
-// === impl Counts ===
+// === impl ReaderCounts ===
 
-impl Counts {
+impl ReaderCounts {
     pub(crate) fn number(counter: &AtomicU64) -> u64 {
         counter.load(Ordering::Relaxed)
     }
@@ -191,7 +191,7 @@ impl Reader {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn follow(&self, client: &DestinationClient<Channel>, counts: &Counts) {
+    async fn follow(&self, client: &DestinationClient<Channel>, counts: &ReaderCounts) {
         loop {
             let pause = tokio::select! {
                 pause = self.read(client, counts) => pause,
@@ -206,7 +206,7 @@ impl Reader {
     }
 
     /// Runs one stream, from its request to its end. Returns the pause before the next one.
-    async fn read(&self, client: &DestinationClient<Channel>, counts: &Counts) -> Duration {
+    async fn read(&self, client: &DestinationClient<Channel>, counts: &ReaderCounts) -> Duration {
         let Call { method, request } = &self.tracked.0;
         let (path, context_token) = (request.path.clone(), request.token.clone());
         let request = GetDestination { scheme: String::new(), path, context_token };
@@ -241,7 +241,7 @@ impl Reader {
     async fn messages<T>(
         &self,
         response: Option<Result<Response<Streaming<T>>, Status>>,
-        counts: &Counts,
+        counts: &ReaderCounts,
         fold: impl Fn(&mut Option<Reply>, T) -> Result<()>,
     ) -> Duration {
         let (call, history) = &self.tracked;
@@ -290,7 +290,7 @@ impl Reader {
 }
 
 /// Runs all streams of one connection, until the task is aborted.
-async fn serve(address: SocketAddr, readers: Vec<Arc<Reader>>, counts: Arc<Counts>) {
+async fn serve(address: SocketAddr, readers: Vec<Arc<Reader>>, counts: Arc<ReaderCounts>) {
     loop {
         match connect(address).await {
             Ok(client) => {

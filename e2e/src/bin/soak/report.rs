@@ -13,9 +13,9 @@ use crate::{
     churn::Churn,
     compare::{Mismatch, Round},
     faults::Faults,
-    growth::{self, Growth},
+    growth::{self, MemoryGrowth},
     readers::{self, Readers},
-    samples::{Sample, alike, keep, slope, slope_beside},
+    samples::{ProcessSample, alike, keep, slope, slope_beside},
     slow::{self, SlowReaders},
     tally::Tally,
 };
@@ -23,16 +23,16 @@ use crate::{
 const SHOWN: usize = 10;
 
 #[derive(Default)]
-pub(crate) struct Report {
+pub(crate) struct SoakReport {
     machine: Map<String, Value>,
     /// The sample before clients connected.
-    pub before: Sample,
+    pub before: ProcessSample,
     /// The samples while clients were connected.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<ProcessSample>,
     /// Samples after rounds, when every stream was up to date.
-    settled: Vec<Sample>,
+    settled: Vec<ProcessSample>,
     /// The sample after clients disconnected.
-    pub after: Option<Sample>,
+    pub after: Option<ProcessSample>,
     rounds: u64,
     /// Rounds that were not possible and faults that had no effect, by error.
     missed: Tally,
@@ -45,9 +45,9 @@ pub(crate) struct Report {
     failures: Vec<String>,
 }
 
-// === impl Report ===
+// === impl SoakReport ===
 
-impl Report {
+impl SoakReport {
     pub(crate) fn new(kubernetes: &str) -> Self {
         let mut machine = host::properties();
         machine.insert("kubernetes".to_owned(), json!(kubernetes));
@@ -73,7 +73,7 @@ impl Report {
     }
 
     /// Adds a sample taken when every stream is up to date.
-    pub(crate) fn settled(&mut self, sample: Sample) {
+    pub(crate) fn settled(&mut self, sample: ProcessSample) {
         keep(&mut self.settled, sample);
     }
 
@@ -90,7 +90,7 @@ impl Report {
         println!(
             "{}, {} messages, {} rounds, {} mismatches, {} streams ended without need, {} of slow readers, {:.1} % of a core",
             sample.text(),
-            readers::Counts::number(&healthy.messages),
+            readers::ReaderCounts::number(&healthy.messages),
             self.rounds,
             self.mismatches,
             healthy.unexplained.total(),
@@ -107,7 +107,7 @@ impl Report {
     }
 
     /// The CPU share since clients connected.
-    fn cpu_percent(&self, until: &Sample) -> f64 {
+    fn cpu_percent(&self, until: &ProcessSample) -> f64 {
         (until.cpu_seconds - self.before.cpu_seconds) / until.seconds.max(1.0) * 100.0
     }
 
@@ -142,7 +142,8 @@ impl Report {
 
     fn memory(&mut self) {
         let Some(last) = self.samples.last().cloned() else { return };
-        let warm: Vec<&Sample> = self.samples.iter().filter(|sample| sample.seconds >= last.seconds / 10.0).collect();
+        let warm: Vec<&ProcessSample> =
+            self.samples.iter().filter(|sample| sample.seconds >= last.seconds / 10.0).collect();
         let memory: Vec<(f64, f64)> = warm.iter().map(|sample| (sample.seconds / 60.0, sample.memory_kib)).collect();
         let least = memory.iter().map(|point| point.1).fold(f64::INFINITY, f64::min);
         let most = memory.iter().map(|point| point.1).fold(0.0, f64::max);
@@ -173,12 +174,12 @@ impl Report {
             self.failure("the manager has no metric of its allocated memory");
             return;
         };
-        let Some(growth) = Growth::of(&points) else {
+        let Some(growth) = MemoryGrowth::of(&points) else {
             let text = "not judged, because the time was too short";
             self.rows.push(("growth of the allocated memory", text.to_owned()));
             return;
         };
-        let Growth { early_kib, late_kib, minutes } = growth;
+        let MemoryGrowth { early_kib, late_kib, minutes } = growth;
         let text = format!(
             "{:+.1} KiB per minute: the floor of the first half is {:.2} MiB, that of the second half {:.2} MiB, \
              {minutes:.1} minutes later",
@@ -208,12 +209,12 @@ impl Report {
             ("after a late round alike", late),
             ("after clients", self.after.as_ref()),
         ] {
-            self.rows.push((name, sample.map_or_else(|| "unknown".to_owned(), Sample::text)));
+            self.rows.push((name, sample.map_or_else(|| "unknown".to_owned(), ProcessSample::text)));
         }
     }
 
-    fn clients(&mut self, healthy: &readers::Counts, slow: &slow::Counts) {
-        let number = readers::Counts::number;
+    fn clients(&mut self, healthy: &readers::ReaderCounts, slow: &slow::SlowCounts) {
+        let number = readers::ReaderCounts::number;
         let (messages, streams, connections) =
             (number(&healthy.messages), number(&healthy.streams_renewed), number(&healthy.connections_renewed));
         let (explained, unexplained) = (number(&healthy.explained), healthy.unexplained.text());

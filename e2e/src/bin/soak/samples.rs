@@ -1,6 +1,6 @@
 //! Samples of the manager's resources.
 //!
-//! * In: the manager, and its proxy to the API server. Out: one [`Sample`] at a time; the trend of many.
+//! * In: the manager, and its proxy to the API server. Out: one [`ProcessSample`] at a time; the trend of many.
 //! * Always: a missing metric is `None`, never zero. At most [`MOST`] samples, for any duration.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -19,7 +19,7 @@ const EARLY: f64 = 0.4;
 const LATE: f64 = 0.6;
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Sample {
+pub(crate) struct ProcessSample {
     /// Seconds since clients connected.
     pub seconds: f64,
     pub memory_kib: f64,
@@ -38,9 +38,9 @@ pub(crate) struct Sample {
     pub closed_connections: f64,
 }
 
-// === impl Sample ===
+// === impl ProcessSample ===
 
-impl Sample {
+impl ProcessSample {
     /// # Errors
     /// Fails when the manager has ended or does not answer.
     pub(crate) async fn take(manager: &Manager, proxy: &FaultProxy, seconds: f64) -> Result<Self> {
@@ -128,7 +128,7 @@ pub(crate) fn slope_beside(points: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
 
 /// Adds a sample to those that were taken when every stream was up to date. Of many, every second one is dropped, so that
 /// memory does not grow with the duration.
-pub(crate) fn keep(settled: &mut Vec<Sample>, sample: Sample) {
+pub(crate) fn keep(settled: &mut Vec<ProcessSample>, sample: ProcessSample) {
     if settled.len() == KEPT {
         let mut number = 0;
         settled.retain(|_| {
@@ -141,17 +141,17 @@ pub(crate) fn keep(settled: &mut Vec<Sample>, sample: Sample) {
 
 /// The early and the late sample with the most similar number of streams. That number depends on the worlds, in which
 /// Services are created and deleted, and on the slow readers; the first and the last sample may differ by hundreds.
-pub(crate) fn alike(settled: &[Sample]) -> Option<(&Sample, &Sample)> {
+pub(crate) fn alike(settled: &[ProcessSample]) -> Option<(&ProcessSample, &ProcessSample)> {
     let end = settled.last()?.seconds;
     let within =
         move |from: f64, to: f64| settled.iter().filter(move |it| (from * end..=to * end).contains(&it.seconds));
     let pairs = within(WARM, EARLY).flat_map(|early| within(LATE, 1.0).map(move |late| (early, late)));
-    let apart = |(early, late): &(&Sample, &Sample)| (early.all_streams() - late.all_streams()).abs();
+    let apart = |(early, late): &(&ProcessSample, &ProcessSample)| (early.all_streams() - late.all_streams()).abs();
     pairs.min_by(|one, other| apart(one).total_cmp(&apart(other)))
 }
 
 /// The resources that are still in use after all clients have disconnected.
-pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
+pub(crate) fn left_over(before: &ProcessSample, after: &ProcessSample) -> Vec<String> {
     let mut left = Vec::new();
     if after.all_streams() > 0.0 {
         left.push(format!("{} streams", after.all_streams()));
@@ -159,7 +159,7 @@ pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
     if after.subscribers > 0 {
         left.push(format!("{} series of endpoints_subscribers", after.subscribers));
     }
-    let own = |sample: &Sample| sample.descriptors.saturating_sub(sample.api_connections);
+    let own = |sample: &ProcessSample| sample.descriptors.saturating_sub(sample.api_connections);
     if own(after) > own(before) + FEW {
         left.push(format!("{} descriptors instead of {}", own(after), own(before)));
     }
@@ -213,10 +213,10 @@ mod tests {
 
     #[test]
     fn the_samples_with_the_most_similar_number_of_streams_are_compared() {
-        let sample = |seconds: f64, streams: f64| Sample {
+        let sample = |seconds: f64, streams: f64| ProcessSample {
             seconds,
             streams: [("idle".to_owned(), streams)].into(),
-            ..Sample::default()
+            ..ProcessSample::default()
         };
         let mut settled = Vec::new();
         assert!(alike(&settled).is_none());
@@ -240,17 +240,19 @@ mod tests {
 
     #[test]
     fn resources_left_behind_by_clients_are_reported() {
-        let before = Sample { descriptors: 20, api_connections: 9, tasks: Some(30.0), ..Sample::default() };
-        let more = Sample { descriptors: 24, api_connections: 12, tasks: Some(35.0), ..Sample::default() };
+        let before =
+            ProcessSample { descriptors: 20, api_connections: 9, tasks: Some(30.0), ..ProcessSample::default() };
+        let more =
+            ProcessSample { descriptors: 24, api_connections: 12, tasks: Some(35.0), ..ProcessSample::default() };
         assert_eq!(
             left_over(&before, &more),
             Vec::<String>::new(),
             "the number of connections to the API server varies"
         );
         let streams = BTreeMap::from([("idle".to_owned(), 2.0)]);
-        let left = Sample { descriptors: 40, tasks: Some(60.0), subscribers: 1, streams, ..before.clone() };
+        let left = ProcessSample { descriptors: 40, tasks: Some(60.0), subscribers: 1, streams, ..before.clone() };
         assert_eq!(left_over(&before, &left).len(), 4);
-        let unknown = Sample { tasks: None, ..before.clone() };
+        let unknown = ProcessSample { tasks: None, ..before.clone() };
         assert_eq!(
             left_over(&before, &unknown),
             ["an unknown number of tasks"],

@@ -46,11 +46,11 @@ const GRACE: Duration = Duration::from_secs(20);
 /// Dropping it closes the connections.
 pub(crate) struct SlowReaders {
     clients: JoinSet<()>,
-    counts: Arc<Counts>,
+    counts: Arc<SlowCounts>,
 }
 
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct SlowCounts {
     pub opened: AtomicU64,
     pub ended: Tally,
     /// Streams that the server did not end.
@@ -60,25 +60,25 @@ pub(crate) struct Counts {
     pub failed: Tally,
 }
 
-struct Client {
+struct SlowReader {
     address: SocketAddr,
     paths: Arc<[String]>,
     big: String,
     stall: Duration,
-    counts: Arc<Counts>,
+    counts: Arc<SlowCounts>,
 }
 
 // === impl SlowReaders ===
 
 impl SlowReaders {
     pub(crate) fn begin(address: SocketAddr, paths: &[String], big: &str, stall: Duration) -> Self {
-        let counts = Arc::<Counts>::default();
+        let counts = Arc::<SlowCounts>::default();
         let paths: Arc<[String]> = paths.into();
         let mut clients = JoinSet::new();
         for (manner, count, streams) in CLIENTS {
             for _ in 0..count {
                 let (paths, counts) = (Arc::clone(&paths), Arc::clone(&counts));
-                let client = Client { address, paths, big: big.to_owned(), stall, counts };
+                let client = SlowReader { address, paths, big: big.to_owned(), stall, counts };
                 clients.spawn(async move {
                     loop {
                         if let Err(error) = client.live(manner, streams).await {
@@ -97,7 +97,7 @@ impl SlowReaders {
         CLIENTS.iter().map(|(_, clients, _)| clients).sum()
     }
 
-    pub(crate) fn counts(&self) -> &Counts {
+    pub(crate) fn counts(&self) -> &SlowCounts {
         &self.counts
     }
 
@@ -106,9 +106,9 @@ impl SlowReaders {
     }
 }
 
-// === impl Client ===
+// === impl SlowReader ===
 
-impl Client {
+impl SlowReader {
     /// Runs one connection, from its beginning to its end.
     async fn live(&self, manner: Manner, streams: usize) -> Result<()> {
         match manner {

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::super::authority::host_and_port;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Target<'a> {
+pub(super) enum RequestedTarget<'a> {
     Service {
         /// The host as requested; it may begin with a dot.
         host: &'a str,
@@ -26,16 +26,18 @@ pub(super) enum Target<'a> {
     Address(SocketAddr),
 }
 
-pub(super) fn parse<'a>(path: &'a str, cluster_domain: &str) -> Result<Target<'a>, &'static str> {
+pub(super) fn parse<'a>(path: &'a str, cluster_domain: &str) -> Result<RequestedTarget<'a>, &'static str> {
     let (host, port) = host_and_port(path).ok_or("invalid authority")?;
     if let Some(ip) = ip(host) {
-        return Ok(Target::Address(SocketAddr::new(ip, port)));
+        return Ok(RequestedTarget::Address(SocketAddr::new(ip, port)));
     }
     let invalid = "invalid service";
     let name = host.strip_suffix(&format!(".svc.{cluster_domain}")).ok_or(invalid)?;
     match name.split('.').collect::<Vec<_>>()[..] {
-        [service, namespace] | ["", service, namespace] => Ok(Target::Service { host, service, namespace, port }),
-        [host_name, service, namespace] => Ok(Target::Instance { host_name, service, namespace, port }),
+        [service, namespace] | ["", service, namespace] => {
+            Ok(RequestedTarget::Service { host, service, namespace, port })
+        }
+        [host_name, service, namespace] => Ok(RequestedTarget::Instance { host_name, service, namespace, port }),
         _ => Err(invalid),
     }
 }

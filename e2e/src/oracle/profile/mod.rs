@@ -38,7 +38,7 @@ use super::{
     authority::client_namespace,
     opaque::{self, NamedPort},
 };
-use authority::Target;
+use authority::RequestedTarget;
 use service_profile::Content;
 
 pub use holders::Holders;
@@ -87,7 +87,7 @@ pub fn answer_profile_while_open(state: &ApiState, settings: &Settings, request:
 /// ends when its endpoint begins or ceases to refer to a Pod.
 pub fn is_for_pod_of_hostname(state: &ApiState, settings: &Settings, request: &Request) -> bool {
     match authority::parse(&request.path, &settings.cluster_domain) {
-        Ok(Target::Instance { host_name, service, namespace, .. }) => {
+        Ok(RequestedTarget::Instance { host_name, service, namespace, .. }) => {
             endpoint::named(state, (namespace, service), host_name).is_some_and(|(_, pod)| pod.is_some())
         }
         _ => false,
@@ -98,7 +98,7 @@ fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool)
     let client = client_namespace(&request.token);
     match authority::parse(&request.path, &settings.cluster_domain) {
         Err(text) => ProfileAnswer::Refused(Code::InvalidArgument, text.to_owned()),
-        Ok(Target::Service { host, service, namespace, port }) => {
+        Ok(RequestedTarget::Service { host, service, namespace, port }) => {
             let requested = Requested { fully_qualified_name: host, namespace, name: service, port, client: &client };
             match state.services.get(&(namespace.to_owned(), service.to_owned())) {
                 Some(service) => of_service(state, settings, requested, service, &request.path),
@@ -106,10 +106,10 @@ fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool)
                 None => ProfileAnswer::Refused(Code::Unknown, format!("service \"{service}\" not found")),
             }
         }
-        Ok(Target::Instance { host_name, service, namespace, port }) => {
+        Ok(RequestedTarget::Instance { host_name, service, namespace, port }) => {
             endpoint::instance(state, settings, (namespace, service), host_name, port)
         }
-        Ok(Target::Address(address)) => match services_at(state, address.ip())[..] {
+        Ok(RequestedTarget::Address(address)) => match services_at(state, address.ip())[..] {
             [] => endpoint::by_address(state, settings, address),
             [((namespace, name), service)] => {
                 let host = format!("{name}.{namespace}.svc.{}", settings.cluster_domain);

@@ -10,7 +10,7 @@ fn the_pods_of_a_valid_world_have_a_status_as_kubelets_report_it() {
         let mut world = if valid { World::valid(seed) } else { World::new(seed) }.unwrap();
         for _ in 0..1500 {
             world.mutate().unwrap();
-            for (key, pod) in world.json().iter().filter(|(key, _)| key.kind == Kind::Pod) {
+            for (key, pod) in world.json().iter().filter(|(key, _)| key.kind == ObjectKind::Pod) {
                 let fault = fault(pod);
                 assert!(fault.is_none() || !valid, "{key:?}: {fault:?}: {pod}");
                 odd += usize::from(fault.is_some());
@@ -68,7 +68,7 @@ fn a_valid_world_has_valid_profiles_and_no_cluster_ips() {
                     found += 1;
                 }
             }
-            for (key, profile) in world.json().iter().filter(|(key, _)| key.kind == Kind::ServiceProfile) {
+            for (key, profile) in world.json().iter().filter(|(key, _)| key.kind == ObjectKind::ServiceProfile) {
                 for route in profile["spec"]["routes"].as_array().into_iter().flatten() {
                     let not = &route["condition"]["not"];
                     assert!(

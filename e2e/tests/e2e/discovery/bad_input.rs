@@ -8,25 +8,25 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use super::{
-    QUIET, Rig,
+    QUIET, Served,
     objects::{
         address, but, container, meshed, meshed_with, node, of_pod, of_workload, opaque_server, pod, proxy, server,
         service, slice, slice_v6, target, workload,
     },
     received::{self, traits},
 };
-use Verdict::{Accepted, ByVersion, Rejected};
+use Acceptance::{Accepted, ByVersion, Rejected};
 
 /// What the API server does with a row of a table. Rejected rows do not reach the operator.
 #[derive(Clone, Copy)]
-enum Verdict {
+enum Acceptance {
     Accepted,
     Rejected,
     /// Accepted by Kubernetes 1.34, rejected by 1.36.
     ByVersion,
 }
 
-impl Verdict {
+impl Acceptance {
     /// Returns a text if the API server decided otherwise, or could not decide.
     fn difference(self, row: usize, created: Result<DynamicObject>) -> Option<String> {
         let refusal = created.err().map(|error| format!("{error:#}"));
@@ -42,13 +42,13 @@ impl Verdict {
 
 /// A Service in another namespace, with an open stream.
 struct Neighbour {
-    rig: Rig,
+    rig: Served,
     stream: Endpoints,
 }
 
 impl Neighbour {
     async fn start() -> Result<Self> {
-        let rig = Rig::start("neighbour").await?;
+        let rig = Served::start("neighbour").await?;
         rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
         let stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
         Ok(Self { rig, stream })
@@ -74,7 +74,7 @@ impl Neighbour {
 #[tokio::test]
 async fn hostile_slices_do_not_affect_other_services() -> Result<()> {
     let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("slices").await?;
+    let rig = Served::start("slices").await?;
     rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
     let odd_targets = [
         target("192.0.2.10", json!({})),
@@ -182,7 +182,7 @@ async fn hostile_slices_do_not_affect_other_services() -> Result<()> {
 #[tokio::test]
 async fn nearly_empty_and_oversized_objects_are_served() -> Result<()> {
     let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("objects").await?;
+    let rig = Served::start("objects").await?;
     let containers: Vec<Value> =
         (0..50).map(|n| container(&format!("c-{n}"), 1000 + n)).chain([proxy("0.0.0.0:4143")]).collect();
     let env: Vec<Value> =
@@ -239,7 +239,7 @@ async fn nearly_empty_and_oversized_objects_are_served() -> Result<()> {
 #[tokio::test]
 async fn an_invalid_server_is_ignored() -> Result<()> {
     let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("servers").await?;
+    let rig = Served::start("servers").await?;
     rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     let mut stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     let opaque = |selector: Value| json!({"podSelector": selector, "port": 8080, "proxyProtocol": "opaque"});
@@ -278,7 +278,7 @@ async fn an_invalid_server_is_ignored() -> Result<()> {
 #[tokio::test]
 async fn a_thousand_endpoints_in_a_slice_are_one_add_and_changes_are_small() -> Result<()> {
     let neighbour = Neighbour::start().await?;
-    let rig = Rig::start("thousand").await?;
+    let rig = Served::start("thousand").await?;
     let all: Vec<String> = (0..1000).map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1)).collect();
     let mut endpoints: Vec<Value> = all.iter().map(|ip| address(ip)).collect();
     rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;

@@ -9,19 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, TestNamespace,
+    Manager, ManagerOptions, Rig, TestNamespace,
     attack::{Attack, Target},
     discovery::Endpoints,
     eventually,
     mesh::SOON,
 };
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
-use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    create,
-    objects::{address, resource, service, slice},
+    Objects,
+    objects::{address, service, slice},
 };
 
 /// The memory limit of the shipped Deployment.
@@ -33,8 +31,8 @@ const CHANGE_EVERY: Duration = Duration::from_millis(200);
 /// How long the attacks last by default.
 const SECONDS: u64 = 20;
 
-struct World {
-    _control_plane: ControlPlane,
+struct AttackedRig {
+    _rig: Rig,
     manager: Manager,
     target: Target,
     bystander: Bystander,
@@ -42,7 +40,7 @@ struct World {
 
 /// A client of a Service that no attacker may write.
 struct Bystander {
-    namespace: TestNamespace,
+    objects: Objects,
     stream: Endpoints,
     changes: u8,
 }
@@ -55,26 +53,26 @@ async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves
     };
     let attacks: Vec<Attack> = Attack::ALL.into_iter().filter(is_selected).collect();
     let seconds = std::env::var("LINKERD_OPERATOR_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok());
-    let mut world = World::with_objects_of(&attacks).await?;
+    let mut rig = AttackedRig::with_objects_of(&attacks).await?;
     let mut running = Vec::new();
     for attack in &attacks {
-        running.push(attack.begin(world.target.clone())?);
+        running.push(attack.begin(rig.target.clone())?);
     }
     let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(SECONDS));
     let mut slowest = Duration::ZERO;
     while Instant::now() < end {
-        let late = world.bystander.change().await;
-        ensure!(world.manager.is_running(), "the manager has ended; its log:\n{}", world.manager.log());
+        let late = rig.bystander.change().await;
+        ensure!(rig.manager.is_running(), "the manager has ended; its log:\n{}", rig.manager.log());
         slowest = slowest.max(late?);
-        world.bystander.is_served(&world.manager).await?;
+        rig.bystander.is_served(&rig.manager).await?;
         sleep(CHANGE_EVERY).await;
     }
     for (attack, running) in attacks.iter().zip(&mut running) {
         running.is_running().with_context(|| format!("{attack:?}"))?;
     }
-    let refused = world.manager.metric("linkerd_operator_discovery_streams_refused_total", &[]).await;
-    let allocated = world.manager.metric("linkerd_operator_memory_allocated_bytes", &[]).await;
-    let memory = world.manager.memory()?;
+    let refused = rig.manager.metric("linkerd_operator_discovery_streams_refused_total", &[]).await;
+    let allocated = rig.manager.metric("linkerd_operator_memory_allocated_bytes", &[]).await;
+    let memory = rig.manager.memory()?;
     let peak = memory.peak.saturating_sub(memory.files) + memory.files.min(PAGES_OF_THE_BINARY);
     println!(
         "{attacks:?}: {} MiB at the peak, {:.0} MiB allocated now, {refused:?} streams refused, a change after {slowest:?} at most",
@@ -85,42 +83,30 @@ async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves
     ensure!(selected.is_some() || refused.is_some_and(|refused| refused > 0.0), "nothing was refused");
     drop(running);
     // Whatever the attackers held is free again.
-    eventually(SOON, "the streams of the attackers to end", async || {
-        let open = world.manager.metric("linkerd_operator_discovery_streams", &[]).await;
-        ensure!(open == Some(1.0), "{open:?} streams");
-        Ok(())
-    })
-    .await
+    rig.manager.counts("linkerd_operator_discovery_streams", &[], 1.0).await
 }
 
-// === impl World ===
+// === impl AttackedRig ===
 
-impl World {
+impl AttackedRig {
     /// Starts a manager that finds the objects of the attacks.
     async fn with_objects_of(attacks: &[Attack]) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        for crds in ["crd/linkerd", "crd"] {
-            control_plane.install_crds(crds).await?;
-        }
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        let client = control_plane.client().await?;
+        let rig = Rig::linkerd().crds("crd").start().await?;
+        let client = rig.client.clone();
         let attackers = TestNamespace::create(&client, "attackers").await?;
         for attack in attacks {
             attack.prepare(&client, attackers.name()).await?;
         }
-        let namespace = TestNamespace::create(&client, "bystander").await?;
-        create(&client, namespace.name(), service("web")).await?;
-        create(&client, namespace.name(), slice("web-0", "web", &[address("10.0.0.0")])).await?;
-        let options = ManagerOptions { memory_limit: Some(LIMIT), ..ManagerOptions::default() };
-        let mut manager = Manager::start(&control_plane, options)?;
-        manager.ready(SOON).await?;
-        let path = path(&namespace);
+        let objects = Objects::create_in(&client, "bystander").await?;
+        objects.put_all([service("web"), slice("web-0", "web", &[address("10.0.0.0")])]).await?;
+        let manager = ManagerOptions::default().memory_limit(LIMIT).ready(&rig).await?;
+        let path = objects.path("web");
         let stream = eventually(SOON, "the bystander to be served", async || {
             Ok(manager.discovery().await?.get(&path, "").await?)
         });
-        let bystander = Bystander { stream: stream.await?, namespace, changes: 0 };
+        let bystander = Bystander { stream: stream.await?, objects, changes: 0 };
         let target = Target { client, namespace: attackers.name().to_owned(), server: manager.destination_address() };
-        Ok(Self { _control_plane: control_plane, manager, target, bystander })
+        Ok(Self { _rig: rig, manager, target, bystander })
     }
 }
 
@@ -130,13 +116,7 @@ impl Bystander {
     /// Moves the endpoint, and returns the time until the stream shows its new address.
     async fn change(&mut self) -> Result<Duration> {
         self.changes = self.changes.wrapping_add(1);
-        let endpoints = json!({"endpoints": [address(&self.address())]});
-        let slices = Api::<DynamicObject>::namespaced_with(
-            self.namespace.client().clone(),
-            self.namespace.name(),
-            &resource("EndpointSlice"),
-        );
-        slices.patch("web-0", &PatchParams::default(), &Patch::Merge(endpoints)).await?;
+        self.objects.set_endpoints("web-0", &[address(&self.address())]).await?;
         let changed = Instant::now();
         self.stream.shows(&[&self.socket()]).await?;
         Ok(changed.elapsed())
@@ -145,7 +125,7 @@ impl Bystander {
     /// Waits until a new stream has the endpoint. Like a proxy, it asks again after a refusal.
     async fn is_served(&self, manager: &Manager) -> Result<()> {
         eventually(SOON, "a new stream", async || {
-            let mut stream = manager.discovery().await?.get(&path(&self.namespace), "").await?;
+            let mut stream = manager.discovery().await?.get(&self.objects.path("web"), "").await?;
             stream.shows(&[&self.socket()]).await
         })
         .await
@@ -158,8 +138,4 @@ impl Bystander {
     fn socket(&self) -> String {
         format!("{}:8080", self.address())
     }
-}
-
-fn path(namespace: &TestNamespace) -> String {
-    format!("web.{}.svc.cluster.local:80", namespace.name())
 }

@@ -8,7 +8,7 @@ use e2e::discovery::Endpoints;
 use serde_json::json;
 
 use super::{
-    QUIET, Rig, add, brings,
+    QUIET, Served, add, brings,
     objects::{
         address, hinted, meshed, node, of_pod, of_workload, opaque_server, pod, server, service, slice, slice_v6,
         workload,
@@ -22,7 +22,7 @@ const B: &str = "192.0.2.2:8080";
 const C: &str = "192.0.2.3:8080";
 
 /// Creates a Service `web` with one slice of these addresses, and returns a stream that has received them.
-async fn web(rig: &Rig, addresses: &[&str]) -> Result<Endpoints> {
+async fn web(rig: &Served, addresses: &[&str]) -> Result<Endpoints> {
     let endpoints: Vec<_> = addresses.iter().filter_map(|at| at.split(':').next()).map(address).collect();
     rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
     rig.shows("web:80", addresses).await
@@ -30,7 +30,7 @@ async fn web(rig: &Rig, addresses: &[&str]) -> Result<Endpoints> {
 
 #[tokio::test]
 async fn slices_are_added_changed_and_deleted() -> Result<()> {
-    let rig = Rig::start("slices").await?;
+    let rig = Served::start("slices").await?;
     let mut stream = web(&rig, &[A]).await?;
     rig.put(slice("second", "web", &[address("192.0.2.2")])).await?;
     brings(&mut stream, &[add(&[B])?]).await?;
@@ -53,7 +53,7 @@ async fn slices_are_added_changed_and_deleted() -> Result<()> {
 
 #[tokio::test]
 async fn a_target_may_be_created_after_its_slice_deleted_and_recreated() -> Result<()> {
-    let rig = Rig::start("after").await?;
+    let rig = Served::start("after").await?;
     let endpoints = [address("192.0.2.1"), of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")];
     rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
     let mut stream = rig.shows("web:80", &[A]).await?;
@@ -73,7 +73,7 @@ async fn a_target_may_be_created_after_its_slice_deleted_and_recreated() -> Resu
 
 #[tokio::test]
 async fn a_deleted_service_empties_its_stream_and_a_recreated_one_fills_it() -> Result<()> {
-    let rig = Rig::start("again").await?;
+    let rig = Served::start("again").await?;
     let mut stream = web(&rig, &[A, B]).await?;
     for _ in 0..2 {
         rig.delete("Service", "web").await?;
@@ -97,8 +97,8 @@ async fn a_deleted_service_empties_its_stream_and_a_recreated_one_fills_it() -> 
 
 #[tokio::test]
 async fn changes_that_a_client_cannot_observe_cause_no_message() -> Result<()> {
-    let rig = Rig::start("nothing").await?;
-    let elsewhere = Rig::start("nothing-elsewhere").await?;
+    let rig = Served::start("nothing").await?;
+    let elsewhere = Served::start("nothing-elsewhere").await?;
     let zone_node = format!("{}-node", rig.name());
     rig.put_all([
         service("web"),
@@ -163,7 +163,7 @@ async fn changes_that_a_client_cannot_observe_cause_no_message() -> Result<()> {
 
 #[tokio::test]
 async fn a_later_stream_begins_with_one_full_add_and_the_others_receive_nothing() -> Result<()> {
-    let rig = Rig::start("joiner").await?;
+    let rig = Served::start("joiner").await?;
     let here = format!("{}-here", rig.name());
     rig.put(node(&here, Some("here"))).await?;
     let mut first = web(&rig, &[A, B]).await?;

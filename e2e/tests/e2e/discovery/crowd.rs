@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Result;
 use e2e::{
-    ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
+    ControlPlane, FaultProxy, Job, Manager, ManagerOptions,
     discovery::{Discovery, Endpoints},
     eventually,
     mesh::{Mesh, SOON},
@@ -20,10 +20,11 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::serving::{discovery_only, discovery_through};
+use super::{Objects, serving::discovery_through};
 
 pub(super) struct Crowd {
     pub(super) control_plane: &'static ControlPlane,
+    pub(super) objects: Objects,
     pub(super) mesh: Mesh,
     pub(super) manager: Manager,
 }
@@ -32,7 +33,7 @@ impl Crowd {
     pub(super) async fn start(args: &[&str]) -> Result<Self> {
         // The shared manager's setup installs Linkerd's CRDs.
         let (control_plane, _) = shared_manager().await?;
-        Self::start_with(control_plane, discovery_only(args)).await
+        Self::start_with(control_plane, ManagerOptions::only(Job::Destination).args(args.iter().copied())).await
     }
 
     /// Starts a manager that reaches the API server through a fault proxy.
@@ -45,19 +46,15 @@ impl Crowd {
     /// Starts a manager with a memory limit in bytes.
     pub(super) async fn with_memory(limit: u64) -> Result<Self> {
         let (control_plane, _) = shared_manager().await?;
-        let options = ManagerOptions { memory_limit: Some(limit), ..discovery_only(&[]) };
-        Self::start_with(control_plane, options).await
+        Self::start_with(control_plane, ManagerOptions::only(Job::Destination).memory_limit(limit)).await
     }
 
     async fn start_with(control_plane: &'static ControlPlane, options: ManagerOptions) -> Result<Self> {
-        let client = control_plane.client().await?;
-        let namespace = TestNamespace::create(&client, "crowd").await?;
-        let mesh = Mesh::new(&client, namespace.name());
+        let objects = Objects::create_in(&control_plane.client().await?, "crowd").await?;
+        let mesh = Mesh::new(&objects.client, objects.name());
         let identity = format!("spiffe://root.linkerd.cluster.local/{}", "long/".repeat(40));
         mesh.put_workload_with("vm", "vm", json!({"spec": {"meshTLS": {"identity": identity}}})).await?;
-        let mut manager = Manager::start(control_plane, options)?;
-        manager.ready(SOON).await?;
-        Ok(Self { control_plane, mesh, manager })
+        Ok(Self { control_plane, objects, mesh, manager: options.ready(control_plane).await? })
     }
 
     /// Creates a Service with these endpoints, a thousand per slice. The slices are named `<service>-<number>`.
@@ -90,7 +87,7 @@ impl Crowd {
     }
 
     pub(super) fn path(&self, service: &str) -> String {
-        format!("{service}.{}.svc.cluster.local:80", self.mesh.namespace())
+        self.objects.path(service)
     }
 
     /// Returns a stream on a new connection whose first message has exactly these endpoints.

@@ -129,7 +129,7 @@ async fn ten_thousand_streams_of_many_identities_are_served_with_the_shipped_mem
     crowd.manager.counts("linkerd_operator_memory_limit_bytes", &[], LIMIT as f64).await?;
     crowd.put("small", 0..1).await?;
     let mut bystander = crowd.shows("small", 0..1).await?;
-    let loads = load::Client::start()?;
+    let loads = load::LoadThread::start()?;
     let request = StreamRequest { method: Method::Get, path: crowd.path("small"), token: String::new() };
     for connections in [200, 20] {
         let load = loads.open(crowd.manager.destination_address(), connections, vec![request.clone(); STREAMS]).await?;

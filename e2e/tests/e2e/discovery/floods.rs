@@ -15,7 +15,7 @@ use e2e::{
     discovery::Endpoints,
     eventually,
     flood::{self, Flood},
-    hostile_client::{ENDLESS, ENHANCE_YOUR_CALM, HostileClient, Received},
+    hostile_client::{ENDLESS, ENHANCE_YOUR_CALM, HostileClient, ReceivedFrames},
     http2::{CANCEL, Frame},
     mesh::SOON,
 };
@@ -37,7 +37,7 @@ const ENDED: &str = "linkerd_operator_discovery_connections_ended_total";
 
 /// The result of a flood so far.
 #[derive(Clone, Debug, Default)]
-struct Tally {
+struct FloodTally {
     connections: u64,
     bytes: u64,
     /// Ended connections, by code and text of the last GOAWAY.
@@ -47,17 +47,17 @@ struct Tally {
 }
 
 /// A running flooder. Dropping it closes its connection.
-struct Attack {
-    tally: Arc<Mutex<Tally>>,
+struct RunningFlood {
+    tally: Arc<Mutex<FloodTally>>,
     task: JoinSet<Result<()>>,
 }
 
-// === impl Attack ===
+// === impl RunningFlood ===
 
-impl Attack {
+impl RunningFlood {
     fn begin(crowd: &Crowd, flood: Flood, never_reads: bool) -> Self {
         let (address, path) = (crowd.manager.destination_address(), crowd.path("small"));
-        let tally = Arc::<Mutex<Tally>>::default();
+        let tally = Arc::<Mutex<FloodTally>>::default();
         let mut task = JoinSet::new();
         let shared = Arc::clone(&tally);
         task.spawn(async move {
@@ -72,7 +72,7 @@ impl Attack {
         Self { tally, task }
     }
 
-    fn tally(&self) -> Tally {
+    fn tally(&self) -> FloodTally {
         lock(&self.tally).clone()
     }
 
@@ -84,15 +84,15 @@ impl Attack {
     }
 }
 
-// === impl Tally ===
+// === impl FloodTally ===
 
-impl Tally {
-    fn turned(&mut self, bytes: usize, received: &Received) {
+impl FloodTally {
+    fn turned(&mut self, bytes: usize, received: &ReceivedFrames) {
         self.bytes += bytes as u64;
         self.streams_ended.1 = received.ended_streams + received.resets.values().sum::<u64>();
     }
 
-    fn ended(&mut self, received: Received) {
+    fn ended(&mut self, received: ReceivedFrames) {
         *self.ends.entry(received.go_away.map(|last| (last.code, last.text))).or_default() += 1;
         self.streams_ended.0 += std::mem::take(&mut self.streams_ended.1);
     }
@@ -103,7 +103,7 @@ impl Tally {
     }
 }
 
-fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+fn lock(tally: &Mutex<FloodTally>) -> std::sync::MutexGuard<'_, FloodTally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -140,9 +140,9 @@ async fn flooded(
     name: &str,
     flood: Flood,
     never_reads: bool,
-) -> Result<Tally> {
+) -> Result<FloodTally> {
     let before = reset_peak_memory(crowd)?;
-    let mut attack = Attack::begin(crowd, flood, never_reads);
+    let mut attack = RunningFlood::begin(crowd, flood, never_reads);
     let begin = Instant::now();
     let mut longest = propagate_changes(crowd, stream).await?;
     attack.still_running()?;
@@ -171,7 +171,7 @@ fn reset_peak_memory(crowd: &Crowd) -> Result<u64> {
 
 /// Fails unless the server ended at least one connection with GOAWAY, and every GOAWAY was ENHANCE_YOUR_CALM.
 /// A connection that is closed while bytes still arrive is reset, and its GOAWAY may then be lost.
-fn all_calmed_down(tally: &Tally) -> Result<()> {
+fn all_calmed_down(tally: &FloodTally) -> Result<()> {
     let mut go_aways = tally.ends.keys().flatten();
     ensure!(tally.ends.keys().any(Option::is_some), "no connection received GOAWAY: {tally:?}");
     ensure!(go_aways.all(|(code, _)| *code == ENHANCE_YOUR_CALM), "{tally:?}");
@@ -187,7 +187,7 @@ async fn a_client_that_resets_its_own_requests_is_disconnected_and_others_are_se
         [("resets at once", flood::resets_at_once as Flood), ("made you reset", flood::makes_the_server_reset)]
     {
         // The client may send many frames before the first GOAWAY arrives.
-        let attack = Attack::begin(&crowd, flood, false);
+        let attack = RunningFlood::begin(&crowd, flood, false);
         eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
             all_calmed_down(&attack.tally()).context(name)
         })
@@ -202,7 +202,7 @@ async fn a_client_that_resets_its_own_requests_is_disconnected_and_others_are_se
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resets_answered_streams_is_disconnected_and_others_are_served() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
-    let mut attack = Attack::begin(&crowd, flood::resets_answered_streams, false);
+    let mut attack = RunningFlood::begin(&crowd, flood::resets_answered_streams, false);
     eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
         let tally = attack.tally();
         all_calmed_down(&tally)
@@ -355,12 +355,7 @@ async fn a_thousand_streams_on_an_unread_socket_take_little_memory_and_end() -> 
         client.get();
     }
     client.send().await?;
-    eventually(SOON, "some streams to begin", async || {
-        let open = crowd.manager.metric("linkerd_operator_discovery_streams", &[]).await;
-        ensure!(open > Some(1.0), "{open:?}");
-        Ok(())
-    })
-    .await?;
+    crowd.manager.measures("linkerd_operator_discovery_streams", &[], |open| open > Some(1.0)).await?;
     let longest = propagate_changes(&crowd, &mut stream).await?;
     crowd.manager.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
     let longest = longest.max(propagate_changes(&crowd, &mut stream).await?);

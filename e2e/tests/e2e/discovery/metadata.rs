@@ -16,14 +16,14 @@ use linkerd2_proxy_api::{
 use serde_json::json;
 
 use super::{
-    Rig,
+    Served,
     objects::{but, meshed, node, of_pod, replica_set, service, slice},
     received,
 };
 
 #[tokio::test]
 async fn a_pod_of_a_deployment_is_sent_with_complete_metadata() -> Result<()> {
-    let rig = Rig::start("whole").await?;
+    let rig = Served::start("whole").await?;
     let client = format!("{}-client", rig.name());
     rig.put_all([
         node(&client, Some("zone-1")),

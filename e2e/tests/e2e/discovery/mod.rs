@@ -23,11 +23,11 @@ mod streams;
 pub(crate) mod watches;
 mod wire;
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    SharedManager, TestNamespace,
+    Manager, SharedManager, TestNamespace,
     discovery::{Discovery, Endpoints, Message},
     eventually,
     mesh::SOON,
@@ -44,43 +44,49 @@ use tokio::sync::OnceCell;
 /// How long a test waits for unexpected messages.
 pub(crate) const QUIET: Duration = Duration::from_millis(700);
 
-/// A namespace, and a connection to a manager that watches it.
-pub(crate) struct Rig {
+/// A namespace with objects that Linkerd reads.
+pub(crate) struct Objects {
     pub(crate) client: Client,
     pub(crate) namespace: TestNamespace,
-    pub(crate) manager: SharedManager,
+}
+
+/// A manager that serves a namespace, and a connection to it.
+pub(crate) struct Served<M = SharedManager> {
+    objects: Objects,
+    pub(crate) manager: M,
     pub(crate) discovery: Discovery,
 }
 
-impl Rig {
-    pub(crate) async fn start(prefix: &str) -> Result<Self> {
-        static IDLE: OnceCell<()> = OnceCell::const_new();
-        let (control_plane, manager) = shared_manager().await?;
-        let client = control_plane.client().await?;
-        let namespace = TestNamespace::create(&client, prefix).await?;
-        let discovery = manager.discovery().await?;
-        let rig = Self { client, namespace, manager, discovery };
-        // On an existing cluster, an earlier run may have left this node.
-        let idle = IDLE.get_or_try_init(async || match rig.api("Node").get_opt(NODE).await? {
-            Some(_) => Ok(()),
-            None => rig.put(objects::node(NODE, None)).await,
-        });
-        idle.await?;
-        Ok(rig)
+// === impl Objects ===
+
+impl Objects {
+    pub(crate) async fn create_in(client: &Client, prefix: &str) -> Result<Self> {
+        Ok(Self::of(TestNamespace::create(client, prefix).await?))
+    }
+
+    pub(crate) fn of(namespace: TestNamespace) -> Self {
+        Self { client: namespace.client().clone(), namespace }
     }
 
     pub(crate) fn name(&self) -> &str {
         self.namespace.name()
     }
 
+    pub(crate) fn full_name(&self, service: &str) -> String {
+        format!("{service}.{}.svc.cluster.local", self.name())
+    }
+
     /// The authority that a proxy requests for `web:80`.
     pub(crate) fn path(&self, service_and_port: &str) -> String {
         let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
-        format!("{service}.{}.svc.cluster.local:{port}", self.name())
+        format!("{}:{port}", self.full_name(service))
     }
 
     pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
-        api(&self.client, self.name(), kind)
+        match kind {
+            "Node" | "Namespace" => Api::all_with(self.client.clone(), &resource(kind)),
+            _ => Api::namespaced_with(self.client.clone(), self.name(), &resource(kind)),
+        }
     }
 
     pub(crate) async fn put(&self, object: Object) -> Result<()> {
@@ -88,7 +94,10 @@ impl Rig {
     }
 
     pub(crate) async fn create(&self, object: Object) -> Result<DynamicObject> {
-        create(&self.client, self.name(), object).await
+        let Object { kind, value } = object.within(self.name());
+        let text = value.to_string();
+        let created = self.api(kind).create(&PostParams::default(), &serde_json::from_value(value)?).await;
+        created.with_context(|| format!("creating {kind} {text:.300}"))
     }
 
     pub(crate) async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
@@ -115,9 +124,35 @@ impl Rig {
         let deleted = self.api(kind).delete(name, &DeleteParams::default().grace_period(0)).await;
         deleted.map(drop).with_context(|| format!("deleting {kind} {name}"))
     }
+}
+
+// === impl Served ===
+
+impl Served {
+    pub(crate) async fn start(prefix: &str) -> Result<Self> {
+        static IDLE: OnceCell<()> = OnceCell::const_new();
+        let (control_plane, manager) = shared_manager().await?;
+        let served = Self::by(manager, &control_plane.client().await?, prefix).await?;
+        // On an existing cluster, an earlier run may have left this node.
+        let idle = IDLE.get_or_try_init(async || match served.api("Node").get_opt(NODE).await? {
+            Some(_) => Ok(()),
+            None => served.put(objects::node(NODE, None)).await,
+        });
+        idle.await?;
+        Ok(served)
+    }
+}
+
+impl<M: Deref<Target = Manager>> Served<M> {
+    /// Creates a namespace that this manager watches.
+    pub(crate) async fn by(manager: M, client: &Client, prefix: &str) -> Result<Self> {
+        let objects = Objects::create_in(client, prefix).await?;
+        let discovery = manager.discovery().await?;
+        Ok(Self { objects, manager, discovery })
+    }
 
     /// Opens a stream without a context token.
-    async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
+    pub(crate) async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
         self.get_with(service_and_port, "").await
     }
 
@@ -134,7 +169,7 @@ impl Rig {
     }
 
     /// Returns a stream that has received exactly these endpoints, so their slices have been processed completely.
-    async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
+    pub(crate) async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
         let mut endpoints = self.get(service_and_port).await?;
         endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;
         Ok(endpoints)
@@ -152,18 +187,12 @@ impl Rig {
     }
 }
 
-pub(crate) fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
-    match kind {
-        "Node" | "Namespace" => Api::all_with(client.clone(), &resource(kind)),
-        _ => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
-    }
-}
+impl<M> Deref for Served<M> {
+    type Target = Objects;
 
-pub(crate) async fn create(client: &Client, namespace: &str, object: Object) -> Result<DynamicObject> {
-    let Object { kind, value } = object.within(namespace);
-    let text = value.to_string();
-    let created = api(client, namespace, kind).create(&PostParams::default(), &serde_json::from_value(value)?).await;
-    created.with_context(|| format!("creating {kind} {text:.300}"))
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
 }
 
 fn add(addresses: &[&str]) -> Result<Message> {

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    ManagerOptions, Rig,
     answers::{difference, profile_difference, profile_refusal, settings},
     discovery::Discovery,
     eventually,
     mesh::SOON,
-    oracle::{ApiState, Holders, Kind, Settings, answer, answer_profile, answer_while_open},
+    oracle::{ApiState, Holders, ObjectKind, Settings, answer, answer_profile, answer_while_open},
     query::{Query, Received, Stream},
     world::{World, api, cluster_ip_requests},
 };
@@ -27,14 +27,14 @@ const BURSTS: [usize; 6] = [1, 3, 10, 40, 40, 80];
 const PAUSE: Duration = Duration::from_millis(150);
 
 /// A client that repeats its request when its stream ends.
-struct Client {
+struct RepeatingClient {
     discovery: Discovery,
     query: Query,
     /// The stream, or the refusal.
     known: Result<Stream, Received>,
 }
 
-impl Client {
+impl RepeatingClient {
     async fn open(discovery: &Discovery, query: Query) -> Self {
         let known = open(discovery, &query).await;
         Self { discovery: discovery.clone(), query, known }
@@ -131,26 +131,24 @@ fn seed() -> Result<u64> {
 async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()> {
     let seed = seed()?;
     let mut world = World::valid(seed)?;
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    let api_client = control_plane.client().await?;
+    let rig = Rig::linkerd().start().await?;
+    let api_client = rig.client.clone();
     api::begin(&api_client, &world).await?;
     let (settings, args) = settings();
-    let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-    manager.ready(SOON).await?;
+    let manager = ManagerOptions::new(args).ready(&rig).await?;
     let (mut holders, state) = (Holders::default(), api::list(&api_client).await?);
     holders.observe(&state);
     let queries: Vec<Query> = (world.requests().into_iter().map(Query::Get))
         .chain(world.profile_requests().into_iter().chain(cluster_ip_requests(&state)).map(Query::Profile))
         .collect();
     let (old, new) = (manager.discovery().await?, manager.discovery().await?);
-    let mut clients: Vec<Client> = join_all(queries.into_iter().map(|query| Client::open(&old, query))).await;
+    let mut clients: Vec<RepeatingClient> =
+        join_all(queries.into_iter().map(|query| RepeatingClient::open(&old, query))).await;
     for (burst, changes) in [0].into_iter().chain(BURSTS).enumerate() {
         for _ in 0..changes {
             let change = world.mutate()?;
             api::apply(&api_client, &change).await?;
-            if change.key().kind == Kind::Service {
+            if change.key().kind == ObjectKind::Service {
                 holders.observe(&api::list(&api_client).await?);
             }
         }

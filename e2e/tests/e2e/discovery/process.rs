@@ -1,11 +1,10 @@
 //! Startup and shutdown of a process that serves discovery.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use e2e::{
     FaultProxy, Manager, Rule, eventually,
     fault_proxy::Action,
+    manager::STOP,
     mesh::SOON,
     slow_client::{SlowClient, Windows},
 };
@@ -17,13 +16,10 @@ use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 use super::{
-    create,
     crowd::{Crowd, shows},
     objects::service_profile,
     serving::discovery_through,
 };
-
-const STOP: Duration = Duration::from_secs(45);
 
 /// Checks the status that the health service reports for the process and for discovery; it knows no other service.
 async fn reports_health(manager: &Manager, status: ServingStatus) -> Result<()> {
@@ -108,15 +104,13 @@ async fn on_sigterm_streams_end_cleanly_and_stalled_clients_do_not_delay_the_exi
 async fn no_request_is_answered_before_every_kind_is_listed() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     crowd.put("web", 0..3).await?;
-    let name = format!("web.{}.svc.cluster.local", crowd.mesh.namespace());
     let routes = json!({"routes": [{"name": "a", "condition": {"method": "GET"}}]});
-    let client = crowd.control_plane.client().await?;
-    create(&client, crowd.mesh.namespace(), service_profile(&name, routes)).await?;
+    crowd.objects.put(service_profile(&crowd.objects.full_name("web"), routes)).await?;
     let is_blocked_by = async |kind: &'static str| {
         let proxy = FaultProxy::start(crowd.control_plane).await?;
         let (plural, _) = kind.split_once('.').unwrap_or((kind, ""));
         let held = proxy.inject(Rule::path(&format!("/{plural}?")), Action::Hold);
-        let mut manager = Manager::start(crowd.control_plane, discovery_through(&proxy))?;
+        let mut manager = discovery_through(&proxy).start(crowd.control_plane)?;
         is_not_ready(&manager, &format!("not ready\nwaiting: the first list of {kind} has not completed yet\n"))
             .await?;
         let discovery = manager.discovery().await?;

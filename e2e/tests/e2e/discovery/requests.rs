@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use tonic::Code;
 
 use super::{
-    Rig,
+    Served,
     objects::{address, service, slice},
 };
 
@@ -12,7 +12,7 @@ const INVALID: Code = Code::InvalidArgument;
 
 #[tokio::test]
 async fn requests_that_are_too_long_get_a_short_refusal_and_keep_the_connection() -> Result<()> {
-    let rig = Rig::start("long").await?;
+    let rig = Served::start("long").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     let mut endpoints = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     for length in [300, 3_000, 15_000] {

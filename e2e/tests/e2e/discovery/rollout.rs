@@ -12,12 +12,12 @@ use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::{QUIET, Rig, objects::service};
+use super::{QUIET, Served, objects::service};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Creates a Deployment and a Service that selects it, both with this name.
-async fn deploy(rig: &Rig, name: &str, replicas: u32) -> Result<()> {
+async fn deploy(rig: &Served, name: &str, replicas: u32) -> Result<()> {
     let labels = json!({ "app": name });
     let meshed = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd"});
     let container = json!({"name": "app", "image": "app", "ports": [{"name": "web", "containerPort": 8080}]});
@@ -31,13 +31,13 @@ async fn deploy(rig: &Rig, name: &str, replicas: u32) -> Result<()> {
     rig.put(service(name).with(json!({"spec": {"selector": labels, "ports": ports}}))).await
 }
 
-async fn patch(rig: &Rig, name: &str, patch: Value) -> Result<()> {
+async fn patch(rig: &Served, name: &str, patch: Value) -> Result<()> {
     rig.namespace.api::<Deployment>().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
     Ok(())
 }
 
 /// Waits until all Pods have the current template and the slices have `count` ready addresses; returns the addresses.
-async fn published(rig: &Rig, name: &str, count: usize) -> Result<BTreeSet<SocketAddr>> {
+async fn published(rig: &Served, name: &str, count: usize) -> Result<BTreeSet<SocketAddr>> {
     let deployments = rig.namespace.api::<Deployment>();
     let slices = rig.namespace.api::<EndpointSlice>();
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
@@ -72,7 +72,7 @@ async fn converges(stream: &mut Endpoints, published: &BTreeSet<SocketAddr>) -> 
 
 #[tokio::test]
 async fn a_stream_follows_a_restart_to_the_new_pods_and_is_never_empty() -> Result<()> {
-    let rig = Rig::start("restart").await?;
+    let rig = Served::start("restart").await?;
     deploy(&rig, "web", 3).await?;
     let before = published(&rig, "web", 3).await?;
     let mut stream = rig.get("web:80").await?;

@@ -1,83 +1,49 @@
 //! The metrics of the server, and a dedicated control plane for tests of the process.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use anyhow::{Result, ensure};
-use e2e::{
-    ControlPlane, FaultProxy, Manager, ManagerOptions, Options, TestNamespace,
-    discovery::Endpoints,
-    eventually,
-    mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
-};
+use e2e::{FaultProxy, Job, Manager, ManagerOptions, Rig, discovery::Endpoints, eventually, mesh::SOON};
 use serde_json::json;
 
 use super::{
-    Rig, create,
-    objects::{Object, address, meshed, of_pod, service, service_profile, slice},
+    Objects, Served,
+    objects::{address, meshed, of_pod, service, service_profile, slice},
 };
 
 /// Longer than the maximum backoff between two attempts to reach a CRD or the API server.
 pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
-/// The options of a manager that only serves discovery.
-pub(crate) fn discovery_only(args: &[&str]) -> ManagerOptions {
-    let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
-        .iter()
-        .chain(args)
-        .map(|arg| (*arg).to_owned());
-    ManagerOptions { args: args.collect(), ..ManagerOptions::default() }
-}
-
 /// The options of a manager that reaches the API server through a fault proxy.
 pub(crate) fn discovery_through(proxy: &FaultProxy) -> ManagerOptions {
-    ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..discovery_only(&[]) }
+    ManagerOptions::only(Job::Destination).through(proxy)
 }
 
 /// A dedicated control plane without Linkerd, and its manager, for tests that cannot share them.
 pub(crate) struct Own {
-    pub(crate) control_plane: ControlPlane,
+    pub(crate) control_plane: Rig,
     pub(crate) manager: Manager,
-    pub(crate) namespace: TestNamespace,
+    objects: Objects,
 }
 
 impl Own {
     pub(crate) async fn start() -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        let namespace = TestNamespace::create(&control_plane.client().await?, "own").await?;
-        let mut manager = Manager::start(&control_plane, discovery_only(&[]))?;
-        manager.ready(SOON).await?;
-        Ok(Self { control_plane, manager, namespace })
+        let control_plane = Rig::bare().start().await?;
+        let objects = Objects::create_in(&control_plane.client, "own").await?;
+        let manager = ManagerOptions::only(Job::Destination).ready(&control_plane).await?;
+        Ok(Self { control_plane, manager, objects })
     }
 
     /// Adds Linkerd's CRDs, and starts a manager with only the permissions that the manifests grant to discovery.
     pub(crate) async fn with_granted_permissions() -> Result<Self> {
         let mut own = Self::start().await?;
         own.control_plane.install_crds("crd/linkerd").await?;
-        own.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        own.control_plane.create_namespaces(&["linkerd"]).await?;
         own.control_plane.deploy_without_manager(&["linkerd-operator-destination"]).await?;
-        let kubeconfig = own.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-        let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
-        own.manager = Manager::start(&own.control_plane, options)?;
-        own.manager.ready(SOON).await?;
+        let kubeconfig = own.control_plane.operator_kubeconfig().await?;
+        own.manager = ManagerOptions::only(Job::Destination).kubeconfig(kubeconfig).ready(&own.control_plane).await?;
         Ok(own)
-    }
-
-    pub(crate) async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
-        for object in objects {
-            create(self.namespace.client(), self.namespace.name(), object).await?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn full_name(&self, service: &str) -> String {
-        format!("{service}.{}.svc.cluster.local", self.namespace.name())
-    }
-
-    pub(crate) fn path(&self, service_and_port: &str) -> String {
-        let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
-        format!("{}:{port}", self.full_name(service))
     }
 
     /// Opens a stream as soon as the Service is served.
@@ -87,6 +53,14 @@ impl Own {
             Ok(self.manager.discovery().await?.get(&path, "").await?)
         })
         .await
+    }
+}
+
+impl Deref for Own {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
     }
 }
 
@@ -129,7 +103,7 @@ pub(crate) async fn counts_calls(
 
 #[tokio::test]
 async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
-    let rig = Rig::start("series").await?;
+    let rig = Served::start("series").await?;
     let of_web = [("cluster", "local"), ("namespace", rig.name()), ("service", "web"), ("port", "80")];
     let mesh = [service("web"), meshed("web-1"), meshed("web-2"), service("empty")];
     let endpoints = |service: &str| {
@@ -180,7 +154,7 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
 
 #[tokio::test]
 async fn calls_are_counted_by_status_code() -> Result<()> {
-    let rig = Rig::start("calls").await?;
+    let rig = Served::start("calls").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     counts_calls(&rig.manager, "Get", &["OK", "InvalidArgument", "NotFound"], async || {
         rig.discovery.refusal("linkerd.io", "").await?;
@@ -193,7 +167,7 @@ async fn calls_are_counted_by_status_code() -> Result<()> {
 
 #[tokio::test]
 async fn series_that_always_exist_are_exported() -> Result<()> {
-    let rig = Rig::start("always").await?;
+    let rig = Served::start("always").await?;
     let profile = service_profile(&format!("web.{}.svc.cluster.local", rig.name()), json!({"routes": []}));
     rig.put_all([service("web"), meshed("web-1"), profile, slice("web", "web", &[of_pod("192.0.2.1", "web-1")])])
         .await?;
@@ -206,20 +180,10 @@ async fn series_that_always_exist_are_exported() -> Result<()> {
             ensure!(rig.manager.metric(&name, &[("le", bound)]).await.is_some(), "no {name} up to {bound}");
         }
     }
-    eventually(SOON, "the lag of the slice", async || {
-        let count = rig.manager.metric("endpointslices_informer_lag_seconds_count", &[]).await;
-        ensure!(count.is_some_and(|count| count > 0.0), "{count:?}");
-        Ok(())
-    })
-    .await?;
+    rig.manager.measures("endpointslices_informer_lag_seconds_count", &[], |count| count > Some(0.0)).await?;
     for kind in ["endpointslices", "pod", "service", "serviceprofile", "node"] {
         let name = format!("{kind}_cache_size");
-        eventually(SOON, format_args!("{name} to count an object"), async || {
-            let size = rig.manager.metric(&name, &[("cluster", "local")]).await;
-            ensure!(size > Some(0.0), "it is {size:?}");
-            Ok(())
-        })
-        .await?;
+        rig.manager.measures(&name, &[("cluster", "local")], |size| size > Some(0.0)).await?;
     }
     for kind in ["server", "externalworkload", "replicaset", "job"] {
         let name = format!("{kind}_cache_size");

@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The default windows of h2.
 const OF_H2: Windows = Windows { stream: 65_535, connection: 65_535 };
 
-struct Client {
+struct BusyClient {
     thread: JoinHandle<Result<()>>,
     /// The number of messages that its streams have read.
     received: Arc<AtomicUsize>,
@@ -52,9 +52,9 @@ struct Client {
 /// The client confirms its pause on the first channel, and resumes when the second is closed.
 type Pause = (oneshot::Sender<()>, std::sync::mpsc::Receiver<()>);
 
-// === impl Client ===
+// === impl BusyClient ===
 
-impl Client {
+impl BusyClient {
     /// Opens the streams. Each waits for `late` before every read, and reads until it has received all flips.
     fn start(crowd: &Crowd, windows: Windows, streams: usize, late: Duration) -> Result<Self> {
         let (server, path) = (crowd.manager.destination_address(), crowd.path("small"));
@@ -137,7 +137,7 @@ async fn all_streams_receive_every_flip(windows: Windows, streams: usize, late: 
     crowd.put("small", 0..2).await?;
     let mut other = crowd.shows("small", 0..2).await?;
     let begin = Instant::now();
-    let client = Client::start(&crowd, windows, streams, late)?;
+    let client = BusyClient::start(&crowd, windows, streams, late)?;
     client.receives(1).await?;
     eprintln!("{streams} streams in {:?}", begin.elapsed());
     for change in 0..2 * FLIPS {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use e2e::{eventually, mesh::SOON};
 use http::{HeaderMap, Method, Request, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
@@ -16,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Rig,
+    Served,
     objects::{address, service, slice},
 };
 
@@ -27,7 +26,7 @@ const PREFACE: Duration = Duration::from_secs(25);
 
 /// A response: the HTTP status, the gRPC status if any, and whether it had a message.
 #[derive(Debug)]
-struct Answer {
+struct HttpAnswer {
     status: StatusCode,
     code: Option<u32>,
     text: String,
@@ -35,7 +34,13 @@ struct Answer {
 }
 
 /// Sends one request on a new connection. A reset stream counts as a response with CANCELLED, as in a gRPC client.
-async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&str>, body: &[u8]) -> Result<Answer> {
+async fn request(
+    rig: &Served,
+    method: Method,
+    path: &str,
+    content_type: Option<&str>,
+    body: &[u8],
+) -> Result<HttpAnswer> {
     let address = rig.manager.destination_address();
     let exchange = async {
         let io = TokioIo::new(TcpStream::connect(address).await?);
@@ -46,7 +51,7 @@ async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&st
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
         }
-        let reset = |error: hyper::Error| Answer {
+        let reset = |error: hyper::Error| HttpAnswer {
             status: StatusCode::OK,
             code: Some(1),
             text: error.to_string(),
@@ -73,7 +78,7 @@ async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&st
                 Err(error) => return Ok(reset(error)),
             }
         }
-        Ok(Answer { status: parts.status, code, text, messages })
+        Ok(HttpAnswer { status: parts.status, code, text, messages })
     };
     timeout(PROMPTLY, exchange).await.with_context(|| format!("{path} was not answered"))?
 }
@@ -83,7 +88,7 @@ fn grpc_status(headers: &HeaderMap) -> (Option<u32>, String) {
     (text("grpc-status").and_then(|code| code.parse().ok()), text("grpc-message").unwrap_or_default())
 }
 
-async fn post(rig: &Rig, body: &[u8]) -> Result<Answer> {
+async fn post(rig: &Served, body: &[u8]) -> Result<HttpAnswer> {
     request(rig, Method::POST, GET, Some("application/grpc"), body).await
 }
 
@@ -109,14 +114,14 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-async fn rig(prefix: &str) -> Result<(Rig, e2e::discovery::Endpoints)> {
-    let rig = Rig::start(prefix).await?;
+async fn rig(prefix: &str) -> Result<(Served, e2e::discovery::Endpoints)> {
+    let rig = Served::start(prefix).await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     let stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     Ok((rig, stream))
 }
 
-async fn still_served(rig: &Rig, mut stream: e2e::discovery::Endpoints) -> Result<()> {
+async fn still_served(rig: &Served, mut stream: e2e::discovery::Endpoints) -> Result<()> {
     rig.set_endpoints("web", &[address("192.0.2.2")]).await?;
     stream.shows(&["192.0.2.2:8080"]).await?;
     let discovery = rig.manager.discovery().await?;
@@ -274,11 +279,6 @@ async fn streams_that_are_reset_immediately_leave_no_subscribers() -> Result<()>
             drop(endpoints);
         }
     }
-    eventually(SOON, "one subscriber", async || {
-        let subscribers = rig.manager.metric("endpoints_subscribers", &labels).await;
-        ensure!(subscribers == Some(1.0), "{subscribers:?}");
-        Ok(())
-    })
-    .await?;
+    rig.manager.counts("endpoints_subscribers", &labels, 1.0).await?;
     still_served(&rig, stream).await
 }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Signal, eventually, holds,
+    Manager, ManagerOptions, Rig, Signal, eventually, holds,
     linkerd_controller::CHART_FLAGS,
     mesh::{Mesh, SOON},
 };
@@ -23,20 +23,18 @@ const HOSTNAME: &str = "linkerd-destination";
 /// Maximum time until a new token is used; kube reads the token file once a minute.
 const REREAD: Duration = Duration::from_secs(100);
 
-/// A control plane with Linkerd's CRDs, namespace, and the ServiceAccount of its destination.
+/// A rig with the ServiceAccount of Linkerd's destination.
 struct Installed {
-    control_plane: ControlPlane,
+    control_plane: Rig,
     mesh: Mesh,
 }
 
 impl Installed {
     async fn start() -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let control_plane = Rig::linkerd().start().await?;
         let granted = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/drop_in/rbac.yaml").display().to_string();
         control_plane.kubectl(&["apply", "-f", &granted]).await?;
-        let mesh = Mesh::new(&control_plane.client().await?, "default");
+        let mesh = Mesh::new(&control_plane.client, "default");
         Ok(Self { control_plane, mesh })
     }
 
@@ -53,13 +51,11 @@ impl Installed {
         let hostname = [("HOSTNAME", HOSTNAME)];
         let env = hostname.iter().chain(environment).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let options = ManagerOptions {
-            args: CHART_FLAGS.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
             env: env.collect(),
-            kubeconfig: Some(account),
             as_linkerd_destination: true,
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(CHART_FLAGS.iter().chain(more).copied()).kubeconfig(account)
         };
-        Manager::start(&self.control_plane, options)
+        options.start(&self.control_plane)
     }
 
     async fn drop_in(&self) -> Result<Manager> {
@@ -242,12 +238,7 @@ async fn if_other_clusters_are_not_served_it_does_not_become_ready_while_service
         let unset = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": null}, "annotations": {"multicluster.linkerd.io/remote-discovery": null}}});
         installed.mesh.patch_service(service, unset).await?;
     }
-    eventually(SOON, "no unsupported Service to be left", async || {
-        let left = manager.metric(UNSUPPORTED, &[]).await;
-        ensure!(left == Some(0.0), "{left:?}");
-        Ok(())
-    })
-    .await?;
+    manager.counts(UNSUPPORTED, &[], 0.0).await?;
     assert_eq!(lines(), 1);
     cautious.ready(SOON).await?;
     // A later Service is reported, and takes discovery from no proxy.

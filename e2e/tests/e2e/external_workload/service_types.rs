@@ -11,7 +11,7 @@ use e2e::{
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::faults::Rig;
+use crate::faults::FaultRig;
 
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
@@ -42,9 +42,8 @@ const V6: (&str, &str) = ("IPv6", "2001:db8::4");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slices_follow_services_that_change_their_families_and_their_type_and_back() -> Result<()> {
-    let rig = Rig::shipped(Options { controller_manager: true, ..Options::default() }).await?;
-    let mut manager = rig.shipped_manager()?;
-    manager.ready(SOON).await?;
+    let rig = FaultRig::shipped(Options::with_controllers()).await?;
+    let manager = rig.shipped_manager().await?;
     let mesh = &rig.mesh;
     for name in ["families", "type", "steady"] {
         mesh.put_service(name, json!({})).await?;

@@ -2,43 +2,27 @@
 //! expired, and the replica lists everything again. It has the shipped permissions and admission policies.
 
 use anyhow::{Result, ensure};
-use e2e::{Action, Fault, Options, Rule, eventually, mesh::SOON};
+use e2e::{Action, Fault, Rule, eventually};
 use kube::{
     ResourceExt,
     api::{DeleteParams, PostParams},
 };
 use serde_json::json;
 
-use super::{BACKED_OFF, Rig, linkerd::Linkerd};
+use super::{BACKED_OFF, FaultRig, linkerd::Linkerd, restartable};
 
 /// All kinds of which the tests change objects.
 const WATCHED: [&str; 4] = ["/services", "/endpointslices", "/externalworkloads", "/configmaps"];
 
-/// The garbage collector removes the slices of deleted Services. The short request timeout makes the API server stop
-/// quickly.
-fn options() -> Options {
-    let extra_api_server_args = vec!["--request-timeout=5s".to_owned()];
-    Options { controller_manager: true, extra_api_server_args, ..Options::default() }
-}
-
 /// Holds all new watches and lists of the replica, and closes the open ones. It keeps its Leases.
-fn interrupt_watches(rig: &Rig) -> Fault {
+fn interrupt_watches(rig: &FaultRig) -> Fault {
     let held = rig.proxy.inject(Rule::path("watch=true"), Action::Hold);
     rig.proxy.cut_all();
     held
 }
 
-/// The number of lists of each kind, which are streamed.
-fn lists(rig: &Rig) -> [usize; 4] {
-    let log = rig.proxy.log();
-    WATCHED.map(|kind| {
-        let is_list = |path: &str| path.contains(&format!("{kind}?")) && path.contains("sendInitialEvents=true");
-        log.iter().filter(|request| request.status == Some(200) && is_list(&request.path)).count()
-    })
-}
-
 /// Removes all history, also that in the watch cache of the API server.
-async fn compact(rig: &mut Rig) -> Result<()> {
+async fn compact(rig: &mut FaultRig) -> Result<()> {
     rig.control_plane.compact_etcd().await?;
     rig.control_plane.restart_api_server(true).await
 }
@@ -46,9 +30,8 @@ async fn compact(rig: &mut Rig) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_compaction_a_replica_whose_watches_were_cut_repairs_what_changed_and_writes_nothing_else() -> Result<()>
 {
-    let mut rig = Rig::shipped(options()).await?;
-    let mut manager = rig.shipped_manager()?;
-    manager.ready(SOON).await?;
+    let mut rig = FaultRig::shipped(restartable()).await?;
+    let manager = rig.shipped_manager().await?;
     let linkerd = Linkerd::install(&rig.client).await?;
     for (number, service) in ["steady", "loses", "broken", "doomed"].into_iter().enumerate() {
         rig.mesh.put_service(service, json!({})).await?;
@@ -60,7 +43,7 @@ async fn after_a_compaction_a_replica_whose_watches_were_cut_repairs_what_change
     // Nothing changes: everything is listed again, and nothing is written.
     rig.proxy.rests().await?;
     let versions = rig.versions().await?;
-    let (before, listed) = (rig.proxy.writes(), lists(&rig));
+    let (before, listed) = (rig.proxy.writes(), rig.lists(WATCHED));
     let held = interrupt_watches(&rig);
     // Without a newer revision the history has not expired.
     let other = serde_json::from_value(json!({"metadata": {"name": "other"}}))?;
@@ -68,15 +51,10 @@ async fn after_a_compaction_a_replica_whose_watches_were_cut_repairs_what_change
     compact(&mut rig).await?;
     held.remove();
     is_listed_again(&rig, &listed).await?;
-    eventually(BACKED_OFF, "/ready to report no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
+    manager.is_well(BACKED_OFF).await?;
 
     // Objects change, whose events no watch delivers.
-    let listed = lists(&rig);
+    let listed = rig.lists(WATCHED);
     let held = interrupt_watches(&rig);
     linkerd.edit_access_log("apache").await?;
     rig.mesh.delete_workload("loses").await?;
@@ -119,9 +97,9 @@ async fn after_a_compaction_a_replica_whose_watches_were_cut_repairs_what_change
     Ok(())
 }
 
-async fn is_listed_again(rig: &Rig, before: &[usize; 4]) -> Result<()> {
+async fn is_listed_again(rig: &FaultRig, before: &[usize; 4]) -> Result<()> {
     eventually(BACKED_OFF, "a list of each kind", async || {
-        let now = lists(rig);
+        let now = rig.lists(WATCHED);
         ensure!(now.iter().zip(before).all(|(now, before)| now > before), "{now:?} after {before:?}");
         Ok(())
     })

@@ -6,14 +6,14 @@ use std::iter;
 
 use anyhow::{Result, ensure};
 use e2e::{
-    Manager, Options, eventually,
+    Manager, Options,
     mesh::{SOON, external_workload},
     objects::{create_all, kind, patch_all},
 };
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, Rig, linkerd::Linkerd};
+use super::{BACKED_OFF, FaultRig, linkerd::Linkerd};
 
 /// The length of a text, or of all texts, of an object. The API server stores at most 1.5 MiB.
 const LONG: usize = 900_000;
@@ -101,7 +101,7 @@ fn objects(namespace: &str) -> Vec<(ApiResource, Value)> {
 }
 
 /// Changes an annotation of each object, so that each watch delivers an event of this size. Nothing depends on it.
-async fn touch(rig: &Rig, round: usize) -> Result<()> {
+async fn touch(rig: &FaultRig, round: usize) -> Result<()> {
     for (kind, object) in objects(rig.mesh.namespace()) {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let patch = json!({"metadata": {"annotations": {"round": round.to_string()}}});
@@ -116,11 +116,11 @@ fn failures(manager: &Manager) -> usize {
 }
 
 /// The writes except Events: a new leader repeats those about addresses that no endpoint can have.
-fn written(rig: &Rig) -> Vec<String> {
+fn written(rig: &FaultRig) -> Vec<String> {
     rig.proxy.writes().into_iter().filter(|write| !write.contains("/events.k8s.io/")).collect()
 }
 
-async fn works(rig: &Rig, linkerd: &Linkerd, manager: &Manager) -> Result<()> {
+async fn works(rig: &FaultRig, linkerd: &Linkerd, manager: &Manager) -> Result<()> {
     for ready in [false, true] {
         rig.mesh.set_ready("vm", ready).await?;
         rig.mesh.shows("web", &[("vm", ready)]).await?;
@@ -129,19 +129,13 @@ async fn works(rig: &Rig, linkerd: &Linkerd, manager: &Manager) -> Result<()> {
     linkerd.has_access_log("json").await?;
     let target = format!("web.{}.svc.cluster.local:80", rig.mesh.namespace());
     manager.discovery().await?.get(&target, "").await?.shows(&["192.0.2.4:80"]).await?;
-    eventually(BACKED_OFF, "/ready to report no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await
+    manager.is_well(BACKED_OFF).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_the_maximum_size_of_each_kind_do_not_keep_the_operator_from_its_work() -> Result<()> {
-    let rig = Rig::shipped(Options { controller_manager: true, ..Options::default() }).await?;
-    let mut manager = rig.shipped_manager()?;
-    manager.ready(SOON).await?;
+    let rig = FaultRig::shipped(Options::with_controllers()).await?;
+    let mut manager = rig.shipped_manager().await?;
     let linkerd = Linkerd::install(&rig.client).await?;
     rig.mesh.put_web_over_vm().await?;
     // The API server may have begun to serve the CRDs after the manager started.
@@ -158,8 +152,7 @@ async fn objects_of_the_maximum_size_of_each_kind_do_not_keep_the_operator_from_
     rig.proxy.rests().await?;
     manager.terminate(SOON).await?;
     let before = written(&rig);
-    let mut second = rig.shipped_manager()?;
-    second.ready(SOON).await?;
+    let mut second = rig.shipped_manager().await?;
     touch(&rig, 2).await?;
     rig.proxy.rests().await?;
     assert_eq!(written(&rig), before, "a new leader must write nothing");

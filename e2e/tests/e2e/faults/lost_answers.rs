@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{QUIET, Rig};
+use super::{FaultRig, QUIET};
 
 /// Maximum time to resolve a conflict, on a busy host: the watch event or a retry after one second resolves it. If the
 /// retries backed off, the last of [`CONFLICTS`] would take longer.
@@ -26,7 +26,7 @@ async fn intercepted(fault: &Fault) -> Result<()> {
 }
 
 /// Checks that there is one slice and that it is not replaced; returns its name.
-async fn one_slice(rig: &Rig) -> Result<String> {
+async fn one_slice(rig: &FaultRig) -> Result<String> {
     let names = async || {
         let slices = rig.mesh.our_slices("web").await?;
         anyhow::Ok(slices.iter().map(ResourceExt::name_any).collect::<Vec<_>>())
@@ -44,7 +44,7 @@ async fn one_slice(rig: &Rig) -> Result<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_with_lost_responses_are_not_repeated() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     let lose = |method: &str, path: &str| rig.proxy.inject(Rule::path(path).method(method).times(1), Action::After);
     let slice_of_web = "/endpointslices/linkerd-external-web-";
@@ -86,7 +86,7 @@ async fn writes_with_lost_responses_are_not_repeated() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_create_that_arrives_after_its_retry_makes_no_second_slice() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     let late = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
@@ -110,7 +110,7 @@ async fn a_create_that_arrives_after_its_retry_makes_no_second_slice() -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_that_arrives_after_its_retry_changes_nothing() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let late = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Detain);
@@ -138,7 +138,7 @@ async fn an_update_that_arrives_after_its_retry_changes_nothing() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slice_that_is_edited_or_deleted_concurrently_is_restored_promptly() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let name = one_slice(&rig).await?;

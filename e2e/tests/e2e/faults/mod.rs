@@ -25,14 +25,16 @@ mod watches;
 
 use std::{
     collections::BTreeMap,
+    ops::{Deref, DerefMut},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, Fault, FaultProxy, Manager, ManagerOptions, Options, TestNamespace, eventually,
-    mesh::{MANAGED_BY, Mesh, SOON},
+    Fault, FaultProxy, Job, Manager, ManagerOptions, Options, Rig, TestNamespace, eventually,
+    manager::{BACKED_OFF, QUIET},
+    mesh::{MANAGED_BY, Mesh},
     shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 use futures::StreamExt;
@@ -43,70 +45,57 @@ use kube::{
 };
 use tokio::task::JoinHandle;
 
-/// Longer than the maximum backoff between two attempts.
-const BACKED_OFF: Duration = Duration::from_secs(70);
-/// How long the test waits for an unexpected write.
-const QUIET: Duration = Duration::from_secs(2);
-
 const KINDS: [&str; 3] = ["/services", "/endpointslices", "/externalworkloads"];
 
 /// The uid and resourceVersion of each slice, by name: every write changes them.
 type Versions = BTreeMap<String, String>;
 
-pub(super) struct Rig {
+/// A namespace of a rig, and the proxy between its managers and the API server.
+pub(super) struct FaultRig {
+    rig: Rig,
     pub(super) mesh: Mesh,
     pub(super) proxy: FaultProxy,
-    client: Client,
-    control_plane: ControlPlane,
 }
 
-impl Rig {
-    /// Starts a control plane with Linkerd's CRDs and namespace, and a namespace for the test.
+impl FaultRig {
     async fn start(options: Options) -> Result<Self> {
-        let control_plane = ControlPlane::start(options).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        let client = control_plane.client().await?;
-        let mesh = new_mesh(&client).await?;
-        let proxy = FaultProxy::start(&control_plane).await?;
-        Ok(Self { mesh, proxy, client, control_plane })
+        let rig = Rig::linkerd().options(options).start().await?;
+        let mesh = new_mesh(&rig.client).await?;
+        let proxy = FaultProxy::start(&rig).await?;
+        Ok(Self { rig, mesh, proxy })
     }
 
-    /// As [`Rig::start`], with the objects of `make deploy`: managers have the operator's ServiceAccount, the shipped
-    /// permissions and the shipped admission policies.
-    pub(super) async fn shipped(options: Options) -> Result<Self> {
+    /// As [`FaultRig::start`], with the objects of `make deploy`: managers have the operator's ServiceAccount, these of
+    /// the shipped ClusterRoles, and the shipped admission policies.
+    async fn shipped_with(options: Options, bound: &[&str]) -> Result<Self> {
         let mut rig = Self::start(options).await?;
-        rig.control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
-        let token = rig.control_plane.operator_token().await?;
-        rig.proxy = FaultProxy::start_with_token(&rig.control_plane, OPERATOR_ACCOUNT, &token).await?;
+        rig.deploy_without_manager(bound).await?;
+        rig.proxy = FaultProxy::start_with_token(&rig, OPERATOR_ACCOUNT, &rig.operator_token().await?).await?;
         Ok(rig)
     }
 
-    /// Starts a manager with all jobs in the namespaces of [`Rig::shipped`].
-    pub(super) fn shipped_manager(&self) -> Result<Manager> {
-        self.start_manager(&[&format!("--operator-namespace={OPERATOR_NAMESPACE}")])
+    pub(super) async fn shipped(options: Options) -> Result<Self> {
+        Self::shipped_with(options, &CLUSTER_ROLES).await
+    }
+
+    /// Starts a manager with all jobs in the namespaces of [`FaultRig::shipped`], and waits until it is ready.
+    pub(super) async fn shipped_manager(&self) -> Result<Manager> {
+        let options = ManagerOptions::new([format!("--operator-namespace={OPERATOR_NAMESPACE}")]);
+        self.behind(options).ready(self).await
     }
 
     /// Starts a manager behind the proxy that only writes slices, and waits until it is ready.
     async fn manager(&self) -> Result<Manager> {
-        let mut manager = self.unready_manager()?;
-        manager.ready(SOON).await?;
-        Ok(manager)
+        self.slice_writer().ready(self).await
     }
 
-    fn unready_manager(&self) -> Result<Manager> {
-        self.start_manager(&["--enable-destination=false", "--enable-linkerd-config=false"])
+    fn slice_writer(&self) -> ManagerOptions {
+        self.behind(ManagerOptions::only(Job::ExternalWorkload))
     }
 
     /// All managers have the same identity, so the next one leads without waiting for the Lease to expire.
-    fn start_manager(&self, args: &[&str]) -> Result<Manager> {
-        let options = ManagerOptions {
-            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
-            identity: Some("operator".to_owned()),
-            kubeconfig: Some(self.proxy.kubeconfig().to_owned()),
-            ..ManagerOptions::default()
-        };
-        Manager::start(&self.control_plane, options)
+    fn behind(&self, options: ManagerOptions) -> ManagerOptions {
+        options.identity("operator").through(&self.proxy)
     }
 
     /// The number of attempts of the manager to change slices of the test's namespace.
@@ -116,9 +105,9 @@ impl Rig {
     }
 
     /// The number of complete lists of each kind, which are streamed.
-    fn lists(&self) -> [usize; 3] {
+    fn lists<const N: usize>(&self, kinds: [&str; N]) -> [usize; N] {
         let log = self.proxy.log();
-        KINDS.map(|kind| {
+        kinds.map(|kind| {
             let is_list = |path: &str| path.contains(&format!("{kind}?")) && path.contains("sendInitialEvents=true");
             log.iter().filter(|request| request.status == Some(200) && is_list(&request.path)).count()
         })
@@ -139,12 +128,31 @@ impl Rig {
         eventually(BACKED_OFF, "changes to be processed again", async || {
             let seen = elsewhere.readiness("canary").await?;
             ensure!(seen.get("canary") == Some(&true), "{seen:?}");
-            let (_, body) = manager.get("/ready").await?;
-            ensure!(body == "ready\n", "{body}");
-            Ok(())
+            manager.has_no_problem().await
         })
         .await
     }
+}
+
+impl Deref for FaultRig {
+    type Target = Rig;
+
+    fn deref(&self) -> &Rig {
+        &self.rig
+    }
+}
+
+impl DerefMut for FaultRig {
+    fn deref_mut(&mut self) -> &mut Rig {
+        &mut self.rig
+    }
+}
+
+/// With the garbage collector, which removes the slices of deleted Services. The short request timeout makes the API
+/// server stop quickly: on shutdown it waits for open watches up to this timeout, one minute by default.
+fn restartable() -> Options {
+    let extra_api_server_args = vec!["--request-timeout=5s".to_owned()];
+    Options { extra_api_server_args, ..Options::with_controllers() }
 }
 
 async fn new_mesh(client: &Client) -> Result<Mesh> {

@@ -9,13 +9,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, QUIET, Rig, expect_one_event, new_mesh};
+use super::{BACKED_OFF, FaultRig, QUIET, expect_one_event, new_mesh};
 
-fn with_controllers() -> Options {
-    Options { controller_manager: true, ..Options::default() }
-}
-
-async fn terminating(rig: &Rig) -> Result<()> {
+async fn terminating(rig: &FaultRig) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(rig.client.clone());
     namespaces.delete(rig.mesh.namespace(), &DeleteParams::default()).await?;
     eventually(SOON, "the namespace to be terminating", async || {
@@ -27,7 +23,7 @@ async fn terminating(rig: &Rig) -> Result<()> {
 }
 
 /// Checks that a Service in another namespace is still published.
-async fn others_are_published(rig: &Rig) -> Result<()> {
+async fn others_are_published(rig: &FaultRig) -> Result<()> {
     let elsewhere = new_mesh(&rig.client).await?;
     elsewhere.put_service("web", json!({})).await?;
     elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
@@ -36,7 +32,7 @@ async fn others_are_published(rig: &Rig) -> Result<()> {
 }
 
 /// The requests of the manager for the namespace.
-fn requests(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
+fn requests(rig: &FaultRig) -> Vec<e2e::fault_proxy::RecordedRequest> {
     let path = format!("/namespaces/{}/", rig.mesh.namespace());
     rig.proxy.log().into_iter().filter(|request| request.path.contains(&path)).collect()
 }
@@ -44,7 +40,7 @@ fn requests(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 /// No controllers run that would empty the namespace. Its objects can still be changed, but no object can be created.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_terminating_namespace_possible_writes_succeed_and_others_are_not_retried() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     for service in ["web", "loses"] {
         rig.mesh.put_service(service, json!({})).await?;
@@ -83,9 +79,8 @@ async fn in_a_terminating_namespace_possible_writes_succeed_and_others_are_not_r
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slowly_terminating_namespace_receives_few_requests_and_none_at_rest() -> Result<()> {
-    let rig = Rig::shipped(with_controllers()).await?;
-    let mut manager = rig.shipped_manager()?;
-    manager.ready(SOON).await?;
+    let rig = FaultRig::shipped(Options::with_controllers()).await?;
+    let manager = rig.shipped_manager().await?;
     let holding = json!({"metadata": {"finalizers": ["example.com/slow"]}});
     for service in ["web", "stays"] {
         rig.mesh.put_service(service, json!({})).await?;
@@ -140,7 +135,7 @@ async fn a_slowly_terminating_namespace_receives_few_requests_and_none_at_rest()
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exhausted_quota_is_reported_and_writes_succeed_when_it_is_raised() -> Result<()> {
     const COUNTED: &str = "count/endpointslices.discovery.k8s.io";
-    let rig = Rig::start(with_controllers()).await?;
+    let rig = FaultRig::start(Options::with_controllers()).await?;
     let manager = rig.manager().await?;
     let quotas: Api<ResourceQuota> = Api::namespaced(rig.client.clone(), rig.mesh.namespace());
     let quota: Value = json!({"metadata": {"name": "slices"}, "spec": {"hard": {COUNTED: "0"}}});

@@ -1,7 +1,11 @@
 //! The manager with exactly the permissions of the shipped manifests, and with fewer.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{FaultProxy, Options, eventually, holds, mesh::SOON, shipped::CLUSTER_ROLES};
+use e2e::{
+    Options, eventually, holds,
+    mesh::SOON,
+    shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
+};
 use hyper::StatusCode;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{
@@ -10,28 +14,24 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, QUIET, Rig, expect_one_event, new_mesh};
+use super::{BACKED_OFF, FaultRig, QUIET, expect_one_event, new_mesh};
 
 const ROLE: &str = "linkerd-operator-external-workload";
 const EVENTS: &str = "linkerd-operator-events";
 
 /// Starts a control plane with the strict owner reference check of OpenShift, and gives the manager's ServiceAccount
 /// the roles of the manifests for ExternalWorkloads.
-async fn start() -> Result<Rig> {
+async fn start() -> Result<FaultRig> {
     start_with_roles(&[ROLE, EVENTS]).await
 }
 
-async fn start_with_roles(bound: &[&str]) -> Result<Rig> {
+async fn start_with_roles(bound: &[&str]) -> Result<FaultRig> {
     let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
-    let mut rig = Rig::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
-    rig.control_plane.deploy_without_manager(bound).await?;
-    let token = rig.control_plane.operator_token().await?;
-    rig.proxy = FaultProxy::start_with_token(&rig.control_plane, "linkerd-operator", &token).await?;
-    Ok(rig)
+    FaultRig::shipped_with(Options { extra_api_server_args: vec![strict], ..Options::default() }, bound).await
 }
 
 /// Removes verbs on a resource from a role. Returns the original rules, for [`grant`].
-async fn revoke(rig: &Rig, role: &str, resource: &str, verbs: &[&str]) -> Result<Value> {
+async fn revoke(rig: &FaultRig, role: &str, resource: &str, verbs: &[&str]) -> Result<Value> {
     let roles: Api<ClusterRole> = Api::all(rig.client.clone());
     let whole = serde_json::to_value(roles.get(role).await?.rules)?;
     let mut less = whole.clone();
@@ -50,25 +50,23 @@ async fn revoke(rig: &Rig, role: &str, resource: &str, verbs: &[&str]) -> Result
     Ok(whole)
 }
 
-async fn grant(rig: &Rig, role: &str, rules: &Value) -> Result<()> {
+async fn grant(rig: &FaultRig, role: &str, rules: &Value) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(rig.client.clone());
     roles.patch(role, &PatchParams::default(), &Patch::Merge(json!({ "rules": rules }))).await?;
     Ok(())
 }
 
 /// Waits until the API server allows or denies the verb to the manager.
-async fn in_force(rig: &Rig, allowed: bool, verb: &str, resource: &str) -> Result<()> {
-    let account = "--as=system:serviceaccount:linkerd-operator-system:linkerd-operator";
+async fn in_force(rig: &FaultRig, allowed: bool, verb: &str, resource: &str) -> Result<()> {
     eventually(SOON, format_args!("can-i {verb} {resource} to be {allowed}"), async || {
-        // Exits with 1 for "no".
-        let may = rig.control_plane.kubectl(&["auth", "can-i", verb, resource, account, "--all-namespaces"]).await;
-        ensure!(may.is_ok() == allowed, "can-i is {}", may.is_ok());
+        let may = rig.may(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, verb, resource, "--all-namespaces").await;
+        ensure!(may == allowed, "can-i is {may}");
         Ok(())
     })
     .await
 }
 
-fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
+fn refused(rig: &FaultRig) -> Vec<e2e::fault_proxy::RecordedRequest> {
     rig.proxy.log().into_iter().filter(|request| matches!(request.status, Some(401 | 403))).collect()
 }
 
@@ -76,8 +74,7 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 async fn the_shipped_permissions_are_sufficient_d26() -> Result<()> {
     let rig = start_with_roles(&CLUSTER_ROLES).await?;
     rig.control_plane.install_crds("crd").await?;
-    let mut manager = rig.start_manager(&["--operator-namespace=linkerd-operator-system"])?;
-    manager.ready(SOON).await?;
+    let mut manager = rig.shipped_manager().await?;
     rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
@@ -99,8 +96,7 @@ async fn the_shipped_permissions_are_sufficient_d26() -> Result<()> {
     rig.mesh.shows("web", &[("vm", true)]).await?;
     let path = format!("web.{}.svc.cluster.local:80", rig.mesh.namespace());
     manager.discovery().await?.get(&path, "").await?.shows(&["192.0.2.1:80", "[2001:db8::1]:80"]).await?;
-    let (_, body) = manager.get("/ready").await?;
-    assert_eq!(body, "ready\n");
+    manager.has_no_problem().await?;
     let status = manager.terminate(SOON).await?;
     assert!(status.success(), "{status}");
     assert_eq!(refused(&rig), []);
@@ -165,12 +161,8 @@ async fn denied_events_cause_one_log_line_per_namespace_and_no_lost_endpoint() -
     })
     .await?;
     assert_eq!(refused(&rig).len(), 2, "the manager must try once per namespace");
-    eventually(SOON, "the dropped Events to be counted", async || {
-        let denied = manager.metric("linkerd_operator_events_dropped_total", &[("cause", "denied")]).await;
-        ensure!(denied.unwrap_or_default() >= 4.0, "{denied:?}");
-        Ok(())
-    })
-    .await
+    let denied = [("cause", "denied")];
+    manager.measures("linkerd_operator_events_dropped_total", &denied, |count| count >= Some(4.0)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,10 +202,5 @@ async fn workloads_whose_watch_is_denied_keep_their_endpoints() -> Result<()> {
         Ok(())
     })
     .await?;
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await
+    manager.is_well(SOON).await
 }

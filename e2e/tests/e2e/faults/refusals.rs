@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use e2e::{Action, Manager, Options, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{BACKED_OFF, Rig, expect_one_event, new_mesh, spacing};
+use super::{BACKED_OFF, FaultRig, expect_one_event, new_mesh, spacing};
 
 async fn errors(manager: &Manager, reason: &str) -> f64 {
     manager.metric("linkerd_operator_reconcile_errors_total", &[("reason", reason)]).await.unwrap_or_default()
@@ -14,7 +14,7 @@ async fn errors(manager: &Manager, reason: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_write_is_retried_with_backoff_and_reported_once() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     let elsewhere = new_mesh(&rig.client).await?;
     let path = format!("/{}/endpointslices", rig.mesh.namespace());
@@ -60,7 +60,7 @@ async fn a_refused_write_is_retried_with_backoff_and_reported_once() -> Result<(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_throttled_write_is_retried_after_the_requested_delay() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let throttled = Action::Status { code: 429, retry_after: Some(3) };
@@ -85,7 +85,7 @@ async fn a_throttled_write_is_retried_after_the_requested_delay() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_delete_leaves_an_empty_slice() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let unavailable = Action::Status { code: 503, retry_after: None };

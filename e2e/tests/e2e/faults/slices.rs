@@ -12,14 +12,14 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, Rig, expect_one_event, new_mesh};
+use super::{BACKED_OFF, FaultRig, expect_one_event, new_mesh};
 
 fn dual_stack() -> Value {
     json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})
 }
 
 /// Creates a policy that refuses IPv6 slices in one namespace, and waits until it is in force.
-async fn refuse_ipv6(rig: &Rig) -> Result<()> {
+async fn refuse_ipv6(rig: &FaultRig) -> Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(rig.client.clone());
     let policy = json!({
         "metadata": {"name": "no-ipv6"},
@@ -48,7 +48,7 @@ async fn refuse_ipv6(rig: &Rig) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slice_that_a_policy_refuses_does_not_delay_others() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     refuse_ipv6(&rig).await?;
     for name in ["web", "alone"] {
@@ -93,7 +93,7 @@ async fn a_slice_that_a_policy_refuses_does_not_delay_others() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn taken_names_are_skipped_until_one_is_free() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_service("web", json!({})).await?;
     let mut taken = Vec::<EndpointSlice>::new();

@@ -7,18 +7,11 @@ use e2e::{Action, Options, Rule, eventually, holds, mesh::SOON};
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::{BACKED_OFF, KINDS, QUIET, Recorder, Rig, spacing};
-
-/// With the garbage collector, which removes the slices of deleted Services. The short request timeout makes the API
-/// server stop quickly: on shutdown it waits for open watches up to this timeout, one minute by default.
-fn options() -> Options {
-    let extra_api_server_args = vec!["--request-timeout=5s".to_owned()];
-    Options { controller_manager: true, extra_api_server_args, ..Options::default() }
-}
+use super::{BACKED_OFF, FaultRig, KINDS, QUIET, Recorder, restartable, spacing};
 
 /// Creates a Service with four workloads, and three other Services: the objects of [`change`], and one that must stay
 /// unchanged.
-async fn populate(rig: &Rig) -> Result<()> {
+async fn populate(rig: &FaultRig) -> Result<()> {
     for service in ["web", "other", "steady", "doomed"] {
         rig.mesh.put_service(service, json!({})).await?;
     }
@@ -33,7 +26,7 @@ async fn populate(rig: &Rig) -> Result<()> {
 }
 
 /// Changes objects in every way that a list alone does not show, such as deletions, and in some ways that it does.
-async fn change(rig: &Rig) -> Result<()> {
+async fn change(rig: &FaultRig) -> Result<()> {
     rig.mesh.delete_workload("goes").await?;
     rig.mesh.set_ready("flips", false).await?;
     rig.mesh.patch_workload("moves", json!({"metadata": {"labels": {"app": "other"}}})).await?;
@@ -42,7 +35,7 @@ async fn change(rig: &Rig) -> Result<()> {
 }
 
 /// Checks that all of [`change`] has arrived, that `steady` was not written, and that `stays` was never missing.
-async fn changed(rig: &Rig, before: &super::Versions, recorder: &Recorder) -> Result<()> {
+async fn changed(rig: &FaultRig, before: &super::Versions, recorder: &Recorder) -> Result<()> {
     rig.mesh.shows("web", &[("stays", true), ("flips", false)]).await?;
     rig.mesh.shows("other", &[("moves", true)]).await?;
     // The garbage collector deletes them, after it has reconnected itself.
@@ -62,7 +55,7 @@ async fn changed(rig: &Rig, before: &super::Versions, recorder: &Recorder) -> Re
 }
 
 async fn survives_restarts(graceful: bool) -> Result<()> {
-    let mut rig = Rig::start(options()).await?;
+    let mut rig = FaultRig::start(restartable()).await?;
     let manager = rig.manager().await?;
     populate(&rig).await?;
     for _ in 0..2 {
@@ -99,25 +92,23 @@ async fn no_endpoint_is_lost_when_the_api_server_is_killed() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_watch_causes_one_list_of_each_kind_and_no_write() -> Result<()> {
-    let rig = Rig::start(options()).await?;
+    let rig = FaultRig::start(restartable()).await?;
     let manager = rig.manager().await?;
     populate(&rig).await?;
     let expire = || KINDS.map(|kind| rig.proxy.inject(Rule::path(&format!("{kind}?&watch=true")).times(1), GONE));
     let expired = async |faults: [e2e::Fault; 3]| {
         eventually(SOON, "a relist of each kind", async || {
             ensure!(faults.iter().all(|fault| fault.hits() == 1), "{:?}", faults.each_ref().map(e2e::Fault::hits));
-            let (_, body) = manager.get("/ready").await?;
-            ensure!(body == "ready\n", "{body}");
-            Ok(())
+            manager.has_no_problem().await
         })
         .await
     };
-    let (before, writes, lists) = (rig.versions().await?, rig.writes(), rig.lists());
+    let (before, writes, lists) = (rig.versions().await?, rig.writes(), rig.lists(KINDS));
     let faults = expire();
     rig.proxy.cut_all();
     expired(faults).await?;
     rig.processes_changes(&manager).await?;
-    assert_eq!(rig.lists(), lists.map(|count| count + 1));
+    assert_eq!(rig.lists(KINDS), lists.map(|count| count + 1));
     assert_eq!(rig.versions().await?, before);
     assert_eq!(rig.writes(), writes);
 
@@ -136,11 +127,11 @@ const GONE: Action = Action::Status { code: 410, retry_after: None };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_deleted_before_an_etcd_compaction_are_handled_as_deleted() -> Result<()> {
-    let mut rig = Rig::start(options()).await?;
+    let mut rig = FaultRig::start(restartable()).await?;
     let _manager = rig.manager().await?;
     populate(&rig).await?;
     let before = rig.versions().await?;
-    let lists = rig.lists();
+    let lists = rig.lists(KINDS);
     let away = rig.proxy.inject(Rule::any(), Action::Cut);
     rig.proxy.cut_all();
     change(&rig).await?;
@@ -149,7 +140,7 @@ async fn objects_deleted_before_an_etcd_compaction_are_handled_as_deleted() -> R
     let recorder = Recorder::start(&rig.mesh).await?;
     away.remove();
     changed(&rig, &before, &recorder).await?;
-    let after = rig.lists();
+    let after = rig.lists(KINDS);
     let listed: Vec<usize> = after.iter().zip(lists).map(|(after, before)| after - before).collect();
     assert_eq!(listed, [1, 1, 1]);
     Ok(())
@@ -157,7 +148,7 @@ async fn objects_deleted_before_an_etcd_compaction_are_handled_as_deleted() -> R
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_lists_and_watches_are_retried_with_backoff() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let before = rig.versions().await?;
@@ -190,7 +181,7 @@ async fn refused_lists_and_watches_are_retried_with_backoff() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_reports_why() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     drop(manager);
@@ -198,7 +189,7 @@ async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_repor
     // Services and slices are listed, workloads are not: a reconcile in this state would remove every endpoint.
     let throttled = Action::Status { code: 429, retry_after: Some(1) };
     let fault = rig.proxy.inject(Rule::path("/externalworkloads?"), throttled);
-    let mut manager = rig.unready_manager()?;
+    let mut manager = rig.slice_writer().start(&rig)?;
     let between = spacing(&fault, 5).await?;
     // 0.2, 0.4, 0.8, 1.6 s, each reduced by up to a tenth.
     ensure!(between > Duration::from_millis(2500), "five attempts in {between:?}");
@@ -216,7 +207,7 @@ async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_repor
 /// This test is slow, because only a timeout distinguishes a silent connection from an idle one.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_are_detected_within_about_a_minute() -> Result<()> {
-    let rig = Rig::start(Options::default()).await?;
+    let rig = FaultRig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_service("web", json!({})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;

@@ -21,7 +21,7 @@ const NOT_IN_THE_CHART: [&str; 2] =
 const OF_VALIDATION: [&str; 2] =
     ["ClusterRole//linkerd-operator-validation", "ClusterRoleBinding//linkerd-operator-validation"];
 
-struct Case {
+struct ComparedCase {
     /// Components for an overlay of `config/default`.
     default: &'static [&'static str],
     /// Components for an overlay of `config/control-plane`.
@@ -33,11 +33,11 @@ const fn case(
     default: &'static [&'static str],
     control_plane: &'static [&'static str],
     values: &'static [&'static str],
-) -> Case {
-    Case { default, control_plane, values }
+) -> ComparedCase {
+    ComparedCase { default, control_plane, values }
 }
 
-const CASES: &[Case] = &[
+const CASES: &[ComparedCase] = &[
     case(&[], &[], &[]),
     case(&["webhook-server", "webhooks"], &[], &["jobs.validation.enabled=true"]),
     case(
@@ -82,9 +82,9 @@ const CASES: &[Case] = &[
     case(&[], &["without-nudge"], &["jobs.linkerdConfig.nudge=false"]),
 ];
 
-// === impl Case ===
+// === impl ComparedCase ===
 
-impl Case {
+impl ComparedCase {
     /// The objects that only kustomize has.
     fn only_in_kustomize(&self) -> BTreeSet<String> {
         let validates = self.values.contains(&"jobs.validation.enabled=true");
@@ -162,7 +162,7 @@ fn assert_equal(helm: &BTreeMap<String, Value>, kustomize: &BTreeMap<String, Val
     Ok(())
 }
 
-async fn kustomized(control_plane: &ControlPlane, case: &Case) -> Result<BTreeMap<String, Value>> {
+async fn kustomized(control_plane: &ControlPlane, case: &ComparedCase) -> Result<BTreeMap<String, Value>> {
     let mut objects = control_plane.shipped_with("config/default", &components(case.default)).await?;
     objects.extend(control_plane.shipped_with("config/control-plane", &components(case.control_plane)).await?);
     let mut objects = comparable(objects)?;

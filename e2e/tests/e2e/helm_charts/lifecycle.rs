@@ -1,10 +1,10 @@
 //! The life of a release, on a cluster with simulated nodes: installation, upgrade, rollback, removal, and what keeps a
 //! CRD from losing a stored version.
 
-use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
+use anyhow::{Result, ensure};
+use e2e::{Options, Rig, command::Ended, eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
 use serde_json::{Value, json};
-use tokio::{io::AsyncWriteExt, process::Command};
+use tokio::process::Command;
 
 use super::{CRDS, Helm, IMAGE, OPERATOR, copy, path};
 
@@ -18,31 +18,23 @@ const NAMESPACE_LABELS: [&str; 4] = [
 const CONFIG: &str = "linkerdconfigs.config.linkerd.io/mesh";
 const WORKLOAD: &str = "externalworkloads.workload.linkerd.io/vm";
 
-/// A cluster with the namespaces of both releases, and Helm.
-struct Cluster {
-    control_plane: ControlPlane,
+/// A rig with the namespaces of both releases, and Helm.
+struct ReleaseRig {
+    rig: Rig,
     version: &'static str,
 }
 
-// === impl Cluster ===
+// === impl ReleaseRig ===
 
-impl Cluster {
+impl ReleaseRig {
     async fn start(version: &'static str, options: Options) -> Result<Self> {
-        let control_plane = ControlPlane::start(options.clone()).await?;
-        if options.kwok {
-            for node in ["node-a", "node-b"] {
-                control_plane.add_node(node, node).await?;
-            }
-        }
-        for namespace in ["linkerd", OPERATOR_NAMESPACE] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
-        control_plane.kubectl(&[&["label", "namespace", OPERATOR_NAMESPACE], &NAMESPACE_LABELS[..]].concat()).await?;
-        Ok(Self { control_plane, version })
+        let rig = Rig::bare().options(options).namespace("linkerd").namespace(OPERATOR_NAMESPACE).start().await?;
+        rig.kubectl(&[&["label", "namespace", OPERATOR_NAMESPACE], &NAMESPACE_LABELS[..]].concat()).await?;
+        Ok(Self { rig, version })
     }
 
     async fn helm(&self) -> Result<Helm<'_>> {
-        Helm::new(self.version, &self.control_plane).await
+        Helm::new(self.version, &self.rig).await
     }
 
     /// Runs `helm VERB RELEASE CHART`, and waits for the Pods.
@@ -55,32 +47,27 @@ impl Cluster {
     /// What kubectl prints for the difference between a release and the cluster.
     async fn difference(&self, release: &str) -> Result<String> {
         let manifest = self.helm().await?.run(&["get", "manifest", release, "--namespace", OPERATOR_NAMESPACE]).await?;
-        let mut command = Command::new(self.control_plane.kubectl_path()?);
-        command
-            .args(["diff", "--server-side", "--force-conflicts", "-f", "-"])
-            .env("KUBECONFIG", self.control_plane.kubeconfig());
-        command.env("HOME", self.control_plane.directory()).kill_on_drop(true);
-        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-        let mut kubectl = command.stderr(std::process::Stdio::piped()).spawn()?;
-        kubectl.stdin.take().context("stdin")?.write_all(manifest.as_bytes()).await?;
-        let output =
-            tokio::time::timeout(SOON, kubectl.wait_with_output()).await.context("kubectl took too long")??;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let file = self.rig.directory().join("manifest.yaml");
+        tokio::fs::write(&file, manifest).await?;
+        let mut command = Command::new(self.rig.kubectl_path()?);
+        command.args(["diff", "--server-side", "--force-conflicts", "-f"]).arg(&file);
+        command.env("KUBECONFIG", self.rig.kubeconfig()).env("HOME", self.rig.directory());
+        let Ended { code, stdout, stderr } = Ended::of(command, SOON).await?;
         // 1 means that there is a difference.
-        ensure!(output.status.code().is_some_and(|code| code < 2), "kubectl diff: {}", text(&output.stderr));
-        ensure!(output.status.success() == output.stdout.is_empty(), "{}: {}", output.status, text(&output.stdout));
-        Ok(text(&output.stdout))
+        ensure!(code.is_some_and(|code| code < 2), "kubectl diff: {stderr}");
+        ensure!((code == Some(0)) == stdout.is_empty(), "{code:?}: {stdout}");
+        Ok(stdout)
     }
 
     async fn get(&self, object: &str) -> Result<Value> {
-        Ok(serde_json::from_str(&self.control_plane.kubectl(&["get", object, "-o", "json"]).await?)?)
+        self.rig.get(&[object]).await
     }
 
     /// Creates a LinkerdConfig and an ExternalWorkload. Returns their UIDs and specs.
     async fn store(&self) -> Result<Vec<Value>> {
         // Both exist. This waits until they are served.
         for folder in ["crd", "crd/linkerd"] {
-            self.control_plane.install_crds(folder).await?;
+            self.rig.install_crds(folder).await?;
         }
         let spec = json!({"mode": "Observe", "proxy": {"accessLog": "apache"}});
         let config = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": "mesh"}, "spec": spec});
@@ -89,7 +76,7 @@ impl Cluster {
             "metadata": {"name": "vm", "namespace": "default"},
             "spec": {"meshTLS": {"identity": "spiffe://a/vm", "serverName": "vm.example"}, "workloadIPs": [{"ip": "192.0.2.1"}]},
         });
-        self.control_plane.apply(&[config, workload]).await?;
+        self.rig.apply(&[config, workload]).await?;
         self.stored().await
     }
 
@@ -104,7 +91,7 @@ impl Cluster {
 
     async fn image(&self) -> Result<String> {
         let path = "jsonpath={.spec.template.spec.containers[0].image}";
-        self.control_plane.kubectl(&["-n", OPERATOR_NAMESPACE, "get", "deployment", OPERATOR, "-o", path]).await
+        self.rig.kubectl(&["-n", OPERATOR_NAMESPACE, "get", "deployment", OPERATOR, "-o", path]).await
     }
 
     /// The objects of the operator that are in the cluster, except CRDs.
@@ -112,28 +99,28 @@ impl Cluster {
         let kinds = "clusterroles,clusterrolebindings,roles,rolebindings,deployments,services,serviceaccounts,\
             poddisruptionbudgets,validatingadmissionpolicies,validatingadmissionpolicybindings";
         let label = "app.kubernetes.io/part-of=linkerd-operator";
-        let text = self.control_plane.kubectl(&["get", kinds, "-A", "-l", label, "-o", "name"]).await?;
+        let text = self.rig.kubectl(&["get", kinds, "-A", "-l", label, "-o", "name"]).await?;
         Ok(text.lines().map(str::to_owned).collect())
     }
 
     /// The whole life: a previous version, this one, the previous one again, and nothing.
     async fn lives(&self) -> Result<()> {
-        let folder = self.control_plane.directory();
+        let folder = self.rig.directory();
         let (before, before_crds) = (copy(OPERATOR, "0.0.9", folder).await?, copy(CRDS, "0.0.9", folder).await?);
         self.release("install", CRDS, &before_crds, &["--set", "linkerdCRDs.install=true"]).await?;
         let image = ["--set", "image.repository=registry.example.com/linkerd-operator"];
         self.release("install", OPERATOR, &before, &image).await?;
         assert_eq!(self.image().await?, "registry.example.com/linkerd-operator:0.0.9");
         let pods = ["-n", OPERATOR_NAMESPACE, "get", "pods", "--field-selector=status.phase=Running", "-o", "name"];
-        assert_eq!(self.control_plane.kubectl(&pods).await?.lines().count(), 2);
+        assert_eq!(self.rig.kubectl(&pods).await?.lines().count(), 2);
         for release in [CRDS, OPERATOR] {
             assert_eq!(self.difference(release).await?, "", "{release}");
         }
         // The comparison finds a difference.
         let scale = ["-n", OPERATOR_NAMESPACE, "scale", "deployment", OPERATOR, "--replicas=3"];
-        self.control_plane.kubectl(&scale).await?;
+        self.rig.kubectl(&scale).await?;
         ensure!(self.difference(OPERATOR).await?.contains("replicas"), "no difference");
-        self.control_plane.kubectl(&[&scale[..5], &["--replicas=2"]].concat()).await?;
+        self.rig.kubectl(&[&scale[..5], &["--replicas=2"]].concat()).await?;
         let stored = self.store().await?;
 
         self.release("upgrade", CRDS, &path(CRDS), &["--reuse-values"]).await?;
@@ -152,10 +139,8 @@ impl Cluster {
         let off =
             [&image[..], &["--set", "jobs.linkerdConfig.enabled=false,jobs.externalWorkload.enabled=false"]].concat();
         self.release("upgrade", OPERATOR, &path(OPERATOR), &off).await?;
-        let account = format!("--as=system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}");
-        let may = async |verb: &str, resource: &str| {
-            self.control_plane.kubectl(&["auth", "can-i", verb, resource, "-A", &account]).await.is_ok()
-        };
+        let may =
+            async |verb: &str, resource: &str| self.rig.may(OPERATOR_NAMESPACE, OPERATOR, verb, resource, "-A").await;
         ensure!(!may("patch", "deployments.apps").await && !may("create", "endpointslices.discovery.k8s.io").await);
         ensure!(may("list", "nodes").await);
         self.release("upgrade", OPERATOR, &path(OPERATOR), &image).await?;
@@ -187,7 +172,7 @@ impl Cluster {
         let enabled = [image, &["--set", "jobs.validation.enabled=true"]].concat();
         self.release("upgrade", OPERATOR, &path(OPERATOR), &enabled).await?;
         let patch = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": authority}]).to_string();
-        self.control_plane.kubectl(&["patch", webhook, "--type=json", "-p", &patch]).await?;
+        self.rig.kubectl(&["patch", webhook, "--type=json", "-p", &patch]).await?;
         let other = [&enabled[..], &["--set", "jobs.validation.failurePolicy=Fail"]].concat();
         self.release("upgrade", OPERATOR, &path(OPERATOR), &other).await?;
         let registered = &self.get(webhook).await?["webhooks"][0];
@@ -206,7 +191,7 @@ impl Cluster {
         let stored = self.store().await?;
         let before = self.get(name).await?;
         assert_eq!(before["status"]["storedVersions"], json!(["v1alpha1"]));
-        let other = copy(CRDS, "0.0.1", self.control_plane.directory()).await?;
+        let other = copy(CRDS, "0.0.1", self.rig.directory()).await?;
         let file = format!("{other}/templates/linkerdconfigs.yaml");
         let text = tokio::fs::read_to_string(&file).await?;
         ensure!(text.contains("\n    name: v1alpha1\n"), "{text}");
@@ -229,31 +214,31 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_3_installs_upgrades_rolls_back_and_uninstalls_the_charts() -> Result<()> {
-    Cluster::start("helm3", Options::full()).await?.lives().await
+    ReleaseRig::start("helm3", Options::full()).await?.lives().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_installs_upgrades_rolls_back_and_uninstalls_the_charts() -> Result<()> {
-    Cluster::start("helm4", Options::full()).await?.lives().await
+    ReleaseRig::start("helm4", Options::full()).await?.lives().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_3_cannot_remove_a_version_of_the_crd_in_which_objects_are_stored() -> Result<()> {
-    Cluster::start("helm3", Options::default()).await?.keeps_stored_versions().await
+    ReleaseRig::start("helm3", Options::default()).await?.keeps_stored_versions().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_cannot_remove_a_version_of_the_crd_in_which_objects_are_stored() -> Result<()> {
-    Cluster::start("helm4", Options::default()).await?.keeps_stored_versions().await
+    ReleaseRig::start("helm4", Options::default()).await?.keeps_stored_versions().await
 }
 
 /// What the page about Helm warns of: the API server protects versions, and not fields.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_crd_hides_a_field_that_it_does_not_have_and_the_next_write_removes_it() -> Result<()> {
-    let cluster = Cluster::start("helm4", Options::default()).await?;
+    let cluster = ReleaseRig::start("helm4", Options::default()).await?;
     cluster.release("install", CRDS, &path(CRDS), &["--set", "linkerdCRDs.install=true"]).await?;
     cluster.store().await?;
-    let older = copy(CRDS, "0.0.1", cluster.control_plane.directory()).await?;
+    let older = copy(CRDS, "0.0.1", cluster.rig.directory()).await?;
     let file = format!("{older}/templates/linkerdconfigs.yaml");
     let text = tokio::fs::read_to_string(&file).await?;
     ensure!(text.matches("\n                  accessLog:\n").count() == 1, "{text}");
@@ -274,13 +259,13 @@ async fn an_older_crd_hides_a_field_that_it_does_not_have_and_the_next_write_rem
     shows(json!("apache")).await?;
     upgrade(&older).await?;
     shows(Value::Null).await?;
-    cluster.control_plane.kubectl(&["label", CONFIG, "written=true"]).await?;
+    cluster.rig.kubectl(&["label", CONFIG, "written=true"]).await?;
     upgrade(&path(CRDS)).await?;
     // The field is shown to be served, and the stored one is gone.
     eventually(SOON, "the newer CRD to be served", async || {
         let patch = json!({"spec": {"proxy": {"accessLog": "json"}}}).to_string();
-        cluster.control_plane.kubectl(&["patch", CONFIG, "--type=merge", "--dry-run=server", "-p", &patch]).await?;
-        let output = cluster.control_plane.kubectl(&["explain", "linkerdconfig.spec.proxy.accessLog"]).await?;
+        cluster.rig.kubectl(&["patch", CONFIG, "--type=merge", "--dry-run=server", "-p", &patch]).await?;
+        let output = cluster.rig.kubectl(&["explain", "linkerdconfig.spec.proxy.accessLog"]).await?;
         ensure!(output.contains("accessLog"), "{output}");
         Ok(())
     })
@@ -290,8 +275,8 @@ async fn an_older_crd_hides_a_field_that_it_does_not_have_and_the_next_write_rem
 
 /// From kustomize to Helm: Helm takes over the objects, and deletes none of them.
 async fn takes_over(version: &'static str, flags: &[&str]) -> Result<()> {
-    let cluster = Cluster::start(version, Options::full()).await?;
-    let control_plane = &cluster.control_plane;
+    let cluster = ReleaseRig::start(version, Options::full()).await?;
+    let control_plane = &cluster.rig;
     control_plane.install_crds("crd/linkerd").await?;
     control_plane.install_crds("crd").await?;
     for folder in ["config/default", "config/control-plane"] {

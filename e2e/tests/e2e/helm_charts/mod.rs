@@ -9,16 +9,16 @@ mod test_hook;
 
 use std::{
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, binaries::Binaries, shipped::in_repository};
+use e2e::{ControlPlane, binaries::Binaries, command::Ended, shipped::in_repository};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
 
+/// Longer than a Pod of the releases waits.
 const DEADLINE: Duration = Duration::from_secs(150);
 pub(crate) const OPERATOR: &str = "linkerd-operator";
 pub(crate) const CRDS: &str = "linkerd-operator-crds";
@@ -40,26 +40,23 @@ impl<'a> Helm<'a> {
         Ok(Self { binary, control_plane })
     }
 
-    /// Returns whether Helm succeeded, its stdout, and its stderr.
-    pub(crate) async fn output(&self, args: &[&str]) -> Result<(bool, String, String)> {
+    pub(crate) async fn output(&self, args: &[&str]) -> Result<Ended> {
         let mut command = Command::new(&self.binary);
         command.args(args).env_clear().env("KUBECONFIG", self.control_plane.kubeconfig());
-        command.env("HOME", self.control_plane.directory()).stdin(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(DEADLINE, command.output()).await.context("Helm took too long")??;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok((output.status.success(), text(&output.stdout), text(&output.stderr)))
+        command.env("HOME", self.control_plane.directory());
+        Ended::of(command, DEADLINE).await
     }
 
     pub(crate) async fn run(&self, args: &[&str]) -> Result<String> {
-        let (success, stdout, stderr) = self.output(args).await?;
-        ensure!(success, "helm {}: {}", args.join(" "), stderr.trim());
+        let Ended { code, stdout, stderr } = self.output(args).await?;
+        ensure!(code == Some(0), "helm {}: {}", args.join(" "), stderr.trim());
         Ok(stdout)
     }
 
     /// Expects that Helm fails. Returns its stderr.
     async fn fails(&self, args: &[&str]) -> Result<String> {
-        let (success, _, stderr) = self.output(args).await?;
-        ensure!(!success, "helm {} succeeded", args.join(" "));
+        let Ended { code, stderr, .. } = self.output(args).await?;
+        ensure!(code != Some(0), "helm {} succeeded", args.join(" "));
         Ok(stderr)
     }
 

@@ -1,7 +1,7 @@
 //! The manager with the permissions and the environment that a release gives it, in namespaces of other names.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Manager, Options};
+use e2e::{Manager, Rig};
 use serde_json::{Value, json};
 
 use super::{CRDS, Helm, IMAGE, OPERATOR, path};
@@ -13,21 +13,19 @@ use crate::manifests::{
 pub(super) const NAMESPACE: &str = "mesh-operator";
 pub(super) const LINKERD: &str = "mesh";
 
-/// A cluster with both releases. kube-controller-manager does not run, so no Pod starts.
-pub(super) struct Cluster {
-    pub(super) control_plane: ControlPlane,
+/// A rig with both releases. kube-controller-manager does not run, so no Pod starts.
+pub(super) struct OtherNamesRig {
+    pub(super) rig: Rig,
     pub(super) objects: Vec<Value>,
 }
 
-// === impl Cluster ===
+// === impl OtherNamesRig ===
 
-impl Cluster {
+impl OtherNamesRig {
     pub(super) async fn start(values: &[&str]) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        for namespace in [NAMESPACE, LINKERD, "shop", "other"] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
-        let helm = Helm::new("helm4", &control_plane).await?;
+        let rig = Rig::bare().namespace(NAMESPACE).namespace(LINKERD).namespace("shop").namespace("other");
+        let rig = rig.start().await?;
+        let helm = Helm::new("helm4", &rig).await?;
         helm.run(&["install", CRDS, &path(CRDS), "--namespace", NAMESPACE, "--set=linkerdCRDs.install=true"]).await?;
         let linkerds = format!("controlPlane.namespace={LINKERD}");
         let values = [&IMAGE[..], &[linkerds.as_str()], values].concat();
@@ -35,9 +33,9 @@ impl Cluster {
         let mut install = vec!["install", OPERATOR, &chart, "--namespace", NAMESPACE];
         install.extend(values.iter().flat_map(|value| ["--set", value]));
         helm.run(&install).await?;
-        control_plane.install_crds("crd").await?;
+        rig.install_crds("crd").await?;
         let objects = helm.template(OPERATOR, NAMESPACE, &values).await?;
-        Ok(Self { control_plane, objects })
+        Ok(Self { rig, objects })
     }
 
     async fn manager(&self, deployment: &str) -> Result<Manager> {
@@ -52,16 +50,11 @@ impl Cluster {
             ensure!(env.contains(&variable), "{env:?}");
         }
         let flags = [&[format!("--controller-namespace={LINKERD}")], flags].concat();
-        start_manager(&self.control_plane, &self.objects, deployment, NAMESPACE, &flags).await
+        start_manager(&self.rig, &self.objects, deployment, NAMESPACE, &flags).await
     }
 
     async fn may(&self, account: &str, verb: &str, resource: &str, namespace: &str) -> bool {
-        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
-        let namespace = format!("--namespace={namespace}");
-        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-        let subresource = format!("--subresource={subresource}");
-        // kubectl exits with 1 for "no".
-        self.control_plane.kubectl(&["auth", "can-i", verb, resource, &subresource, &namespace, &account]).await.is_ok()
+        self.rig.may(NAMESPACE, account, verb, resource, &format!("--namespace={namespace}")).await
     }
 }
 
@@ -69,7 +62,7 @@ impl Cluster {
 async fn a_release_in_other_namespaces_gives_each_deployment_the_permissions_that_it_needs() -> Result<()> {
     let values =
         ["jobs.destination.separate=true", "jobs.destination.multicluster=true", "jobs.externalWorkload.separate=true"];
-    let cluster = Cluster::start(&values).await?;
+    let cluster = OtherNamesRig::start(&values).await?;
     for deployment in [OPERATOR, "linkerd-operator-destination", "linkerd-operator-external-workload"] {
         lacks_nothing(&mut cluster.manager(deployment).await?).await.with_context(|| deployment.to_owned())?;
     }
@@ -78,9 +71,11 @@ async fn a_release_in_other_namespaces_gives_each_deployment_the_permissions_tha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permissions_to_write_can_be_limited_to_namespaces() -> Result<()> {
-    let cluster =
-        Cluster::start(&["jobs.linkerdConfig.rollouts.namespaces={shop}", "jobs.externalWorkload.namespaces={shop}"])
-            .await?;
+    let cluster = OtherNamesRig::start(&[
+        "jobs.linkerdConfig.rollouts.namespaces={shop}",
+        "jobs.externalWorkload.namespaces={shop}",
+    ])
+    .await?;
     for (verb, resource, expected) in [
         ("patch", "deployments.apps", false),
         ("patch", "statefulsets.apps", false),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, shipped::OPERATOR_NAMESPACE};
+use e2e::{Rig, shipped::OPERATOR_NAMESPACE};
 use serde_json::{Value, json};
 
 use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
@@ -309,11 +309,9 @@ async fn the_notes_say_whether_new_pods_are_injected() -> Result<()> {
 /// Every field is known and every value is valid, also in the parts that are off by default.
 #[tokio::test]
 async fn an_api_server_accepts_everything_that_the_charts_render_without_a_warning() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
+    let control_plane =
+        Rig::bare().namespace(OPERATOR_NAMESPACE).namespace("linkerd").namespace("shop").start().await?;
     let helm = Helm::new("helm4", &control_plane).await?;
-    for namespace in [OPERATOR_NAMESPACE, "linkerd", "shop"] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
     let limits = ["jobs.linkerdConfig.rollouts.namespaces={shop}", "jobs.externalWorkload.namespaces={shop}"];
     for (chart, values) in [
         (CRDS, vec!["linkerdCRDs.install=true"]),

@@ -1,16 +1,15 @@
 //! The hooks of `helm test`: the Pod runs `linkerd-operator check`, and its account has exactly the permissions that the
 //! command needs. No kubelet runs the Pod here: its container's command runs with the token of its account.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{eventually, executable::operator_binary, injector::machine_address, port};
+use e2e::{command::Ended, eventually, injector::machine_address, port};
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
 use super::{
-    Helm, IMAGE, OPERATOR,
-    permissions::{Cluster, LINKERD, NAMESPACE},
+    DEADLINE, Helm, IMAGE, OPERATOR,
+    permissions::{LINKERD, NAMESPACE, OtherNamesRig},
 };
 use crate::{
     check::ReplicaPod,
@@ -18,8 +17,6 @@ use crate::{
 };
 
 const ACCOUNT: &str = "linkerd-operator-test";
-/// Longer than the Pod waits.
-const DEADLINE: Duration = Duration::from_secs(150);
 
 fn hooks(objects: &[Value]) -> Vec<Value> {
     let is_hook = |object: &&Value| object["metadata"]["annotations"]["helm.sh/hook"] == "test";
@@ -36,18 +33,17 @@ struct TestPod<'a> {
 
 impl TestPod<'_> {
     async fn run(&self, more: &[&str]) -> Result<(Option<i32>, String)> {
-        let mut command = Command::new(operator_binary()?);
-        command.args(&self.args).args(more).arg("--kubeconfig").arg(self.kubeconfig);
-        command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-        let output = timeout(DEADLINE, command.output()).await.context("the command did not end")??;
-        Ok((output.status.code(), String::from_utf8(output.stdout)?))
+        let own: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        let kubeconfig = format!("--kubeconfig={}", self.kubeconfig.display());
+        let ended = Ended::operator(&[&own, more, &[kubeconfig.as_str()]].concat(), DEADLINE).await?;
+        Ok((ended.code, ended.stdout))
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_account_of_the_test_may_read_what_check_needs_and_nothing_else() -> Result<()> {
-    let cluster = Cluster::start(&[]).await?;
-    let control_plane = &cluster.control_plane;
+    let cluster = OtherNamesRig::start(&[]).await?;
+    let control_plane = &cluster.rig;
     let hooks = hooks(&cluster.objects);
     let (pods, others): (Vec<_>, Vec<_>) = hooks.into_iter().partition(|object| object["kind"] == "Pod");
     control_plane.apply(&others).await?;
@@ -159,8 +155,8 @@ async fn helm_renders_the_hooks_of_the_test_unless_it_is_off() -> Result<()> {
 /// The test ends as its kubelet would end it.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_waits_for_the_pod_and_deletes_all_hooks_after_a_success() -> Result<()> {
-    let cluster = Cluster::start(&[]).await?;
-    let control_plane = &cluster.control_plane;
+    let cluster = OtherNamesRig::start(&[]).await?;
+    let control_plane = &cluster.rig;
     let helm = Helm::new("helm4", control_plane).await?;
     let succeeds = eventually(DEADLINE, "the Pod of the test", async || {
         let status = json!({"status": {"phase": "Succeeded"}}).to_string();

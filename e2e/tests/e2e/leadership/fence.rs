@@ -5,18 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Action, FaultProxy, Rule, eventually,
-    fault_proxy::Request,
+    fault_proxy::RecordedRequest,
     holds,
+    manager::QUIET,
     mesh::{Mesh, SOON},
 };
 use serde_json::json;
 
 use super::{
-    EXPIRED, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, leads, serves, slice_writes, stops_leading, writes,
+    EXPIRED, LEASE, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, serves, slice_writes, stops_leading, writes,
 };
-
-/// How long the test waits for an unexpected write.
-const QUIET: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_leader_paused_past_its_lease_follows_and_can_lead_again_f16() -> Result<()> {
@@ -58,7 +56,7 @@ async fn a_leader_paused_past_the_renew_deadline_keeps_its_lease_and_catches_up(
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let mut only = stage.manager_behind(&proxy, "only").await?;
-    leads(&only, SOON).await?;
+    only.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     // When resumed, it receives the change well before it has renewed its Lease.
     proxy.inject(Rule::path("/leases/").method("PUT"), Action::Delay(Duration::from_millis(500)));
@@ -82,7 +80,7 @@ async fn late_write(
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let mut first = stage.manager_behind(&proxy, "first").await?;
-    leads(&first, SOON).await?;
+    first.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     let second = stage.manager("second").await?;
     prepare(&stage.mesh).await?;
@@ -90,7 +88,7 @@ async fn late_write(
     change(&stage.mesh).await?;
     let place = eventually(SOON, "the write to be held", async || {
         let log = proxy.log();
-        let held = |request: &Request| request.method == method && request.path.contains("/endpointslices");
+        let held = |request: &RecordedRequest| request.method == method && request.path.contains("/endpointslices");
         log.iter().rposition(|request| held(request) && request.status.is_none()).context("no write is held")
     })
     .await?;
@@ -151,17 +149,13 @@ async fn lease_partition(action: Action) -> Result<()> {
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let first = stage.manager_behind(&proxy, "first").await?;
-    leads(&first, SOON).await?;
+    first.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     let second = stage.manager("second").await?;
     // Refused writes are retried, so the leader always has a pending write.
     let refused = proxy.inject(Rule::path("/endpointslices"), Action::Status { code: 503, retry_after: None });
     stage.mesh.set_ready("vm", false).await?;
-    eventually(SOON, "retries", async || {
-        ensure!(refused.hits() > 1, "{} refused", refused.hits());
-        Ok(())
-    })
-    .await?;
+    refused.is_hit(|hits| hits > 1).await?;
     refused.remove();
     stage.mesh.shows("web", &[("vm", false)]).await?;
 
@@ -206,12 +200,7 @@ async fn lease_partition(action: Action) -> Result<()> {
 
     refused.remove();
     partition.remove();
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = first.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
+    first.is_well(SOON).await?;
     holds(QUIET, "the first replica to follow", async || {
         ready = !ready;
         quiet(ready).await?;

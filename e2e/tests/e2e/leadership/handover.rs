@@ -10,17 +10,17 @@ use e2e::{Action, FaultProxy, Manager, Rule, eventually, holds, mesh::SOON};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::json;
 
-use super::{DURATION, EXPIRED, STOP, Stage, gap, is_leading, leads, signed, slice_writes, writes};
+use super::{DURATION, EXPIRED, LEASE, STOP, Stage, gap, is_leading, replica, signed, slice_writes, writes};
 
 #[tokio::test]
 async fn on_sigterm_the_leader_releases_its_lease_and_the_other_replica_writes() -> Result<()> {
     let stage = Stage::new().await?;
-    let mut first = stage.start("first", &[], None).await?;
-    leads(&first, SOON).await?;
+    let mut first = stage.start(replica("first")).await?;
+    first.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     // The proxy counts all requests: the metrics of a replica may not cover every write.
     let proxy = FaultProxy::start(&stage.control_plane).await?;
-    let second = stage.start("second", &[], Some(&proxy)).await?;
+    let second = stage.start(replica("second").through(&proxy)).await?;
     stage.flip(false).await?;
     holds(Duration::from_secs(3), "the follower to write nothing", async || {
         let sent = ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| proxy.count(method, "")).sum::<usize>();
@@ -80,17 +80,13 @@ async fn the_next_leader_completes_the_writes_of_a_killed_one_f18() -> Result<()
     for (round, (method, family, address)) in rounds.into_iter().enumerate() {
         let proxy = FaultProxy::start(&stage.control_plane).await?;
         let mut first = stage.manager_behind(&proxy, &format!("first-{round}")).await?;
-        leads(&first, SOON).await?;
+        first.leads(LEASE, SOON).await?;
         // A write for the other Service must not be the one that is held.
         stage.mesh.shows("web", &[("vm", true)]).await?;
         stage.mesh.shows("both", &[("vm-both", true)]).await?;
         let held = proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::Hold);
         stage.mesh.patch_workload("vm-both", json!({"spec": {"workloadIPs": [{"ip": address}]}})).await?;
-        eventually(SOON, format_args!("the {method} to be in flight"), async || {
-            ensure!(held.hits() == 1, "{} held", held.hits());
-            Ok(())
-        })
-        .await?;
+        held.is_hit(|hits| hits == 1).await?;
         first.kill().await?;
         let slices = stage.mesh.our_slices("both").await?.len();
         ensure!(slices == [1, 2, 2][round], "{slices} slices before {method}");
@@ -180,7 +176,7 @@ async fn replicas_that_end_in_turn_under_churn_publish_every_endpoint_once() -> 
     Ok(())
 }
 
-/// Waits until a replica leads, and returns its index.
+/// Waits until a replica and returns its index.
 async fn leader_of(replicas: &[Manager]) -> Result<usize> {
     eventually(EXPIRED, "a replica to lead", async || {
         for (place, replica) in replicas.iter().enumerate() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::{Process, Signal, eventually, holds, mesh::SOON};
 
-use super::{LEASE, NAMESPACE, STOP, Stage, leads, serves, writes};
+use super::{LEASE, NAMESPACE, STOP, Stage, serves, writes};
 
 fn waits_for_the_lease(elector: &Process) -> Result<()> {
     let log = elector.log();
@@ -40,7 +40,7 @@ async fn the_manager_waits_for_a_client_go_holder_and_takes_the_released_lease()
     let record = stage.is_released(&version, held.holder_identity.as_deref().unwrap_or_default()).await?;
     assert_eq!(record.holder_identity.as_deref(), Some("operator"));
     assert_eq!(record.lease_transitions, held.lease_transitions.map(|transitions| transitions + 1));
-    leads(&manager, SOON).await?;
+    manager.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await
 }
 
@@ -48,7 +48,7 @@ async fn the_manager_waits_for_a_client_go_holder_and_takes_the_released_lease()
 async fn a_client_go_follower_waits_for_the_manager_and_takes_the_released_lease() -> Result<()> {
     let stage = Stage::new().await?;
     let mut manager = stage.manager("operator").await?;
-    leads(&manager, SOON).await?;
+    manager.leads(LEASE, SOON).await?;
     let elector = stage.control_plane.start_elector(NAMESPACE, LEASE)?;
     eventually(Duration::from_secs(60), "the elector to wait", async || waits_for_the_lease(&elector)).await?;
     holds(super::DURATION + Duration::from_secs(1), "the manager to keep the Lease", async || {

@@ -7,7 +7,7 @@ use e2e::{eventually, holds, mesh::SOON};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use super::{LEASE, RETRY, Stage, is_leading, leads, signed, writes};
+use super::{LEASE, RETRY, Stage, is_leading, signed, writes};
 
 #[tokio::test]
 async fn a_deleted_lease_is_recreated_and_one_replica_leads_f17() -> Result<()> {
@@ -72,8 +72,8 @@ async fn a_lease_edited_to_another_holder_stops_the_leader_until_it_expires_f17(
 async fn two_replicas_under_one_identity_do_no_harm_f17() -> Result<()> {
     let stage = Stage::new().await?;
     let (mut one, other) = (stage.manager("same").await?, stage.manager("same").await?);
-    leads(&one, SOON).await?;
-    leads(&other, SOON).await?;
+    one.leads(LEASE, SOON).await?;
+    other.leads(LEASE, SOON).await?;
     let mut expected = vec![("vm".to_owned(), true)];
     for round in 0..6 {
         let name = format!("vm-{round}");

@@ -10,11 +10,12 @@ mod lease;
 mod operators;
 mod versions;
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::Deref, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, FaultProxy, Manager, ManagerOptions, Options, eventually,
+    FaultProxy, Manager, ManagerOptions, Rig, eventually,
+    manager::STOP,
     mesh::{Mesh, SOON},
 };
 use futures::{StreamExt, TryStreamExt};
@@ -41,61 +42,36 @@ const RETRY: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(1500);
 /// Deadline for changes that must wait for a Lease to expire.
 const EXPIRED: Duration = Duration::from_secs(45);
-/// Maximum time from SIGTERM to the exit.
-const STOP: Duration = Duration::from_secs(45);
 
-/// A control plane with Linkerd's CRDs and namespace, the Service `web` and its workload `vm`.
+/// A rig with the Service `web` and its workload `vm`.
 struct Stage {
-    control_plane: ControlPlane,
+    rig: Rig,
     mesh: Mesh,
     leases: Api<Lease>,
 }
 
 impl Stage {
     async fn new() -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.kubectl(&["create", "namespace", NAMESPACE]).await?;
-        let client = control_plane.client().await?;
-        let mesh = Mesh::new(&client, "default");
+        let rig = Rig::linkerd().start().await?;
+        let mesh = Mesh::new(&rig.client, "default");
         mesh.put_service("web", json!({})).await?;
         mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-        Ok(Self { control_plane, mesh, leases: Api::namespaced(client, NAMESPACE) })
+        Ok(Self { mesh, leases: Api::namespaced(rig.client.clone(), NAMESPACE), rig })
     }
 
     /// Starts a replica with short times.
     async fn manager(&self, identity: &str) -> Result<Manager> {
-        self.start(identity, &short_times(), None).await
+        self.start(replica(identity).args(short_times())).await
     }
 
     /// Starts a replica with short times, behind a proxy.
     async fn manager_behind(&self, proxy: &FaultProxy, identity: &str) -> Result<Manager> {
-        self.start(identity, &short_times(), Some(proxy)).await
+        self.start(replica(identity).args(short_times()).through(proxy)).await
     }
 
-    /// Starts a replica with these arguments, and waits until it is ready with synced caches.
-    async fn start(&self, identity: &str, args: &[String], proxy: Option<&FaultProxy>) -> Result<Manager> {
-        self.start_binary(None, identity, args, proxy).await
-    }
-
-    /// Starts a replica with this binary; `None` is the one that was built with the tests.
-    async fn start_binary(
-        &self,
-        binary: Option<PathBuf>,
-        identity: &str,
-        args: &[String],
-        proxy: Option<&FaultProxy>,
-    ) -> Result<Manager> {
-        let options = ManagerOptions {
-            // The LinkerdConfig job uses another Lease.
-            args: [&["--enable-linkerd-config=false".to_owned()], args].concat(),
-            identity: Some(identity.to_owned()),
-            kubeconfig: proxy.map(|proxy| proxy.kubeconfig().to_owned()),
-            binary,
-            ..ManagerOptions::default()
-        };
-        let mut manager = Manager::start(&self.control_plane, options)?;
-        manager.ready(SOON).await?;
+    /// Starts a replica, and waits until it is ready with synced caches.
+    async fn start(&self, options: ManagerOptions) -> Result<Manager> {
+        let manager = options.ready(self).await?;
         let cached = manager.metric("externalworkload_cache_size", &[]).await;
         ensure!(cached.is_some_and(|size| size > 0.0), "ready with {cached:?} workloads in the cache");
         Ok(manager)
@@ -104,7 +80,7 @@ impl Stage {
     /// Starts two replicas: the first leads and has published `vm`.
     async fn pair(&self) -> Result<(Manager, Manager)> {
         let first = self.manager("first").await?;
-        leads(&first, SOON).await?;
+        first.leads(LEASE, SOON).await?;
         self.mesh.shows("web", &[("vm", true)]).await?;
         Ok((first, self.manager("second").await?))
     }
@@ -162,6 +138,19 @@ impl Stage {
     }
 }
 
+impl Deref for Stage {
+    type Target = Rig;
+
+    fn deref(&self) -> &Rig {
+        &self.rig
+    }
+}
+
+/// A replica without the LinkerdConfig job, which uses another Lease.
+fn replica(identity: &str) -> ManagerOptions {
+    ManagerOptions::new(["--enable-linkerd-config=false"]).identity(identity)
+}
+
 fn short_times() -> Vec<String> {
     let flag = |name: &str, value: Duration| format!("--leader-election-{name}={}s", value.as_secs());
     vec![flag("lease-duration", DURATION), flag("renew-deadline", RENEW_DEADLINE), flag("retry-period", RETRY)]
@@ -169,14 +158,6 @@ fn short_times() -> Vec<String> {
 
 async fn is_leading(manager: &Manager) -> bool {
     manager.is_leading(LEASE).await
-}
-
-async fn leads(manager: &Manager, deadline: Duration) -> Result<()> {
-    eventually(deadline, "the replica to lead", async || {
-        ensure!(is_leading(manager).await, "it does not lead");
-        Ok(())
-    })
-    .await
 }
 
 async fn stops_leading(manager: &Manager, deadline: Duration) -> Result<()> {

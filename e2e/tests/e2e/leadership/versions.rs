@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{FaultProxy, Manager, eventually, holds, mesh::SOON};
+use e2e::{FaultProxy, Replica, eventually, holds, mesh::SOON};
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{EXPIRED, RETRY, STOP, Stage, leads, short_times, slice_writes};
+use super::{EXPIRED, LEASE, RETRY, STOP, Stage, replica, short_times, slice_writes};
 use crate::other_version::{OtherVersion, Version};
 
 /// More than one EndpointSlice holds.
@@ -16,20 +16,14 @@ const CROWD: usize = 130;
 /// The Services, and a workload of each whose readiness changes.
 const CHANGING: [(&str, &str); 3] = [("crowd", "vm-007"), ("both", "vm-both"), ("named", "vm-named")];
 
-/// A replica, and the proxy that counts its requests.
-struct Replica {
-    manager: Manager,
-    proxy: FaultProxy,
-}
-
 /// The identity of each EndpointSlice: its name → its uid and resourceVersion.
 type Slices = BTreeMap<String, (Option<String>, Option<String>)>;
 
 impl Stage {
     async fn replica(&self, other: &OtherVersion, version: Version, identity: &str) -> Result<Replica> {
-        let proxy = FaultProxy::start(&self.control_plane).await?;
-        let manager = self.start_binary(other.binary(version), identity, &short_times(), Some(&proxy)).await?;
-        Ok(Replica { manager, proxy })
+        let proxy = FaultProxy::start(self).await?;
+        let options = replica(identity).args(short_times()).binary(other.binary(version)).through(&proxy);
+        Ok(Replica { manager: self.start(options).await?, proxy })
     }
 
     /// A Service with several EndpointSlices, one with two address families, and one with a named port.
@@ -78,7 +72,7 @@ async fn two_versions_take_turns_and_write_a_slice_only_for_a_change() -> Result
     let stage = Stage::new().await?;
     stage.put_services().await?;
     let mut leader = stage.replica(&other, Version::Other, "other-0").await?;
-    leads(&leader.manager, SOON).await?;
+    leader.manager.leads(LEASE, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     stage.shows_all(true).await?;
     let mut ready = true;
@@ -96,16 +90,12 @@ async fn two_versions_take_turns_and_write_a_slice_only_for_a_change() -> Result
 
 /// Ends the leader, and checks that the next replica writes each change once and nothing else. The workloads that
 /// change are `ready` before it, and not ready after it, or the reverse.
-async fn take_over(stage: &Stage, mut leader: Replica, next: &Replica, kill: bool, ready: bool) -> Result<()> {
+async fn take_over(stage: &Stage, leader: Replica, next: &Replica, kill: bool, ready: bool) -> Result<()> {
     let before = stage.slices().await?;
     let record = stage.record().await?;
-    if kill {
-        leader.manager.kill().await?;
-    } else {
-        ensure!(leader.manager.terminate(STOP).await?.success(), "the leader did not exit with success");
-    }
+    leader.end(kill, STOP).await?;
     ensure!(slice_writes(&next.proxy) == 0, "a follower wrote a slice");
-    leads(&next.manager, EXPIRED).await?;
+    next.manager.leads(LEASE, EXPIRED).await?;
     let transitions = stage.record().await?.lease_transitions;
     ensure!(transitions == record.lease_transitions.map(|before| before + 1), "{transitions:?} transitions");
 

@@ -35,7 +35,7 @@ const STEPS: [(Doing, &str, &str); 12] = [
 
 /// The outcome of the write in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+enum WriteEnd {
     /// The write never reaches the API server.
     Lost,
     /// The API server executes the write, but the manager receives no response.
@@ -48,7 +48,7 @@ fn upgraded() -> String {
     HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1")
 }
 
-async fn killed_at_each_step(end: End) -> Result<()> {
+async fn killed_at_each_step(end: WriteEnd) -> Result<()> {
     for (doing, method, path) in STEPS {
         killed(doing, method, path, end)
             .await
@@ -57,7 +57,7 @@ async fn killed_at_each_step(end: End) -> Result<()> {
     Ok(())
 }
 
-async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> {
+async fn killed(doing: Doing, method: &str, path: &str, end: WriteEnd) -> Result<()> {
     let installation = Installation::new().await?;
     let spec = json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"});
     let mut manager = installation.manager().await?;
@@ -67,7 +67,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         // The Event may follow the status.
         installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     }
-    let action = if end == End::Lost { Action::Hold } else { Action::Detain };
+    let action = if end == WriteEnd::Lost { Action::Hold } else { Action::Detain };
     let fault = installation.proxy.inject(Rule::path(path).method(method).times(1), action);
     match doing {
         Doing::Adopting => installation.declare("mesh", spec).await.map(drop)?,
@@ -75,13 +75,9 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         Doing::Reverting => installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await.map(drop)?,
         Doing::Restoring => installation.delete("mesh").await?,
     }
-    eventually(SOON, "the write to be in flight", async || {
-        ensure!(fault.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
+    fault.is_hit(|hits| hits == 1).await?;
     manager.kill().await?;
-    if end == End::Unknown {
+    if end == WriteEnd::Unknown {
         fault.release();
         let sent = || installation.proxy.log().into_iter().filter(|r| r.method == method && r.path.contains(path));
         eventually(SOON, "the write to be executed", async || {
@@ -113,7 +109,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
     }
     fault.release();
     // A late write is rejected, or reverted immediately.
-    if end == End::Late {
+    if end == WriteEnd::Late {
         eventually(SOON, "the end state again", settled).await?;
         holds(QUIET, "the end state", settled).await?;
     }
@@ -145,17 +141,17 @@ async fn is_settled(installation: &Installation, doing: Doing, declared: &Value,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_is_lost_with_its_manager_is_made_by_the_next_one() -> Result<()> {
-    killed_at_each_step(End::Lost).await
+    killed_at_each_step(WriteEnd::Lost).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_was_executed_without_a_response_is_not_repeated() -> Result<()> {
-    killed_at_each_step(End::Unknown).await
+    killed_at_each_step(WriteEnd::Unknown).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_outlives_its_manager_does_not_undo_the_work_of_the_next_one() -> Result<()> {
-    killed_at_each_step(End::Late).await
+    killed_at_each_step(WriteEnd::Late).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,10 +161,9 @@ async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let second_proxy = FaultProxy::start(&installation.control_plane).await?;
-    let mut second = installation.start_manager("second", &second_proxy, &[])?;
-    second.ready(SOON).await?;
+    let second = installation.replica("second").through(&second_proxy).ready(&installation.control_plane).await?;
     let written = || {
-        let changes = |r: &e2e::fault_proxy::Request| r.method != "GET" && !r.path.contains("/leases");
+        let changes = |r: &e2e::fault_proxy::RecordedRequest| r.method != "GET" && !r.path.contains("/leases");
         second_proxy.log().into_iter().filter(changes).collect::<Vec<_>>()
     };
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;

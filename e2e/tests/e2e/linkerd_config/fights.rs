@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use e2e::{eventually, holds};
+use e2e::{eventually, holds, manager::BACKED_OFF};
 use serde_json::json;
 
-use super::{BACKED_OFF, HELM, Installation};
+use super::{HELM, Installation};
 
 const STALLED: [&str; 4] =
     ["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted", "Stalled=True/RepeatedDrift"];

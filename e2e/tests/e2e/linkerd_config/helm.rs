@@ -3,12 +3,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{Manager, binaries::Binaries};
+use e2e::{Manager, binaries::Binaries, command::Ended};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -18,12 +17,12 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const RELEASE: &str = "linkerd-control-plane";
 
 /// One version of Helm, and the installation that it installs Linkerd's configuration into.
-struct Helm {
+struct HelmInstallation {
     binary: PathBuf,
     installation: Installation,
 }
 
-impl Helm {
+impl HelmInstallation {
     async fn new(version: &str) -> Result<Self> {
         let binary = Self::binary(version).await?;
         let installation = Installation::empty().await?;
@@ -46,12 +45,9 @@ impl Helm {
         }
         let cluster = &self.installation.control_plane;
         command.args(args).env_clear().env("KUBECONFIG", cluster.kubeconfig()).env("HOME", cluster.directory());
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(DEADLINE, command.output()).await.context("Helm took too long")??;
-        let (stdout, stderr) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
-        ensure!(output.status.success(), "helm {verb} {}: {}", args.join(" "), stderr.trim());
-        Ok(stdout.into_owned())
+        let Ended { code, stdout, stderr } = Ended::of(command, DEADLINE).await?;
+        ensure!(code == Some(0), "helm {verb} {}: {}", args.join(" "), stderr.trim());
+        Ok(stdout)
     }
 
     /// Expects that Helm fails because the operator owns the document. Returns its error.
@@ -112,7 +108,7 @@ impl Helm {
 /// An upgrade and a rollback with server-side apply, which is the default of Helm 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_overlay() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     let uid = helm.installation.map().await?.uid();
     let set = ["--set", "proxy.logFormat=json"];
@@ -143,7 +139,7 @@ async fn helm_4_needs_force_conflicts_and_its_upgrade_and_rollback_keep_the_over
 /// Helm 3 merges on the client, so it never conflicts.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
-    let helm = Helm::new("helm3").await?;
+    let helm = HelmInstallation::new("helm3").await?;
     let (_manager, base) = helm.adopted().await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
@@ -159,9 +155,9 @@ async fn an_upgrade_and_a_rollback_by_helm_3_keep_the_overlay() -> Result<()> {
 /// Helm 4 keeps the method of a release that Helm 3 installed, unless `--server-side` says otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> {
-    let mut helm = Helm::new("helm3").await?;
+    let mut helm = HelmInstallation::new("helm3").await?;
     let (_manager, base) = helm.adopted().await?;
-    helm.binary = Helm::binary("helm4").await?;
+    helm.binary = HelmInstallation::binary("helm4").await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     let upgraded = helm.rendered("proxy.logFormat=json").await?;
     helm.is_declared_over(&upgraded).await?;
@@ -174,7 +170,7 @@ async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> 
 /// After the deletion of the resource, the next upgrade is as before the adoption.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     helm.installation.delete("mesh").await?;
     helm.installation.is_deleted("mesh").await?;
@@ -190,7 +186,7 @@ async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
 /// that neither `linkerd.io/created-by` nor `cliVersion` identifies the installer.
 #[tokio::test(flavor = "multi_thread")]
 async fn kubectl_apply_of_a_rendered_chart_is_an_installation_and_of_an_edited_copy_is_drift() -> Result<()> {
-    let helm = Helm::new("helm4").await?;
+    let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
     let installation = &helm.installation;
     let file = installation.control_plane.directory().join(format!("{}.yaml", installation.namespace));

@@ -30,13 +30,13 @@ const SYNCED: [&str; 4] = [
 const LATE: Duration = Duration::from_secs(3600);
 
 /// A mesh with injectors.
-struct Mesh {
+struct InjectorRig {
     installation: Installation,
     injector: Injector,
     manager: Manager,
 }
 
-impl Mesh {
+impl InjectorRig {
     async fn new(replicas: usize) -> Result<Self> {
         Self::on(Installation::new().await?, replicas).await
     }
@@ -91,7 +91,7 @@ impl Mesh {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_resource_is_ready_when_every_replica_uses_the_document() -> Result<()> {
-    let mesh = Mesh::new(3).await?;
+    let mesh = InjectorRig::new(3).await?;
     for replica in [1, 2] {
         mesh.injector.set_lag(replica, Duration::from_secs(4))?;
     }
@@ -122,7 +122,7 @@ async fn the_resource_is_ready_when_every_replica_uses_the_document() -> Result<
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_cannot_be_probed_is_named_and_retried_at_a_limited_rate() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.injector.set_behaviour(1, Behaviour::Hangs).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     let pod = mesh.injector.pod(1)?;
@@ -149,7 +149,7 @@ async fn a_replica_that_cannot_be_probed_is_named_and_retried_at_a_limited_rate(
 /// The probe is the same as before, but it must be sent again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_injectors_are_probed_again_when_a_resource_becomes_active_again() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[]).await?;
@@ -170,7 +170,7 @@ async fn the_injectors_are_probed_again_when_a_resource_becomes_active_again() -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_ready_replica_the_resource_is_not_synced_and_a_new_replica_is_probed() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.injector.set_ready(0, false).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.injectors_are("InjectorSynced=False/NoReadyReplicas", &["no replica"]).await?;
@@ -200,7 +200,7 @@ async fn without_a_ready_replica_the_resource_is_not_synced_and_a_new_replica_is
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_the_timeout_the_resource_holds_or_proceeds_as_declared() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.injector.set_lag(0, LATE)?;
     let sync = json!({"timeout": "2s", "nudge": false});
     mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
@@ -218,7 +218,7 @@ async fn after_the_timeout_the_resource_holds_or_proceeds_as_declared() -> Resul
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_injectors_are_restarted_once_if_the_resource_declares_it() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     let labels = json!({"app": "injector"});
     let deployment = json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
@@ -255,7 +255,7 @@ async fn the_injectors_are_restarted_once_if_the_resource_declares_it() -> Resul
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_shipped_permissions_are_sufficient_to_probe_and_to_nudge_a_replica_once_for_each_change() -> Result<()> {
-    let mesh = Mesh::on(permissions::start().await?, 2).await?;
+    let mesh = InjectorRig::on(permissions::start().await?, 2).await?;
     mesh.injector.set_lag(1, LATE)?;
     let sync = json!({"timeout": "1s", "onTimeout": "RestartInjector"});
     mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
@@ -278,7 +278,7 @@ async fn the_shipped_permissions_are_sufficient_to_probe_and_to_nudge_a_replica_
 async fn without_the_permission_to_nudge_a_lagging_replica_becomes_current_later() -> Result<()> {
     let installation = permissions::start().await?;
     permissions::leave_out_nudge(&installation).await?;
-    let mesh = Mesh::on(installation, 1).await?;
+    let mesh = InjectorRig::on(installation, 1).await?;
     mesh.injector.set_lag(0, Duration::from_secs(5))?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -291,7 +291,7 @@ async fn without_the_permission_to_nudge_a_lagging_replica_becomes_current_later
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_injectors_are_probed_for_new_trust_anchors_too() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.declare(json!({})).await?;
     mesh.reaches(&SYNCED).await?;
     mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
@@ -306,7 +306,7 @@ async fn the_injectors_are_probed_for_new_trust_anchors_too() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_probes_through_the_api_server() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.injector.set_lag(1, Duration::from_secs(3))?;
     let sync = json!({"method": "DryRun", "nudge": false});
     mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
@@ -327,7 +327,7 @@ async fn a_dry_run_probes_through_the_api_server() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_webhook_is_reported() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     unregister(&mesh.installation.client).await?;
     mesh.declare(json!({})).await?;
     let missing = "linkerd-proxy-injector-webhook-config";

@@ -85,8 +85,7 @@ impl Lent {
 
     /// Starts a control plane with controllers, for one test only.
     pub(super) async fn with_controllers() -> Result<Self> {
-        let options = Options { controller_manager: true, ..Options::default() };
-        let control_plane = Some(ControlPlane::start(options).await?);
+        let control_plane = Some(ControlPlane::start(Options::with_controllers()).await?);
         let lent = Self { control_plane, has_nodes: false, turn: None };
         lent.clear().await?;
         Ok(lent)

@@ -33,7 +33,6 @@ mod trust_anchors;
 mod versions;
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -43,7 +42,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    FaultProxy, Manager, ManagerOptions, TestNamespace, eventually, holds,
+    FaultProxy, Job, Manager, ManagerOptions, TestNamespace, eventually, holds,
     mesh::{Mesh, SOON},
 };
 use k8s_openapi::api::{apps::v1::ControllerRevision, core::v1::ConfigMap};
@@ -74,8 +73,6 @@ const WELL: [&str; 4] = [
 const QUIET: Duration = Duration::from_secs(1);
 /// A Lease that does not expire during a test: another replica can only lead after its release.
 const LONG_LEASE: &str = "--leader-election-lease-duration=600s";
-/// Longer than any backoff that a test reaches.
-const BACKED_OFF: Duration = Duration::from_secs(70);
 
 static PARSED: AtomicUsize = AtomicUsize::new(0);
 
@@ -150,39 +147,16 @@ impl Installation {
     }
 
     async fn manager_with(&self, args: &[&str]) -> Result<Manager> {
-        let mut manager = self.start_manager("operator", &self.proxy, args)?;
-        manager.ready(SOON).await?;
-        Ok(manager)
+        self.replica("operator").args(args.iter().copied()).ready(&self.control_plane).await
     }
 
-    /// Starts a manager. With the identity of a killed one it leads immediately.
-    fn start_manager(&self, identity: &str, proxy: &FaultProxy, args: &[&str]) -> Result<Manager> {
-        self.start_binary(None, identity, proxy, args)
-    }
-
-    /// Starts a manager with this binary; `None` is the one that was built with the tests.
-    fn start_binary(
-        &self,
-        binary: Option<PathBuf>,
-        identity: &str,
-        proxy: &FaultProxy,
-        args: &[&str],
-    ) -> Result<Manager> {
-        let Self { namespace, operator_namespace, .. } = self;
-        let own = [
-            "--enable-external-workload=false".to_owned(),
-            "--enable-destination=false".to_owned(),
-            format!("--controller-namespace={namespace}"),
-            format!("--operator-namespace={operator_namespace}"),
+    /// A manager behind the proxy. With the identity of a killed one it leads immediately.
+    fn replica(&self, identity: &str) -> ManagerOptions {
+        let namespaces = [
+            format!("--controller-namespace={}", self.namespace),
+            format!("--operator-namespace={}", self.operator_namespace),
         ];
-        let options = ManagerOptions {
-            args: own.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect(),
-            identity: Some(identity.to_owned()),
-            kubeconfig: Some(proxy.kubeconfig().to_owned()),
-            binary,
-            ..ManagerOptions::default()
-        };
-        Manager::start(&self.control_plane, options)
+        ManagerOptions::only(Job::LinkerdConfig).args(namespaces).identity(identity).through(&self.proxy)
     }
 
     /// The write requests of the managers that contain this text, as `METHOD path`. Requests for Leases are left out.

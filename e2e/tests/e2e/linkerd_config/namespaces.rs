@@ -24,7 +24,7 @@ const WAITS: &str = "--timeout=60s";
 
 async fn installed() -> Result<Installation> {
     let control_plane = Arc::new(Lent::with_controllers().await?);
-    control_plane.kubectl(&["create", "namespace", LINKERD]).await?;
+    control_plane.create_namespaces(&[LINKERD]).await?;
     control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
     let client = control_plane.client().await?;
     let token = control_plane.operator_token().await?;
@@ -113,7 +113,7 @@ async fn while_linkerds_namespace_is_terminating_a_resource_can_be_deleted() -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_that_waits_for_a_leader_ends_with_linkerds_namespace() -> Result<()> {
     let (installation, mut manager) = restoring().await?;
-    let second = installation.start_manager("second", &installation.proxy, &[LONG_LEASE])?;
+    let second = installation.replica("second").args([LONG_LEASE]).start(&installation.control_plane)?;
     manager.kill().await?;
     installation.delete("mesh").await?;
     holds(QUIET, "the finalizer", async || {
@@ -135,7 +135,7 @@ async fn an_operator_that_starts_after_the_end_of_linkerds_namespace_lets_a_reso
     delete_linkerd(&installation).await?;
     installation.delete("mesh").await?;
     assert_eq!(installation.finalizers("mesh").await?, [FINALIZER]);
-    let _manager = installation.start_manager("second", &installation.proxy, &[])?;
+    let _manager = installation.replica("second").start(&installation.control_plane)?;
     installation.is_deleted("mesh").await
 }
 
@@ -146,8 +146,7 @@ async fn a_follower_takes_over_from_a_killed_leader_when_one_lease_has_expired()
     let mut first = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    let mut second = installation.start_manager("second", &installation.proxy, &[])?;
-    second.ready(SOON).await?;
+    let _second = installation.replica("second").ready(&installation.control_plane).await?;
     first.kill().await?;
     let killed = Instant::now();
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;

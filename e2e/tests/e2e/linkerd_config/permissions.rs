@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Action, FaultProxy, Rule, eventually, holds,
+    manager::BACKED_OFF,
     mesh::SOON,
     shipped::{OPERATOR_ACCOUNT, is_named, policies_for},
 };
@@ -13,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
 
 const ROLE: &str = "linkerd-operator-linkerd-config";
 const EVENTS: &str = "linkerd-operator-events";
@@ -112,7 +113,7 @@ async fn in_force(installation: &Installation, allowed: bool, resource: &str, ve
     .await
 }
 
-pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::Request> {
+pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::RecordedRequest> {
     installation.proxy.log().into_iter().filter(|request| matches!(request.status, Some(401 | 403))).collect()
 }
 
@@ -147,7 +148,7 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_th
     installation.delete("mesh").await?;
     installation.is_deleted("mesh").await?;
     installation.is_helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?;
-    assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    manager.has_no_problem().await?;
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(refused(&installation), []);
     Ok(())

@@ -25,7 +25,7 @@ async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -
         Ok(())
     })
     .await?;
-    installation.control_plane.kubectl(&["create", "namespace", &nowhere]).await?;
+    installation.control_plane.create_namespaces(&[&nowhere]).await?;
     installation.reaches("mesh", &WELL).await?;
     Ok(())
 }

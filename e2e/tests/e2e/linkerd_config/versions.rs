@@ -62,9 +62,14 @@ impl Upgrade {
 
     async fn start_as(&self, version: Version, identity: &str) -> Result<Manager> {
         let Self { other, installation } = self;
-        let mut manager = installation.start_binary(other.binary(version), identity, &installation.proxy, &[])?;
-        manager.ready(SOON).await?;
-        Ok(manager)
+        installation.replica(identity).binary(other.binary(version)).ready(&installation.control_plane).await
+    }
+
+    /// An installation with the CRD of the other version.
+    async fn from(other: OtherVersion) -> Result<Self> {
+        let lent = Lent::with_crds(&other.repository(Version::Other).join("crd")).await?;
+        let installation = Installation::on(Arc::new(lent)).await?.installed().await?;
+        Ok(Self { other, installation })
     }
 
     async fn stored(&self) -> Result<Stored> {
@@ -97,9 +102,7 @@ async fn stored_objects_are_unchanged_by_the_crd_and_the_operator_of_another_ver
     let name = "stored_objects_are_unchanged_by_the_crd_and_the_operator_of_another_version";
     let Some(other) = OtherVersion::given(name)? else { return Ok(()) };
     let samples = other.repository(Version::Other).join("config/samples");
-    let lent = Lent::with_crds(&other.repository(Version::Other).join("crd")).await?;
-    let installation = Installation::on(Arc::new(lent)).await?.installed().await?;
-    let upgrade = Upgrade { other, installation };
+    let upgrade = Upgrade::from(other).await?;
     let installation = &upgrade.installation;
 
     let mut manager = upgrade.start(Version::Other).await?;
@@ -137,12 +140,7 @@ async fn stored_objects_are_unchanged_by_the_crd_and_the_operator_of_another_ver
         let map = installation.map().await?;
         let mut manager = upgrade.start(version).await?;
         let queue = [("name", "linkerdconfig_controller_workqueue")];
-        eventually(SOON, "a reconcile", async || {
-            let count = manager.metric("workqueue_work_duration_seconds_count", &queue).await;
-            ensure!(count.is_some_and(|count| count >= 1.0), "{count:?} reconciles");
-            Ok(())
-        })
-        .await?;
+        manager.measures("workqueue_work_duration_seconds_count", &queue, |count| count >= Some(1.0)).await?;
         upgrade.still_are(&stored, &format!("with the operator of {version:?}")).await?;
         ensure!(installation.map().await? == map, "{version:?} wrote the ConfigMap without a change");
 
@@ -215,9 +213,7 @@ fn text_of(map: &ConfigMap) -> String {
 async fn an_upgrade_in_the_order_of_the_page_keeps_every_declared_value_in_effect() -> Result<()> {
     let name = "an_upgrade_in_the_order_of_the_page_keeps_every_declared_value_in_effect";
     let Some(other) = OtherVersion::given(name)? else { return Ok(()) };
-    let lent = Lent::with_crds(&other.repository(Version::Other).join("crd")).await?;
-    let installation = Installation::on(Arc::new(lent)).await?.installed().await?;
-    let upgrade = Upgrade { other, installation };
+    let upgrade = Upgrade::from(other).await?;
     let installation = &upgrade.installation;
 
     let spec = json!({

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, eventually,
+    ControlPlane, Manager, ManagerOptions, Rig, eventually,
     injector::machine_address,
     mesh::SOON,
     plain_http, port,
@@ -111,17 +111,15 @@ fn in_linkerd(name: &str) -> Option<&str> {
     }
 }
 
-/// A cluster to which overlays of both folders with these components are applied, without the Deployments.
-struct Cluster {
-    control_plane: ControlPlane,
+/// A rig to which overlays of both folders with these components are applied, without the Deployments.
+struct ComponentRig {
+    control_plane: Rig,
     objects: Vec<Value>,
 }
 
-impl Cluster {
+impl ComponentRig {
     async fn start(names: &[&str]) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let control_plane = Rig::linkerd().start().await?;
         let objects = control_plane.shipped_with("config/default", &components(names)).await?;
         let mut applied: Vec<_> = objects.iter().filter(|object| object["kind"] != "Deployment").cloned().collect();
         let in_linkerd: Vec<_> = names.iter().filter_map(|name| in_linkerd(name)).collect();
@@ -136,10 +134,7 @@ impl Cluster {
     }
 
     async fn may(&self, account: &str, verb: &str, resource: &str) -> bool {
-        let account = format!("--as=system:serviceaccount:{OPERATOR_NAMESPACE}:{account}");
-        // kubectl exits with 1 for "no".
-        let question = ["auth", "can-i", verb, resource, "--all-namespaces", &account];
-        self.control_plane.kubectl(&question).await.is_ok()
+        self.control_plane.may(OPERATOR_NAMESPACE, account, verb, resource, "--all-namespaces").await
     }
 }
 
@@ -151,8 +146,7 @@ pub(crate) async fn start_manager(
     namespace: &str,
     flags: &[String],
 ) -> Result<Manager> {
-    let options = manager_options(control_plane, objects, deployment, namespace, flags).await?;
-    Manager::start(control_plane, options)
+    manager_options(control_plane, objects, deployment, namespace, flags).await?.start(control_plane)
 }
 
 /// The options with which the manager of a Deployment runs as in its Pod: with its ServiceAccount and its environment,
@@ -181,12 +175,7 @@ pub(crate) async fn manager_options(
 /// Waits until the manager reports no missing permission, and checks that it was denied nothing.
 pub(crate) async fn lacks_nothing(manager: &mut Manager) -> Result<()> {
     manager.ready(SOON).await?;
-    eventually(SOON, "/ready to report no problem", async || {
-        let (_, body) = manager.get("/ready").await?;
-        ensure!(body == "ready\n", "{body}");
-        Ok(())
-    })
-    .await?;
+    manager.is_well(SOON).await?;
     let log = manager.log();
     let denied = log.lines().find(|line| line.contains("is forbidden: User"));
     ensure!(denied.is_none(), "{denied:?}");
@@ -195,7 +184,7 @@ pub(crate) async fn lacks_nothing(manager: &mut Manager) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_separate_destination_serves_proxies_with_an_account_that_writes_nothing() -> Result<()> {
-    let cluster = Cluster::start(&["separate-destination"]).await?;
+    let cluster = ComponentRig::start(&["separate-destination"]).await?;
     let mut destination = cluster.manager(DESTINATION).await?;
     let mut controllers = cluster.manager(ACCOUNT).await?;
     lacks_nothing(&mut destination).await?;
@@ -229,7 +218,7 @@ async fn a_separate_destination_serves_proxies_with_an_account_that_writes_nothi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn separate_external_workloads_are_written_by_an_account_that_restarts_nothing() -> Result<()> {
-    let cluster = Cluster::start(&["separate-destination", "separate-external-workloads"]).await?;
+    let cluster = ComponentRig::start(&["separate-destination", "separate-external-workloads"]).await?;
     for deployment in [DESTINATION, EXTERNAL_WORKLOAD, ACCOUNT] {
         lacks_nothing(&mut cluster.manager(deployment).await?).await.with_context(|| deployment.to_owned())?;
     }
@@ -254,7 +243,7 @@ async fn without_a_job_the_manager_lacks_no_permission() -> Result<()> {
         ("without-external-workloads", "create", "endpointslices.discovery.k8s.io"),
         ("without-linkerd-config", "patch", "deployments.apps"),
     ] {
-        let cluster = Cluster::start(&[component]).await?;
+        let cluster = ComponentRig::start(&[component]).await?;
         lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await.with_context(|| component.to_owned())?;
         ensure!(!cluster.may(ACCOUNT, verb, resource).await, "{component}: it may {verb} {resource}");
     }
@@ -264,7 +253,7 @@ async fn without_a_job_the_manager_lacks_no_permission() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_authentication_the_metrics_need_a_token_of_a_user_who_may_get_them() -> Result<()> {
     const READER: &str = "linkerd-operator-metrics-reader";
-    let cluster = Cluster::start(&["metrics-authentication"]).await?;
+    let cluster = ComponentRig::start(&["metrics-authentication"]).await?;
     let control_plane = &cluster.control_plane;
     let component = "components: [../../config/prometheus/metrics-authentication]";
     let mut monitoring = control_plane.shipped_with("config/prometheus", component).await?;

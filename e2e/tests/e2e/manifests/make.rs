@@ -1,15 +1,17 @@
 //! The targets of `make` that change a cluster, and what they must not change.
 
-use std::{collections::BTreeMap, path::PathBuf, process::Stdio, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Options, eventually,
+    Rig,
+    command::Ended,
+    eventually,
     mesh::SOON,
-    shipped::{path_to_repository, remove_makes_variables},
+    shipped::{in_repository, path_to_repository, remove_makes_variables},
 };
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 use super::components::components;
 
@@ -17,36 +19,24 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// The name of a LinkerdConfig with a finalizer that the operator would have to remove.
 const RESTORING: &str = "restoring";
 
-struct Cluster {
-    control_plane: ControlPlane,
-}
+/// A rig that `make` changes.
+struct MakeRig(Rig);
 
-impl Cluster {
-    /// Starts a cluster whose nodes report every Pod as running, whatever its image.
-    async fn start() -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::full()).await?;
-        for node in ["node-a", "node-b"] {
-            control_plane.add_node(node, node).await?;
-        }
-        Ok(Self { control_plane })
-    }
-
+impl MakeRig {
     /// Runs make. Returns whether it succeeded, and its output.
     async fn make(&self, args: &[&str]) -> Result<(bool, String)> {
         let mut command = Command::new("make");
-        command.current_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")).args(args);
-        command.arg(format!("KUBECTL={}", self.control_plane.kubectl_path()?.display()));
+        command.current_dir(in_repository("")).args(args);
+        command.arg(format!("KUBECTL={}", self.0.kubectl_path()?.display()));
         // The deployed kustomization must not be in the checkout, which other runs may use.
-        let overlay = self.control_plane.directory().join("overlay");
+        let overlay = self.0.directory().join("overlay");
         tokio::fs::create_dir_all(&overlay).await?;
         command.arg(format!("OVERLAY={}", overlay.display()));
         command.arg(format!("OVERLAY_BASE={}", path_to_repository(&overlay)?));
         remove_makes_variables(&mut command);
-        command.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", self.control_plane.directory());
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let output = timeout(DEADLINE, command.output()).await.context("make took too long")??;
-        let text = [output.stdout, output.stderr].map(|part| String::from_utf8_lossy(&part).into_owned()).concat();
-        Ok((output.status.success(), text))
+        command.env("KUBECONFIG", self.0.kubeconfig()).env("HOME", self.0.directory());
+        let Ended { code, stdout, stderr } = Ended::of(command, DEADLINE).await?;
+        Ok((code == Some(0), stdout + &stderr))
     }
 
     async fn makes(&self, args: &[&str]) -> Result<String> {
@@ -57,12 +47,11 @@ impl Cluster {
 
     /// The UID and resourceVersion of each object in the namespace `linkerd`, except Events.
     async fn in_linkerd(&self) -> Result<BTreeMap<String, String>> {
-        let kinds =
-            self.control_plane.kubectl(&["api-resources", "--namespaced", "--verbs=list", "-o", "name"]).await?;
+        let kinds = self.0.kubectl(&["api-resources", "--namespaced", "--verbs=list", "-o", "name"]).await?;
         let kinds: Vec<_> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
         let columns = "custom-columns=K:.kind,N:.metadata.name,U:.metadata.uid,V:.metadata.resourceVersion";
         let list = ["get", &kinds.join(","), "-n", "linkerd", "--no-headers", "-o", columns];
-        let text = self.control_plane.kubectl(&list).await?;
+        let text = self.0.kubectl(&list).await?;
         let line = |line: &str| {
             let words: Vec<&str> = line.split_whitespace().collect();
             Some((format!("{}/{}", words.first()?, words.get(1)?), words.get(2..)?.join(" ")))
@@ -71,7 +60,7 @@ impl Cluster {
     }
 
     async fn names(&self, args: &[&str]) -> Result<Vec<String>> {
-        let text = self.control_plane.kubectl(&[&["get", "-o", "name"], args].concat()).await?;
+        let text = self.0.kubectl(&[&["get", "-o", "name"], args].concat()).await?;
         Ok(text.lines().map(str::to_owned).collect())
     }
 
@@ -80,7 +69,7 @@ impl Cluster {
             "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
             "metadata": {"name": name, "finalizers": finalizers}, "spec": {},
         });
-        self.control_plane.apply(&[config]).await
+        self.0.apply(&[config]).await
     }
 
     /// Applies overlays with the optional components, as a user does.
@@ -90,7 +79,7 @@ impl Cluster {
             ("config/control-plane", vec!["proxy-injector/control-plane", "multicluster/control-plane"]),
         ];
         for (folder, names) in overlays {
-            self.control_plane.apply(&self.control_plane.shipped_with(folder, &components(&names)).await?).await?;
+            self.0.apply(&self.0.shipped_with(folder, &components(&names)).await?).await?;
         }
         Ok(())
     }
@@ -126,8 +115,9 @@ fn linkerds() -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let control_plane = &cluster.control_plane;
+    // The nodes report every Pod as running, whatever its image.
+    let cluster = MakeRig(Rig::full().start().await?);
+    let control_plane = &cluster.0;
     // Linkerd's chart has already installed one of the CRDs.
     let servers = format!("{}/../crd/linkerd/servers.yaml", env!("CARGO_MANIFEST_DIR"));
     control_plane.kubectl(&["create", "-f", &servers]).await?;
@@ -146,7 +136,7 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
     cluster.has_no_operator().await?;
 
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.create_namespaces(&["linkerd"]).await?;
     control_plane.apply(&linkerds()).await?;
     eventually(SOON, "the objects that every namespace gets", async || {
         let objects = cluster.in_linkerd().await?;
@@ -208,8 +198,7 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn targets_name_a_missing_prerequisite() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let cluster = Cluster { control_plane };
+    let cluster = MakeRig(Rig::bare().start().await?);
     let (success, output) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;
     ensure!(!success && output.contains("Does the cluster have the image example.com/operator:1?"), "{output}");
     let nowhere = "CERT_MANAGER_URL=http://127.0.0.1:9/cert-manager.yaml";

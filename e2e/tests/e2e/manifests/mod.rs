@@ -10,7 +10,7 @@ mod samples;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Options,
+    Rig,
     mesh::merge,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, is_named},
 };
@@ -151,11 +151,10 @@ async fn probes_name_ports_that_the_manager_listens_on() -> Result<()> {
 /// Every field is known, every value is valid, and the Pods pass the Pod Security Standard `restricted`.
 #[tokio::test]
 async fn an_api_server_accepts_the_manifests_without_a_warning_and_the_pods_as_restricted() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
+    let control_plane = Rig::bare().namespace("linkerd").start().await?;
     // Dry runs fail in a namespace that does not exist.
     let namespace = control_plane.shipped("config/manager").await?;
     control_plane.apply(&of_kind(&namespace, "Namespace").into_iter().cloned().collect::<Vec<_>>()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     for folder in [FOLDERS.as_slice(), &["crd/linkerd"]].concat() {
         let path = format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"));
         let strictly = ["apply", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-k", &path];

@@ -6,30 +6,26 @@ mod cases;
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    ControlPlane, Options, User, eventually, kubeconfig,
-    mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
-};
+use e2e::{ControlPlane, Options, Rig, User, eventually, kubeconfig, mesh::SOON};
 use hyper::StatusCode;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use kube::{Api, Client, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{of_kind, probe::Probe};
-use cases::{APP, By, Case};
+use cases::{APP, By, PolicyCase};
 
 const ANNOTATIONS: &str = "linkerd-operator-rollout-annotations";
 /// A ServiceAccount with the operator's name in a tenant's namespace.
 const IMPOSTOR: &str = "system:serviceaccount:app:linkerd-operator";
 
-struct Clients {
+struct PolicyClients {
     operator: Client,
     admin: Client,
     impostor: Client,
 }
 
-impl Clients {
+impl PolicyClients {
     fn of(&self, by: By) -> &Client {
         match by {
             By::Operator => &self.operator,
@@ -40,10 +36,10 @@ impl Clients {
 }
 
 /// Starts a cluster with the shipped manifests, without the policies.
-async fn start(options: Options) -> Result<(ControlPlane, Clients)> {
+async fn start(options: Options) -> Result<(Rig, PolicyClients)> {
     let impostor = User { name: IMPOSTOR.to_owned(), groups: vec!["system:masters".to_owned()] };
-    let control_plane = ControlPlane::start(Options { users: vec![impostor], ..options }).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let options = Options { users: vec![impostor], ..options };
+    let control_plane = Rig::bare().options(options).namespace("linkerd").start().await?;
     let objects = control_plane.shipped("config/default").await?;
     let objects: Vec<_> = objects.into_iter().filter(|it| it["kind"] != "Deployment" && !is_policy(it)).collect();
     control_plane.apply(&objects).await?;
@@ -52,17 +48,12 @@ async fn start(options: Options) -> Result<(ControlPlane, Clients)> {
     let dry_run = format!("{}/../config/samples/dry_run_role.yaml", env!("CARGO_MANIFEST_DIR"));
     control_plane.kubectl(&["apply", "-f", &dry_run]).await?;
     control_plane.apply(&cases::namespaces()).await?;
-    let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-    let clients = Clients {
-        operator: kubeconfig::client(&path).await?,
-        admin: control_plane.client().await?,
+    let clients = PolicyClients {
+        operator: kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?,
+        admin: control_plane.client.clone(),
         impostor: kubeconfig::client(&control_plane.kubeconfig_for(IMPOSTOR)?).await?,
     };
     Ok((control_plane, clients))
-}
-
-fn with_controllers() -> Options {
-    Options { controller_manager: true, ..Options::default() }
 }
 
 fn is_policy(object: &Value) -> bool {
@@ -75,7 +66,7 @@ async fn apply_policies(control_plane: &ControlPlane) -> Result<()> {
 }
 
 /// Waits until each policy is in force: until it refuses the first of its cases.
-async fn are_in_force(clients: &Clients, cases: &[Case]) -> Result<()> {
+async fn are_in_force(clients: &PolicyClients, cases: &[PolicyCase]) -> Result<()> {
     let mut seen = BTreeSet::new();
     for case in cases {
         let Some(policy) = case.refused_by.filter(|policy| seen.insert(*policy)) else { continue };
@@ -134,7 +125,7 @@ async fn the_policies_refuse_every_write_that_is_not_the_operators_work_and_no_o
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollback_with_kubectl_passes_although_it_copies_the_operators_annotations() -> Result<()> {
-    let (control_plane, clients) = start(with_controllers()).await?;
+    let (control_plane, clients) = start(Options::with_controllers()).await?;
     control_plane.apply(&[cases::workload("Deployment", APP, "web")]).await?;
     apply_policies(&control_plane).await?;
     are_in_force(&clients, &cases::annotations()).await?;
@@ -162,7 +153,7 @@ async fn a_rollback_with_kubectl_passes_although_it_copies_the_operators_annotat
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copied_workload_with_the_operators_annotations_is_created_with_a_warning() -> Result<()> {
-    let (control_plane, clients) = start(with_controllers()).await?;
+    let (control_plane, clients) = start(Options::with_controllers()).await?;
     control_plane.apply(&[cases::workload("Deployment", APP, "web")]).await?;
     apply_policies(&control_plane).await?;
     are_in_force(&clients, &cases::annotations()).await?;
@@ -181,7 +172,7 @@ async fn a_copied_workload_with_the_operators_annotations_is_created_with_a_warn
 /// Type checking finds misspelled fields, which would make a policy refuse every write.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_policies_pass_the_type_check_of_the_api_server() -> Result<()> {
-    let (control_plane, clients) = start(with_controllers()).await?;
+    let (control_plane, clients) = start(Options::with_controllers()).await?;
     apply_policies(&control_plane).await?;
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(clients.admin);
     eventually(SOON, "the type check of each policy", async || {

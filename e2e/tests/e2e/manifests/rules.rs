@@ -3,11 +3,7 @@
 //! it with the roles.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    ControlPlane, Options, eventually, kubeconfig,
-    mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
-};
+use e2e::{ControlPlane, Options, Rig, eventually, kubeconfig, mesh::SOON, shipped::OPERATOR_NAMESPACE};
 use http::Method;
 use hyper::StatusCode;
 use kube::Client;
@@ -180,10 +176,8 @@ async fn no_permission_is_unbounded() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result<()> {
     let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
-    let control_plane =
-        &ControlPlane::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let options = Options { extra_api_server_args: vec![strict], ..Options::default() };
+    let control_plane = &Rig::linkerd().options(options).start().await?;
     for folder in FOLDERS {
         control_plane.apply_folder(folder).await?;
     }
@@ -192,8 +186,7 @@ async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result
     control_plane.kubectl(&["delete", policies, "--all"]).await?;
     control_plane.install_crds("crd").await?;
     control_plane.apply(&probe::objects()).await?;
-    let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-    let operator = kubeconfig::client(&path).await?;
+    let operator = kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?;
     let roles = shipped_roles(control_plane).await?;
     probe_roles(control_plane, &roles, &operator).await?;
     // Requests that no rule allows.
@@ -215,8 +208,7 @@ async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_permission_of_the_webhooks_is_sufficient_and_necessary_for_its_request() -> Result<()> {
-    let control_plane = &ControlPlane::start(Options::default()).await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let control_plane = &Rig::bare().namespace("linkerd").start().await?;
     for (folder, lines) in WEBHOOK_OVERLAYS {
         let mut objects = control_plane.shipped_with(folder, lines).await?;
         let is_policy = |kind: &str| kind.starts_with("ValidatingAdmissionPolicy");
@@ -225,8 +217,7 @@ async fn each_permission_of_the_webhooks_is_sufficient_and_necessary_for_its_req
     }
     control_plane.install_crds("crd").await?;
     control_plane.apply(&probe::objects()).await?;
-    let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-    let operator = kubeconfig::client(&path).await?;
+    let operator = kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?;
     let roles = roles_of_webhooks(control_plane).await?;
     probe_roles(control_plane, &roles, &operator).await?;
     for path in [

@@ -2,7 +2,7 @@
 //! permits images of some registries only.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, User, eventually, kubeconfig, mesh::SOON, shipped::in_repository};
+use e2e::{Options, Rig, User, eventually, kubeconfig, mesh::SOON, shipped::in_repository};
 use http::Method;
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -44,13 +44,11 @@ fn with_image(image: &str) -> Vec<(&'static str, &'static str, Value)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_images_of_the_listed_registries_are_admitted() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.install_crds("crd").await?;
-    control_plane.kubectl(&["create", "namespace", "app"]).await?;
+    let control_plane = Rig::bare().crds("crd").namespace("app").start().await?;
     control_plane.kubectl(&["-n", "app", "create", "serviceaccount", "default"]).await?;
-    let client = control_plane.client().await?;
+    let client = &control_plane.client;
     let create = async |path: &str, body: &Value| {
-        Probe::new(Method::POST, format!("{path}?dryRun=All"), Some(body.clone())).send(&client).await
+        Probe::new(Method::POST, format!("{path}?dryRun=All"), Some(body.clone())).send(client).await
     };
     for (what, path, body) in with_image(FOREIGN) {
         let (status, text) = create(path, &body).await?;
@@ -90,13 +88,7 @@ async fn the_audit_log_names_who_changed_what_runs_in_meshed_pods_and_nothing_el
     ];
     let alice = User { name: "alice".to_owned(), groups: vec!["system:masters".to_owned()] };
     let options = Options { users: vec![alice], extra_api_server_args: args, ..Options::default() };
-    let control_plane = ControlPlane::start(options).await?;
-    for folder in ["crd", "crd/linkerd"] {
-        control_plane.install_crds(folder).await?;
-    }
-    for namespace in ["app", "linkerd"] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
+    let control_plane = Rig::linkerd().options(options).crds("crd").namespace("app").start().await?;
     let client = kubeconfig::client(&control_plane.kubeconfig_for("alice")?).await?;
     let image = json!({"proxy": {"proxyImage": {"name": OURS}}});
     let labels = json!({"app": "web"});

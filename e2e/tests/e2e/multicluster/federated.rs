@@ -4,12 +4,12 @@ use anyhow::Result;
 use e2e::discovery::Message;
 use serde_json::json;
 
-use super::{Rig, federated};
+use super::{Linked, federated};
 use crate::discovery::objects::{address, service, slice};
 
 #[tokio::test]
 async fn members_in_three_clusters_come_and_go() -> Result<()> {
-    let rig = Rig::start("federated").await?;
+    let rig = Linked::start("federated").await?;
     let (east, north) = (rig.linked("east").await?, rig.linked("north").await?);
     rig.put(service("bb")).await?;
     rig.put(slice("bb", "bb", &[address("10.0.0.1")])).await?;
@@ -35,7 +35,7 @@ async fn members_in_three_clusters_come_and_go() -> Result<()> {
 /// Once all clusters are known, a new stream begins with the endpoints of all members at once.
 #[tokio::test]
 async fn the_first_message_is_the_union_of_the_members() -> Result<()> {
-    let rig = Rig::start("union").await?;
+    let rig = Linked::start("union").await?;
     let east = rig.linked("east").await?;
     rig.put(service("bb")).await?;
     rig.put(slice("bb", "bb", &[address("10.0.0.1")])).await?;

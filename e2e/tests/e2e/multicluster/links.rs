@@ -13,12 +13,12 @@ use kube::api::DeleteParams;
 use serde_json::json;
 use tonic::Code;
 
-use super::{Rig, federated, remote_discovery};
+use super::{Linked, federated, remote_discovery};
 use crate::discovery::received::{identity, wait_for};
 
 #[tokio::test]
 async fn a_cluster_may_be_linked_after_its_streams_were_opened_and_unlinked() -> Result<()> {
-    let rig = Rig::start("late").await?;
+    let rig = Linked::start("late").await?;
     let east = rig.other("east").await?;
     east.put_backends("bb", &["10.1.0.1"]).await?;
     rig.put(remote_discovery("remote", &east, "bb")).await?;
@@ -44,7 +44,7 @@ async fn a_cluster_may_be_linked_after_its_streams_were_opened_and_unlinked() ->
 /// The old credentials stop working when they are replaced, as after a rotation.
 #[tokio::test]
 async fn new_credentials_are_used_at_once_and_the_endpoints_stay() -> Result<()> {
-    let (rig, east, mut stream) = Rig::start_with_web("rotated").await?;
+    let (rig, east, mut stream) = Linked::start_with_web("rotated").await?;
     let renewed = FaultProxy::start(shared_other("east").await?).await?;
     rig.link(&east, &kubeconfig::embedded(renewed.kubeconfig())?).await?;
     eventually(SOON, "all watches to use the new credentials", async || {
@@ -59,7 +59,7 @@ async fn new_credentials_are_used_at_once_and_the_endpoints_stay() -> Result<()>
 
 #[tokio::test]
 async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
-    let (rig, east, mut stream) = Rig::start_with_web("renamed").await?;
+    let (rig, east, mut stream) = Linked::start_with_web("renamed").await?;
     let renamed = link(&east.name, "renamed.trust", &kubeconfig::embedded(east.proxy.kubeconfig())?);
     rig.put_secret(&east.name, renamed).await?;
     let name = format!("web.{}.serviceaccount.identity.linkerd.renamed.trust", rig.namespace.name());
@@ -71,7 +71,7 @@ async fn another_trust_domain_of_a_link_changes_the_identities() -> Result<()> {
 
 #[tokio::test]
 async fn a_broken_edit_of_a_secret_keeps_the_link_until_the_secret_is_deleted() -> Result<()> {
-    let (rig, east, mut stream) = Rig::start_with_web("edited").await?;
+    let (rig, east, mut stream) = Linked::start_with_web("edited").await?;
     let usable = kubeconfig::embedded(east.proxy.kubeconfig())?;
     let secret = link_name(&east.name);
     let kept = format!(
@@ -113,7 +113,7 @@ async fn a_broken_edit_of_a_secret_keeps_the_link_until_the_secret_is_deleted() 
 /// Otherwise a user who can write Secrets in the control plane's namespace could run programs in the operator's container.
 #[tokio::test]
 async fn a_kubeconfig_that_runs_a_program_is_refused_and_nothing_of_it_is_printed() -> Result<()> {
-    let rig = Rig::start("refused").await?;
+    let rig = Linked::start("refused").await?;
     let east = rig.other("east").await?;
     let mut config: serde_json::Value = serde_json::from_str(&kubeconfig::embedded(east.proxy.kubeconfig())?)?;
     config["users"][0]["user"] =

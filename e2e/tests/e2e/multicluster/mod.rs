@@ -8,52 +8,45 @@ mod links;
 mod outages;
 mod remote_discovery;
 
-use std::path::Path;
+use std::{ops::Deref, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
-    discovery::{Discovery, Endpoints},
+    FaultProxy, Job, Manager, ManagerOptions, TestNamespace,
+    discovery::Endpoints,
     eventually, kubeconfig,
     link::{link, link_name},
     mesh::SOON,
     shared_manager, shared_other,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 use hyper::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
-    Api, Client,
+    Api,
     api::{DeleteParams, Patch, PatchParams},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::OnceCell;
 
 use crate::discovery::{
-    api, create,
-    objects::{Object, meshed, of_pod, service, slice},
+    Objects, Served,
+    objects::{Object, address, meshed, of_pod, service, slice},
 };
 
-/// A namespace in this cluster, and a connection to a manager that serves other clusters.
-struct Rig {
-    client: Client,
-    namespace: TestNamespace,
-    manager: &'static Manager,
-    discovery: Discovery,
-}
+/// A namespace in this cluster, served by a manager that serves other clusters, too.
+struct Linked(Served<&'static Manager>);
 
 /// Another cluster, behind a fault proxy.
-struct Other {
+struct OtherCluster {
     /// The name of its link, unique to the test.
     name: String,
-    client: Client,
-    namespace: TestNamespace,
+    objects: Objects,
     proxy: FaultProxy,
 }
 
-// === impl Rig ===
+// === impl Linked ===
 
-impl Rig {
+impl Linked {
     async fn start(prefix: &str) -> Result<Self> {
         static MANAGER: OnceCell<Manager> = OnceCell::const_new();
         // It installs what a manager needs.
@@ -61,25 +54,17 @@ impl Rig {
         let manager = MANAGER.get_or_try_init(async || {
             let component = "components: [../../config/components/multicluster/control-plane]";
             control_plane.apply(&control_plane.shipped_with("config/control-plane", component).await?).await?;
-            let account = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-            let mut manager = start_manager(control_plane, &account, &["--enable-multicluster"])?;
-            manager.ready(SOON).await?;
-            anyhow::Ok(manager)
+            options(control_plane.operator_kubeconfig().await?).ready(control_plane).await
         });
-        let manager = manager.await?;
-        let client = control_plane.client().await?;
-        let namespace = TestNamespace::create(&client, prefix).await?;
-        let discovery = manager.discovery().await?;
-        Ok(Self { client, namespace, manager, discovery })
+        Ok(Self(Served::by(manager.await?, &control_plane.client().await?, prefix).await?))
     }
 
     /// Creates the namespace of this test in another cluster, without a link.
-    async fn other(&self, cluster: &str) -> Result<Other> {
+    async fn other(&self, cluster: &str) -> Result<OtherCluster> {
         let control_plane = shared_other(cluster).await?;
-        let client = control_plane.client().await?;
-        let namespace = TestNamespace::create_named(&client, self.namespace.name()).await?;
+        let namespace = TestNamespace::create_named(&control_plane.client().await?, self.name()).await?;
         let proxy = FaultProxy::start(control_plane).await?;
-        Ok(Other { name: format!("{cluster}-{}", self.namespace.name()), client, namespace, proxy })
+        Ok(OtherCluster { name: format!("{cluster}-{}", self.name()), objects: Objects::of(namespace), proxy })
     }
 
     /// A second proxy in front of a cluster.
@@ -88,7 +73,7 @@ impl Rig {
     }
 
     /// Creates the namespace of this test in another cluster, and links it.
-    async fn linked(&self, cluster: &str) -> Result<Other> {
+    async fn linked(&self, cluster: &str) -> Result<OtherCluster> {
         let other = self.other(cluster).await?;
         self.link(&other, &kubeconfig::embedded(other.proxy.kubeconfig())?).await?;
         Ok(other)
@@ -96,7 +81,7 @@ impl Rig {
 
     /// Links `east` with a Service `bb`, of one meshed Pod 10.1.0.1, and creates the Service `web` with its endpoints. Returns
     /// a stream that has received them.
-    async fn start_with_web(prefix: &str) -> Result<(Self, Other, Endpoints)> {
+    async fn start_with_web(prefix: &str) -> Result<(Self, OtherCluster, Endpoints)> {
         let rig = Self::start(prefix).await?;
         let east = rig.linked("east").await?;
         east.put_backends("bb", &["10.1.0.1"]).await?;
@@ -110,7 +95,7 @@ impl Rig {
     }
 
     /// Creates or changes the Secret of a link, as `linkerd multicluster link` writes it.
-    async fn link(&self, other: &Other, kubeconfig: &str) -> Result<()> {
+    async fn link(&self, other: &OtherCluster, kubeconfig: &str) -> Result<()> {
         self.put_secret(&other.name, link(&other.name, "other.trust", kubeconfig)).await
     }
 
@@ -124,7 +109,7 @@ impl Rig {
         Ok(())
     }
 
-    async fn unlink(&self, other: &Other) -> Result<()> {
+    async fn unlink(&self, other: &OtherCluster) -> Result<()> {
         self.secrets().delete(&link_name(&other.name), &DeleteParams::default()).await?;
         Ok(())
     }
@@ -139,52 +124,23 @@ impl Rig {
         .await
     }
 
-    async fn put(&self, object: Object) -> Result<()> {
-        create(&self.client, self.namespace.name(), object).await.map(drop)
-    }
-
-    async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
-        let api = api(&self.client, self.namespace.name(), kind);
-        api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        Ok(())
-    }
-
-    fn path(&self, service_and_port: &str) -> String {
-        let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
-        format!("{service}.{}.svc.cluster.local:{port}", self.namespace.name())
-    }
-
-    /// Opens a stream as soon as the Service is served.
-    async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
-        let path = self.path(service_and_port);
-        eventually(SOON, format_args!("{path} to be answered"), async || Ok(self.discovery.get(&path, "").await?)).await
-    }
-
-    /// Returns a stream that has received exactly these endpoints.
-    async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
-        let mut endpoints = self.get(service_and_port).await?;
-        endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;
-        Ok(endpoints)
-    }
-
     /// Waits until a metric of another cluster has a value.
-    async fn measures(&self, metric: &str, other: &Other, expected: impl Fn(Option<f64>) -> bool) -> Result<()> {
-        eventually(SOON, format_args!("{metric} of {}", other.name), async || {
-            let value = self.manager.metric(metric, &[("cluster", &other.name)]).await;
-            ensure!(expected(value), "it is {value:?}");
-            Ok(())
-        })
-        .await
+    async fn measures(&self, metric: &str, other: &OtherCluster, expected: impl Fn(Option<f64>) -> bool) -> Result<()> {
+        self.manager.measures(metric, &[("cluster", &other.name)], expected).await
     }
 }
 
-// === impl Other ===
+impl Deref for Linked {
+    type Target = Served<&'static Manager>;
 
-impl Other {
-    async fn put(&self, object: Object) -> Result<()> {
-        create(&self.client, self.namespace.name(), object).await.map(drop)
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
+}
 
+// === impl OtherCluster ===
+
+impl OtherCluster {
     /// Creates a Service with port 80, and a slice of meshed Pods with these addresses at port 8080.
     async fn put_backends(&self, name: &str, addresses: &[&str]) -> Result<()> {
         self.put(service(name)).await?;
@@ -199,28 +155,25 @@ impl Other {
 
     /// Replaces the endpoints of a slice by addresses without Pods.
     async fn set_addresses(&self, slice: &str, addresses: &[&str]) -> Result<()> {
-        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
-        let api = api(&self.client, self.namespace.name(), "EndpointSlice");
-        api.patch(slice, &PatchParams::default(), &Patch::Merge(&json!({ "endpoints": endpoints }))).await?;
-        Ok(())
+        let endpoints: Vec<Value> = addresses.iter().map(|ip| address(ip)).collect();
+        self.set_endpoints(slice, &endpoints).await
     }
 }
 
-fn start_manager(control_plane: &ControlPlane, kubeconfig: &Path, more: &[&str]) -> Result<Manager> {
-    Manager::start(control_plane, options(kubeconfig, more))
+impl Deref for OtherCluster {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
 }
 
-fn options(kubeconfig: &Path, more: &[&str]) -> ManagerOptions {
-    let only_discovery = ["--enable-external-workload=false", "--enable-linkerd-config=false"];
-    ManagerOptions {
-        args: only_discovery.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
-        kubeconfig: Some(kubeconfig.to_owned()),
-        ..ManagerOptions::default()
-    }
+fn options(kubeconfig: impl Into<PathBuf>) -> ManagerOptions {
+    ManagerOptions::only(Job::Destination).args(["--enable-multicluster"]).kubeconfig(kubeconfig)
 }
 
 /// A Service that has the endpoints of another one in a cluster.
-fn remote_discovery(name: &str, other: &Other, remote: &str) -> Object {
+fn remote_discovery(name: &str, other: &OtherCluster, remote: &str) -> Object {
     service(name)
         .labelled("multicluster.linkerd.io/remote-discovery", &other.name)
         .labelled("multicluster.linkerd.io/remote-service", remote)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Action, Manager, ManagerOptions, Rule, eventually, kubeconfig,
+    Action, Rule, eventually, kubeconfig,
     link::{link, link_name},
     mesh::SOON,
     shared_manager,
@@ -12,7 +12,7 @@ use e2e::{
 use futures::{StreamExt, TryStreamExt, stream};
 use hyper::StatusCode;
 
-use super::{Rig, federated, remote_discovery, start_manager};
+use super::{Linked, federated, options, remote_discovery};
 use crate::discovery::{
     QUIET,
     objects::{address, service, slice},
@@ -23,7 +23,7 @@ const FAILURES: &str = "linkerd_operator_remote_cluster_failures_total";
 
 #[tokio::test]
 async fn the_last_endpoints_stay_while_a_cluster_is_away_and_only_differences_are_sent_when_it_returns() -> Result<()> {
-    let rig = Rig::start("away").await?;
+    let rig = Linked::start("away").await?;
     let east = rig.linked("east").await?;
     rig.put(service("bb")).await?;
     rig.put(slice("bb", "bb", &[address("10.0.0.1")])).await?;
@@ -57,7 +57,7 @@ async fn the_last_endpoints_stay_while_a_cluster_is_away_and_only_differences_ar
 
 #[tokio::test]
 async fn a_cluster_that_denies_requests_is_never_taken_for_an_empty_one() -> Result<()> {
-    let rig = Rig::start("denied").await?;
+    let rig = Linked::start("denied").await?;
     let east = rig.other("east").await?;
     east.put_backends("bb", &["10.1.0.1"]).await?;
     rig.put(service("bb")).await?;
@@ -70,11 +70,7 @@ async fn a_cluster_that_denies_requests_is_never_taken_for_an_empty_one() -> Res
     let mut remote = rig.get("remote").await?;
     rig.measures("linkerd_operator_remote_cluster_synced", &east, |value| value == Some(0.0)).await?;
     let class = [("cluster", east.name.as_str()), ("class", "denied")];
-    eventually(SOON, "a denied request to be counted", async || {
-        ensure!(rig.manager.metric(FAILURES, &class).await > Some(0.0), "none was counted");
-        Ok(())
-    })
-    .await?;
+    rig.manager.measures(FAILURES, &class, |denied| denied > Some(0.0)).await?;
     remote.is_quiet_for(QUIET).await.context("no message until the cluster is known")?;
     let advice = format!("in the cluster {}: ", east.name);
     ensure!(rig.says("list and watch of pods are denied, grant them to ").await?.contains(&advice), "no {advice}");
@@ -86,7 +82,7 @@ async fn a_cluster_that_denies_requests_is_never_taken_for_an_empty_one() -> Res
 /// One cluster never answers, one refuses connections, and eighteen work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_with_twenty_clusters_of_which_two_are_dead_is_ready_and_serves_at_once() -> Result<()> {
-    let rig = Rig::start("twenty").await?;
+    let rig = Linked::start("twenty").await?;
     let east = rig.other("east").await?;
     let hanging = rig.other_again("east").await?;
     east.put_backends("bb", &["10.1.0.1"]).await?;
@@ -108,7 +104,7 @@ async fn a_manager_with_twenty_clusters_of_which_two_are_dead_is_ready_and_serve
     }
     rig.put(federated("web", &members, "bb")).await?;
     let (control_plane, _) = shared_manager().await?;
-    let mut manager = start_manager(control_plane, control_plane.kubeconfig(), &["--enable-multicluster"])?;
+    let mut manager = options(control_plane.kubeconfig()).start(control_plane)?;
     manager.ready(SOON).await?;
     let discovery = manager.discovery().await?;
     let mut own = discovery.get(&rig.path("bb"), "").await?;
@@ -132,7 +128,7 @@ async fn a_manager_with_twenty_clusters_of_which_two_are_dead_is_ready_and_serve
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enormous_namespace_of_another_cluster_takes_no_memory_from_clients_and_other_clusters() -> Result<()> {
     const LIMIT: u64 = 128 * 1024 * 1024;
-    let rig = Rig::start("enormous").await?;
+    let rig = Linked::start("enormous").await?;
     let (east, north) = (rig.linked("east").await?, rig.linked("north").await?);
     north.put_backends("bb", &["10.2.0.1"]).await?;
     rig.put(federated("web", &[format!("bb@{}", north.name), format!("aa@{}", east.name)], "bb")).await?;
@@ -143,12 +139,7 @@ async fn an_enormous_namespace_of_another_cluster_takes_no_memory_from_clients_a
     let slices = (0..400).map(|number| east.put(slice(&format!("other-{number}"), "other", &endpoints)));
     stream::iter(slices).buffer_unordered(8).try_collect::<()>().await?;
     let (control_plane, _) = shared_manager().await?;
-    let options = ManagerOptions {
-        memory_limit: Some(LIMIT),
-        ..super::options(control_plane.kubeconfig(), &["--enable-multicluster"])
-    };
-    let mut manager = Manager::start(control_plane, options)?;
-    manager.ready(SOON).await?;
+    let manager = options(control_plane.kubeconfig()).memory_limit(LIMIT).ready(control_plane).await?;
     let discovery = manager.discovery().await?;
     let known = ["10.0.0.1:8080", "10.2.0.1:8080"];
     let mut open = discovery.get(&rig.path("web"), "").await?;

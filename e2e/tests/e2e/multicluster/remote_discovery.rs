@@ -3,7 +3,7 @@
 use anyhow::Result;
 use linkerd2_proxy_api::destination::WeightedAddr;
 
-use super::{Rig, remote_discovery};
+use super::{Linked, remote_discovery};
 use crate::discovery::{
     objects::service,
     received::{identity, labels, pairs, traits, wait_for},
@@ -11,7 +11,7 @@ use crate::discovery::{
 
 #[tokio::test]
 async fn a_service_has_the_endpoints_of_the_service_in_the_other_cluster_and_follows_them() -> Result<()> {
-    let rig = Rig::start("remote").await?;
+    let rig = Linked::start("remote").await?;
     let east = rig.linked("east").await?;
     // In this cluster, a Service of the same name has other endpoints.
     rig.put(service("bb")).await?;
@@ -50,7 +50,7 @@ async fn a_service_has_the_endpoints_of_the_service_in_the_other_cluster_and_fol
 /// The proxy record shows which parts of the other cluster were requested.
 #[tokio::test]
 async fn only_namespaces_with_open_streams_are_watched() -> Result<()> {
-    let rig = Rig::start("asked").await?;
+    let rig = Linked::start("asked").await?;
     let east = rig.linked("east").await?;
     east.put_backends("bb", &["10.1.0.1"]).await?;
     rig.put(remote_discovery("web", &east, "bb")).await?;

@@ -10,13 +10,13 @@ use tonic::Code;
 
 use super::{MESHED, at, default_budget, ip, workload_at};
 use crate::discovery::{
-    Rig,
+    Served,
     objects::{meshed, pod},
 };
 
 #[tokio::test]
 async fn an_unused_address_is_a_plain_endpoint_until_a_pod_has_it() -> Result<()> {
-    let rig = Rig::start("unknown").await?;
+    let rig = Served::start("unknown").await?;
     let ip = ip();
     let mut open = rig.opens_with(&at(&ip, 8080), "address").await?;
     let address = open.stream.last()?.endpoint.as_ref().and_then(|endpoint| endpoint.addr);
@@ -37,7 +37,7 @@ async fn an_unused_address_is_a_plain_endpoint_until_a_pod_has_it() -> Result<()
 
 #[tokio::test]
 async fn a_new_conflict_ends_the_stream_and_a_resolved_one_is_forgotten() -> Result<()> {
-    let rig = Rig::start("conflict").await?;
+    let rig = Served::start("conflict").await?;
     let ip = ip();
     let path = at(&ip, 8080);
     rig.put(workload_at("e", &[&ip])).await?;

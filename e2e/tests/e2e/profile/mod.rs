@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::discovery::{
-    QUIET, Rig,
+    QUIET, Served,
     objects::{Object, service, service_profile, workload},
     received,
 };
@@ -38,7 +38,7 @@ const OPAQUE: &str = "with opaque 4143 identity http2";
 
 /// An open stream and its request.
 struct OpenStream<'rig> {
-    rig: &'rig Rig,
+    rig: &'rig Served,
     path: String,
     token: String,
     stream: Profiles,
@@ -121,9 +121,9 @@ async fn becomes(stream: &mut Profiles, expected: &str) -> Result<()> {
     stream.until(expected, |profile| summary(profile) == expected).await
 }
 
-// === impl Rig ===
+// === impl Served ===
 
-impl Rig {
+impl Served {
     /// Opens a stream as soon as it is not refused.
     async fn open(&self, path: &str) -> Result<OpenStream<'_>> {
         self.open_with(path, "").await
@@ -174,10 +174,6 @@ impl Rig {
     /// A profile of a Service in this namespace, with the required name.
     fn profile(&self, service: &str, spec: Value) -> Object {
         service_profile(&self.full_name(service), spec)
-    }
-
-    fn full_name(&self, service: &str) -> String {
-        format!("{service}.{}.svc.cluster.local", self.name())
     }
 
     /// Creates a Service and returns its cluster IP.

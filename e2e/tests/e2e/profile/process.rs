@@ -10,12 +10,11 @@ use e2e::{
     shared_manager,
 };
 use hyper::StatusCode;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::{at, becomes, ip, routes, summary, workload_at};
 use crate::discovery::{
-    QUIET, Rig, api,
+    QUIET, Served,
     objects::{
         address, meshed, node, of_pod, of_workload, opaque_server, replica_set, service, service_profile, slice,
     },
@@ -76,8 +75,7 @@ async fn without_linkerds_crds_it_serves_the_other_kinds_and_adds_them_later() -
 #[tokio::test]
 async fn the_granted_permissions_are_sufficient() -> Result<()> {
     let own = Own::with_granted_permissions().await?;
-    let (status, body) = own.manager.get("/ready").await?;
-    assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
+    assert_eq!(own.manager.get("/ready").await?, (StatusCode::OK, "ready\n".to_owned()));
     own.put_all([
         service("web"),
         service_profile(&own.full_name("web"), routes(&["a"])),
@@ -142,9 +140,7 @@ async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_th
     own.control_plane.start_api_server().await?;
     // A relist of unchanged objects causes no message; changes arrive.
     own.put_all([slice("more", "web", &[address("192.0.2.9")])]).await?;
-    let profiles = api(own.namespace.client(), own.namespace.name(), "ServiceProfile");
-    let patch = Patch::Merge(json!({"spec": routes(&["b"])}));
-    profiles.patch(&name, &PatchParams::default(), &patch).await?;
+    own.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
     eventually(BACKED_OFF, "the changes", async || {
         endpoints.shows(&["192.0.2.1:8080", "192.0.2.9:8080"]).await?;
         becomes(&mut old[0], "service web with routes b").await
@@ -158,7 +154,7 @@ async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_th
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_cause_no_api_requests() -> Result<()> {
-    let rig = Rig::start("cost").await?;
+    let rig = Served::start("cost").await?;
     let (ip, here) = (ip(), format!("{}-here", rig.name()));
     let cluster_ip = rig.put_service(service("web")).await?;
     rig.put_all([
@@ -170,8 +166,7 @@ async fn streams_cause_no_api_requests() -> Result<()> {
     rig.run(meshed("web-1").owned_by("apps/v1", "ReplicaSet", "missing"), &[&ip]).await?;
     let (control_plane, _) = shared_manager().await?;
     let proxy = FaultProxy::start(control_plane).await?;
-    let mut manager = Manager::start(control_plane, discovery_through(&proxy))?;
-    manager.ready(SOON).await?;
+    let manager = discovery_through(&proxy).ready(control_plane).await?;
     let reads = || proxy.log().iter().filter(|request| !request.path.contains("watch=true")).count();
     // One list per kind; missing owners and targets are not requested.
     let before = reads();

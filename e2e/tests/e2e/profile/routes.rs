@@ -4,11 +4,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::routes;
-use crate::discovery::{Rig, objects::service};
+use crate::discovery::{Served, objects::service};
 
 #[tokio::test]
 async fn a_profile_in_the_older_api_version_counts() -> Result<()> {
-    let rig = Rig::start("older").await?;
+    let rig = Served::start("older").await?;
     let mut older = rig.profile("web", routes(&["a", "b"]));
     older.value["apiVersion"] = json!("linkerd.io/v1alpha1");
     let kind = kube::api::GroupVersionKind::gvk("linkerd.io", "v1alpha1", "ServiceProfile");
@@ -21,7 +21,7 @@ async fn a_profile_in_the_older_api_version_counts() -> Result<()> {
 
 #[tokio::test]
 async fn a_profile_with_thousands_of_routes_is_one_message() -> Result<()> {
-    let rig = Rig::start("thousands").await?;
+    let rig = Served::start("thousands").await?;
     let names: Vec<String> = (0..4000).map(|number| format!("route-{number:05}-{}", "x".repeat(40))).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     rig.put_all([service("web"), rig.profile("web", routes(&names))]).await?;
@@ -38,8 +38,8 @@ async fn a_profile_with_thousands_of_routes_is_one_message() -> Result<()> {
 
 #[tokio::test]
 async fn a_profile_that_exceeds_the_limits_of_clients_counts_as_absent() -> Result<()> {
-    let rig = Rig::start("take").await?;
-    let client = Rig::start("client").await?;
+    let rig = Served::start("take").await?;
+    let client = Served::start("client").await?;
     let nested = |depth: usize| -> Value {
         let condition = (1..depth).fold(json!({"method": "GET"}), |inner, _| json!({ "all": [inner] }));
         json!({"routes": [{"name": "r", "condition": condition}]})

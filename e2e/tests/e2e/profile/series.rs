@@ -1,26 +1,26 @@
 //! Metrics for dashboards: subscribers, updates and calls. `discovery/serving.rs` has those of the cache.
 
 use anyhow::{Result, ensure};
-use e2e::{Manager, eventually, mesh::SOON, shared_manager};
+use e2e::{Job, ManagerOptions, eventually, mesh::SOON, shared_manager};
 use serde_json::json;
 use tonic::Code;
 
 use super::{MESHED, at, ip, routes, summary, workload_at};
 use crate::discovery::{
-    Rig,
+    Served,
     objects::{external_name, meshed, service},
-    serving::{counts_calls, discovery_only},
+    serving::counts_calls,
 };
 
 /// Waits until a Service has this number of subscribers; `None` means that it has no series.
-async fn service_has(rig: &Rig, service: &str, subscribers: Option<f64>) -> Result<()> {
+async fn service_has(rig: &Served, service: &str, subscribers: Option<f64>) -> Result<()> {
     let labels = [("namespace", rig.name()), ("name", service)];
     rig.manager.counts("service_subscribers", &labels, subscribers).await
 }
 
 #[tokio::test]
 async fn a_service_counts_its_streams_by_name_and_by_address() -> Result<()> {
-    let rig = Rig::start("service").await?;
+    let rig = Served::start("service").await?;
     let ip = rig.put_service(service("web")).await?;
     rig.put(service("other")).await?;
     let by_name = rig.opens_with(&rig.path("web:80"), "service web").await?;
@@ -39,7 +39,7 @@ async fn a_service_counts_its_streams_by_name_and_by_address() -> Result<()> {
 
 #[tokio::test]
 async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
-    let (rig, client) = (Rig::start("profile").await?, Rig::start("client").await?);
+    let (rig, client) = (Served::start("profile").await?, Served::start("client").await?);
     let name = rig.full_name("web");
     rig.put(service("web")).await?;
     let of = |namespace| [("namespace", namespace), ("profile", name.as_str())];
@@ -83,7 +83,7 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
 
 #[tokio::test]
 async fn a_profile_without_subscribers_counts_its_updates() -> Result<()> {
-    let rig = Rig::start("lonely").await?;
+    let rig = Served::start("lonely").await?;
     let name = rig.full_name("lonely");
     let labels = [("namespace", rig.name()), ("profile", name.as_str())];
     rig.put(rig.profile("lonely", routes(&["a"]))).await?;
@@ -98,10 +98,9 @@ async fn a_profile_without_subscribers_counts_its_updates() -> Result<()> {
 
 #[tokio::test]
 async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
-    let rig = Rig::start("workloads").await?;
+    let rig = Served::start("workloads").await?;
     let (control_plane, _) = shared_manager().await?;
-    let mut manager = Manager::start(control_plane, discovery_only(&[]))?;
-    manager.ready(SOON).await?;
+    let manager = ManagerOptions::only(Job::Destination).ready(control_plane).await?;
     let discovery = manager.discovery().await?;
     manager.counts("workload_subscribers", &[], Some(0.0)).await?;
     let (pod_ip, workload_ip) = (ip(), ip());
@@ -123,12 +122,7 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
     for stream in streams.iter_mut().take(3) {
         stream.until("the Pod", |profile| summary(profile).starts_with("pod web-1")).await?;
     }
-    eventually(SOON, "updates to be counted", async || {
-        let now = manager.metric("workload_updates", &[]).await.unwrap_or_default();
-        ensure!(now > before, "{now}");
-        Ok(())
-    })
-    .await?;
+    manager.measures("workload_updates", &[], |now| now > Some(before)).await?;
     streams.truncate(1);
     manager.counts("workload_subscribers", &[], Some(1.0)).await?;
     drop((streams, of_service));
@@ -137,7 +131,7 @@ async fn streams_of_single_addresses_are_counted_together() -> Result<()> {
 
 #[tokio::test]
 async fn calls_are_counted_by_status_code() -> Result<()> {
-    let rig = Rig::start("calls").await?;
+    let rig = Served::start("calls").await?;
     let codes = ["InvalidArgument", "Unknown", "NotFound", "FailedPrecondition", "OK"];
     counts_calls(&rig.manager, "GetProfile", &codes, async || {
         let ip = ip();

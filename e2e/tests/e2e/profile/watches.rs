@@ -1,13 +1,13 @@
 //! The messages of open streams of profiles after expired watches.
 
 use anyhow::{Result, ensure};
-use e2e::{FaultProxy, Manager, Rule, discovery::expire, fault_proxy::Action, mesh::SOON, shared_manager};
+use e2e::{FaultProxy, Rule, discovery::expire, fault_proxy::Action, shared_manager};
 use futures::future::try_join_all;
 use serde_json::json;
 
 use super::{at, becomes, ip, routes, workload_at};
 use crate::discovery::{
-    QUIET, Rig,
+    QUIET, Served,
     objects::{meshed, opaque_server, service},
     serving::discovery_through,
     watches::relisted,
@@ -15,7 +15,7 @@ use crate::discovery::{
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relist_sends_only_the_changes() -> Result<()> {
-    let rig = Rig::start("lists").await?;
+    let rig = Served::start("lists").await?;
     let (pod_ip, workload_ip, late_ip) = (ip(), ip(), ip());
     let name = rig.full_name("web");
     rig.put_all([
@@ -28,8 +28,7 @@ async fn a_relist_sends_only_the_changes() -> Result<()> {
     rig.run(meshed("web-1"), &[&pod_ip]).await?;
     let (control_plane, _) = shared_manager().await?;
     let proxy = FaultProxy::start(control_plane).await?;
-    let mut manager = Manager::start(control_plane, discovery_through(&proxy))?;
-    manager.ready(SOON).await?;
+    let manager = discovery_through(&proxy).ready(control_plane).await?;
     let discovery = manager.discovery().await?;
     let paths = [rig.path("web:80"), at(&pod_ip, 8080), at(&workload_ip, 8080), at(&late_ip, 8080)];
     let mut streams = try_join_all(paths.iter().map(|path| discovery.get_profile(path, ""))).await?;

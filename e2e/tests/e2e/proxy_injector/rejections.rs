@@ -7,7 +7,7 @@ use super::*;
 /// The parts of a Pod that the injector says the API server rejects together with the proxy, and near misses.
 #[tokio::test]
 async fn the_api_server_rejects_a_pod_for_each_part_of_it_that_the_injector_says() -> Result<()> {
-    let setup = Setup::with_operator(1, &[]).await?;
+    let setup = InjectorSetup::with_operator(1, &[]).await?;
     let file = r#"[{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "a", "path": "b", "key": "c"}}}]"#;
     let file = json!({"config.linkerd.io/proxy-additional-env": file});
     let debugged = json!({"config.linkerd.io/enable-debug-sidecar": "true"});

@@ -21,7 +21,7 @@ async fn install(release: &Release, root: &Path, archive: &str) -> Result<String
     let mut command = Command::new(krew);
     command.arg("install").arg("--manifest").arg(release.path(&format!("{PLUGIN}.yaml")));
     command.arg("--archive").arg(release.path(archive)).env("KREW_ROOT", root);
-    run(&mut command).await
+    run(command).await
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn krew_installs_the_plugin_from_the_archive_of_the_release_and_kubectl_ru
     let kubectl = tokio::task::spawn_blocking(Binaries::find_or_build).await??.tool("kubectl")?;
     let mut command = Command::new(kubectl);
     command.args([PLUGIN, "version", "-o", "json"]).env("PATH", path_with(Some(&root.join("bin"))));
-    let version: Value = serde_json::from_str(&run(&mut command).await?)?;
+    let version: Value = serde_json::from_str(&run(command).await?)?;
     assert_eq!(version["version"], VERSION);
     Ok(())
 }

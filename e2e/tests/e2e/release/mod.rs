@@ -10,16 +10,16 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::{
+    command::Ended,
     image::{FileKind, Image, ImageFile, architecture},
     shipped::{in_repository, remove_makes_variables},
 };
-use tokio::{process::Command, time::timeout};
+use tokio::process::Command;
 
 const DEADLINE: Duration = Duration::from_secs(180);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -78,7 +78,7 @@ impl Release {
         command
             .args(["linkerd-operator-crds", "linkerd-operator"].map(|name| in_repository(&format!("charts/{name}"))));
         command.env("SOURCE_DATE_EPOCH", CREATED[0]).env("LINKERD_OPERATOR_BUILD_DATE", CREATED[1]);
-        run(&mut command).await.map(drop)
+        run(command).await.map(drop)
     }
 
     /// Runs make on this folder.
@@ -86,18 +86,15 @@ impl Release {
         let mut command = Command::new("make");
         command.current_dir(in_repository("")).args(args).arg(format!("RELEASE={}", self.folder.path().display()));
         remove_makes_variables(&mut command);
-        run(command.env("SOURCE_DATE_EPOCH", CREATED[0])).await
+        command.env("SOURCE_DATE_EPOCH", CREATED[0]);
+        run(command).await
     }
 }
 
 /// Runs a command, and returns its output. It fails if the command does.
-async fn run(command: &mut Command) -> Result<String> {
-    let output = timeout(DEADLINE, command.stdin(Stdio::null()).kill_on_drop(true).output())
-        .await
-        .with_context(|| format!("{command:?} took too long"))??;
-    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    ensure!(output.status.success(), "{command:?}: {stdout}{stderr}");
-    Ok(stdout)
+async fn run(command: Command) -> Result<String> {
+    let what = format!("{command:?}");
+    Ended::of(command, DEADLINE).await?.succeeded().context(what)
 }
 
 /// The files of an archive, by their paths.

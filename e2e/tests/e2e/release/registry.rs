@@ -4,10 +4,11 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Options, Process, Spawn,
+    Process, Rig, Spawn,
     archive::digest,
     binaries::Binaries,
     chart::{CONFIG_TYPE, CONTENT_TYPE},
+    command::Ended,
     eventually,
     image::architecture,
     mesh::SOON,
@@ -45,7 +46,9 @@ impl Registry {
 
     /// Runs crane.
     async fn run(&self, args: &[&str]) -> Result<String> {
-        run(Command::new(&self.crane).args(args)).await
+        let mut command = Command::new(&self.crane);
+        command.args(args);
+        run(command).await
     }
 
     /// The parsed output of crane.
@@ -56,10 +59,7 @@ impl Registry {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_installs_what_was_published_and_the_image_of_the_chart_is_in_the_registry() -> Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    for namespace in ["linkerd", OPERATOR_NAMESPACE] {
-        control_plane.kubectl(&["create", "namespace", namespace]).await?;
-    }
+    let control_plane = Rig::bare().namespace("linkerd").namespace(OPERATOR_NAMESPACE).start().await?;
     let registry = Registry::start().await?;
     let team = format!("{}/team", registry.address);
     let release = Release::new()?;
@@ -83,9 +83,9 @@ async fn helm_installs_what_was_published_and_the_image_of_the_chart_is_in_the_r
             let folder = release.path(version);
             fs::create_dir_all(&folder)?;
             let (to, charts) = (folder.display().to_string(), format!("oci://{team}/charts/{chart}"));
-            let (success, stdout, stderr) =
-                helm.output(&["pull", &charts, "--version", VERSION, "--plain-http", "--destination", &to]).await?;
-            ensure!(success && format!("{stdout}{stderr}").contains(expected), "{version}: {stdout}{stderr}");
+            let pull = ["pull", &charts, "--version", VERSION, "--plain-http", "--destination", &to];
+            let Ended { code, stdout, stderr } = helm.output(&pull).await?;
+            ensure!(code == Some(0) && format!("{stdout}{stderr}").contains(expected), "{version}: {stdout}{stderr}");
             ensure!(fs::read(folder.join(&name))? == package, "{version} pulled other bytes");
 
             let pushed = format!("{}/{version}", registry.address);

@@ -7,7 +7,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, eventually,
+    Manager, ManagerOptions, Rig, eventually,
     injector::machine_address,
     mesh::SOON,
     port,
@@ -27,30 +27,25 @@ const FORWARDING: &str = "forwarding";
 /// The port of the Destination API.
 const DESTINATION: u16 = 8086;
 
-pub(super) struct Cluster {
-    control_plane: ControlPlane,
+pub(super) struct TutorialRig {
+    rig: Rig,
     shell: Shell,
     /// The operator, and the kubelet that forwards a port to it.
     running: Option<(Manager, Process)>,
 }
 
-// === impl Cluster ===
+// === impl TutorialRig ===
 
-impl Cluster {
+impl TutorialRig {
     /// A cluster with Linkerd and without the operator.
     pub(super) async fn start(version: &str) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::full()).await?;
-        for node in ["node-a", "node-b"] {
-            control_plane.add_node(node, node).await?;
-        }
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        let manifest = control_plane.directory().join("installed.json");
+        let rig = Rig::full().crds("crd/linkerd").namespace("linkerd").start().await?;
+        let manifest = rig.directory().join("installed.json");
         tokio::fs::write(&manifest, linkerd::manifest(version)?).await?;
-        control_plane.kubectl(&["apply", "-f", &manifest.display().to_string()]).await?;
-        let shell = Shell::new(&control_plane, "helm4").await?;
-        shell.add_script("linkerd", &linkerd::script(control_plane.directory())?)?;
-        Ok(Self { control_plane, shell, running: None })
+        rig.kubectl(&["apply", "-f", &manifest.display().to_string()]).await?;
+        let shell = Shell::new(&rig, "helm4").await?;
+        shell.add_script("linkerd", &linkerd::script(rig.directory())?)?;
+        Ok(Self { rig, shell, running: None })
     }
 
     /// Runs a text, and returns what a terminal shows.
@@ -76,7 +71,7 @@ impl Cluster {
 
     /// The LinkerdConfigs, and the end of the operator's log.
     async fn state(&self) -> String {
-        let configs = self.control_plane.kubectl(&["get", "lcfg", "-o", "yaml"]).await;
+        let configs = self.rig.kubectl(&["get", "lcfg", "-o", "yaml"]).await;
         let log = self.running.as_ref().map(|(manager, _)| manager.log()).unwrap_or_default();
         let mut end: Vec<_> = log.lines().rev().take(30).collect();
         end.reverse();
@@ -85,18 +80,15 @@ impl Cluster {
 
     /// Starts the operator in the place of its Pods, of which one stays.
     pub(super) async fn run_operator(&mut self) -> Result<()> {
-        let control_plane = &self.control_plane;
-        let get = ["-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", "json"];
-        let deployments: Value = serde_json::from_str(&control_plane.kubectl(&get).await?)?;
-        let deployments = deployments["items"].as_array().context("items")?;
+        let deployments = self.rig.operator_deployments().await?;
         let mut ports = deployments[0]["spec"]["template"]["spec"]["containers"][0]["ports"].clone();
         let address = machine_address()?;
         let webhook = port::free_at(address)?;
         let serves_webhooks = ports.as_array().is_some_and(|ports| ports.iter().any(|port| port["name"] == "webhook"));
         let flags: Vec<_> =
             serves_webhooks.then(|| format!("--webhook-addr={address}:{webhook}")).into_iter().collect();
-        let options = manager_options(control_plane, deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &flags).await?;
-        let mut manager = Manager::start(control_plane, ManagerOptions { address: Some(address), ..options })?;
+        let options = manager_options(&self.rig, &deployments, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, &flags).await?;
+        let mut manager = ManagerOptions { address: Some(address), ..options }.start(&self.rig)?;
         lacks_nothing(&mut manager).await?;
 
         for port in ports.as_array_mut().context("no ports")? {
@@ -119,8 +111,7 @@ impl Cluster {
             {"op": "replace", "path": "/spec/template/spec/containers/0/ports", "value": ports},
         ])
         .to_string();
-        let kubectl =
-            async |args: &[&str]| self.control_plane.kubectl(&[&["-n", OPERATOR_NAMESPACE], args].concat()).await;
+        let kubectl = async |args: &[&str]| self.rig.kubectl(&[&["-n", OPERATOR_NAMESPACE], args].concat()).await;
         kubectl(&["patch", "deployment", OPERATOR_ACCOUNT, "--type=json", "-p", &patch]).await?;
         kubectl(&["rollout", "status", &format!("deployment/{OPERATOR_ACCOUNT}"), "--timeout=45s"]).await?;
         let pod = eventually(SOON, "one Pod of the operator", async || {
@@ -136,8 +127,8 @@ impl Cluster {
 
     /// Forwards the port of a Pod of Linkerd's destination to the operator.
     async fn forward(&self, manager: &Manager) -> Result<Process> {
-        self.control_plane.add_node_without_kubelet(FORWARDING).await?;
-        let kubelet = self.control_plane.start_kubelet(FORWARDING, DESTINATION, manager.destination_address())?;
+        self.rig.add_node_without_kubelet(FORWARDING).await?;
+        let kubelet = self.rig.start_kubelet(FORWARDING, DESTINATION, manager.destination_address())?;
         let labels = json!({"linkerd.io/control-plane-component": "destination"});
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -146,7 +137,7 @@ impl Cluster {
             "spec": {"nodeName": FORWARDING, "serviceAccountName": "default",
                 "containers": [{"name": "destination", "image": "destination"}]},
         });
-        self.control_plane.apply(&[pod]).await?;
+        self.rig.apply(&[pod]).await?;
         Ok(kubelet)
     }
 
@@ -155,7 +146,7 @@ impl Cluster {
         eventually(SOON, "the operator to inject a Pod", async || {
             let run = ["run", "new", "--image=new", "--annotations=linkerd.io/inject=enabled", "--dry-run=server"];
             let over = r#"--overrides={"spec": {"serviceAccountName": "default"}}"#;
-            let pod = self.control_plane.kubectl(&[&run[..], &[over, "-o", "yaml"]].concat()).await?;
+            let pod = self.rig.kubectl(&[&run[..], &[over, "-o", "yaml"]].concat()).await?;
             ensure!(pod.contains("name: linkerd-proxy"), "{pod}");
             Ok(())
         })

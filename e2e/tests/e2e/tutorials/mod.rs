@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::shipped::in_repository;
 
 use crate::page::{commands, shell_blocks, shown};
-use cluster::Cluster;
+use cluster::TutorialRig;
 
 const FOLDER: &str = "docs/src/tutorials";
 /// The tutorial of the test `from_nothing`, which begins without the operator.
@@ -34,8 +34,8 @@ fn installation() -> Result<&'static str> {
 }
 
 /// Installs the operator with the README's commands, in a cluster with this version of Linkerd.
-async fn installed(version: &str, more: &str) -> Result<Cluster> {
-    let mut cluster = Cluster::start(version).await?;
+async fn installed(version: &str, more: &str) -> Result<TutorialRig> {
+    let mut cluster = TutorialRig::start(version).await?;
     let blocks = shell_blocks(installation()?);
     let install = blocks.first().context("no commands")?;
     for command in commands(&install.text) {

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::cluster::{APP, Cluster, NAME};
+use super::cluster::{APP, NAME, WebhookRig};
 
 /// The memory limit of the shipped Deployment.
 const LIMIT: u64 = 250 * 1024 * 1024;
@@ -40,7 +40,7 @@ const LONG: usize = 256 * 1024;
 
 /// What each connection of an attacker sends.
 #[derive(Clone, Copy, Debug)]
-enum Attack {
+enum ConnectionAttack {
     /// Nothing.
     Silent,
     /// A record of TLS that is as long as possible and not complete.
@@ -59,7 +59,7 @@ enum Attack {
     UnreadLong,
 }
 
-impl Attack {
+impl ConnectionAttack {
     const ALL: [Self; 8] = [
         Self::Silent,
         Self::Handshake,
@@ -165,14 +165,14 @@ async fn until_closed(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected() -> Result<()> {
-    let mut cluster = Cluster::start().await?;
+    let mut cluster = WebhookRig::start().await?;
     cluster.memory_limit = Some(LIMIT);
     let replica = cluster.ready_replica().await?;
     cluster.register_with("Fail", None).await?;
     cluster.injects().await?;
     let connector = Arc::new(tls::connector(&cluster.bundle().await?)?);
     has_long_answer(replica.address, &connector).await?;
-    for attack in Attack::ALL {
+    for attack in ConnectionAttack::ALL {
         let mut attackers = JoinSet::new();
         for _ in 0..attack.connections() {
             let (connector, server) = (Arc::clone(&connector), replica.address);

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, interval, sleep},
 };
 
-use super::cluster::{Cluster, Replica};
+use super::cluster::{WebhookReplica, WebhookRig};
 
 /// The time for a review. On a machine with few cores, which also run the API server and other tests, thousands of
 /// reviews at the same time take longer than the shipped 10 s.
@@ -23,8 +23,8 @@ const REVIEW: u32 = 30;
 /// The time after which no node sends requests to an endpoint that has left.
 const ENDPOINTS: Duration = Duration::from_secs(1);
 
-async fn cluster(policy: &str) -> Result<(Arc<Cluster>, [Replica; 2])> {
-    let cluster = Cluster::start().await?;
+async fn cluster(policy: &str) -> Result<(Arc<WebhookRig>, [WebhookReplica; 2])> {
+    let cluster = WebhookRig::start().await?;
     let replicas = [cluster.ready_replica().await?, cluster.ready_replica().await?];
     cluster.register_with(policy, Some(REVIEW)).await?;
     cluster.injects().await?;
@@ -32,7 +32,7 @@ async fn cluster(policy: &str) -> Result<(Arc<Cluster>, [Replica; 2])> {
 }
 
 /// Creates this number of Pods concurrently. Returns an error for each Pod that was refused or has no proxy.
-async fn burst(cluster: &Arc<Cluster>, count: usize) -> Result<Vec<String>> {
+async fn burst(cluster: &Arc<WebhookRig>, count: usize) -> Result<Vec<String>> {
     let mut pods = JoinSet::new();
     for _ in 0..count {
         let cluster = Arc::clone(cluster);
@@ -75,7 +75,7 @@ async fn every_pod_is_injected_while_all_replicas_are_replaced() -> Result<()> {
 
 /// Creates 60 Pods per second until the replicas are replaced. Returns the error of each Pod that was refused or has no
 /// proxy.
-async fn stream(cluster: Arc<Cluster>, rolled: Arc<AtomicBool>) -> Vec<Option<String>> {
+async fn stream(cluster: Arc<WebhookRig>, rolled: Arc<AtomicBool>) -> Vec<Option<String>> {
     let (mut pods, mut due) = (JoinSet::new(), interval(Duration::from_millis(16)));
     while !rolled.load(Ordering::Relaxed) {
         due.tick().await;
@@ -87,7 +87,7 @@ async fn stream(cluster: Arc<Cluster>, rolled: Arc<AtomicBool>) -> Vec<Option<St
 
 /// Replaces each replica as a rolling update does: a new one is ready, then the old one stops, and leaves the endpoints a
 /// while later.
-async fn roll(cluster: &Cluster, replicas: [Replica; 2]) -> Result<Vec<Replica>> {
+async fn roll(cluster: &WebhookRig, replicas: [WebhookReplica; 2]) -> Result<Vec<WebhookReplica>> {
     let mut new = Vec::new();
     for mut old in replicas {
         new.push(cluster.ready_replica().await?);

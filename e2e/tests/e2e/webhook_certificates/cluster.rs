@@ -5,11 +5,11 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, eventually,
+    Manager, ManagerOptions, Rig, eventually,
     injector::machine_address,
     mesh::SOON,
     port,
-    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, is_named},
+    shipped::{OPERATOR_NAMESPACE, is_named},
     tls::certificate_of,
 };
 use k8s_openapi::{
@@ -21,7 +21,7 @@ use k8s_openapi::{
     },
 };
 use kube::{
-    Api, Client,
+    Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
@@ -37,21 +37,20 @@ pub(super) const APP: &str = "app";
 const COMPONENTS: &str = "components: [../../config/components/webhook-server, ../../config/components/proxy-injector]";
 const LINKERDS_COMPONENTS: &str = "components: [../../config/components/proxy-injector/control-plane]";
 
-pub(super) struct Cluster {
-    pub(super) control_plane: ControlPlane,
-    pub(super) client: Client,
+pub(super) struct WebhookRig {
+    pub(super) control_plane: Rig,
     /// The memory limit of its managers, in bytes.
     pub(super) memory_limit: Option<u64>,
     objects: Vec<Value>,
 }
 
-pub(super) struct Replica {
+pub(super) struct WebhookReplica {
     pub(super) manager: Manager,
     pub(super) address: SocketAddr,
     slice: String,
 }
 
-impl Cluster {
+impl WebhookRig {
     /// Starts a cluster with all manifests except the webhook configuration, and without managers.
     pub(super) async fn start() -> Result<Self> {
         Self::with(COMPONENTS).await
@@ -59,11 +58,7 @@ impl Cluster {
 
     /// The same with other components in the overlay of `config/default`.
     pub(super) async fn with(components: &str) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        let client = control_plane.client().await?;
-        for namespace in ["linkerd", APP] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
+        let control_plane = Rig::bare().namespace("linkerd").namespace(APP).start().await?;
         let objects = control_plane.shipped_with("config/default", components).await?;
         let is_applied =
             |object: &Value| object["kind"] != "Deployment" && object["kind"] != "MutatingWebhookConfiguration";
@@ -81,7 +76,7 @@ impl Cluster {
         }
         applied.extend(control_plane.shipped_with("config/control-plane", LINKERDS_COMPONENTS).await?);
         control_plane.apply(&applied).await?;
-        Ok(Self { control_plane, client, memory_limit: None, objects })
+        Ok(Self { control_plane, memory_limit: None, objects })
     }
 
     /// Applies the shipped webhook configuration with this failure policy, as `kubectl apply --server-side` does.
@@ -111,14 +106,13 @@ impl Cluster {
     }
 
     /// Starts a manager without waiting for it.
-    pub(super) async fn replica(&self) -> Result<Replica> {
+    pub(super) async fn replica(&self) -> Result<WebhookReplica> {
         let deployment = self.objects.iter().find(|object| object["kind"] == "Deployment");
         let container = &deployment.context("no Deployment")?["spec"]["template"]["spec"]["containers"][0];
         let env = container["env"].as_array().into_iter().flatten();
         let env = env.filter_map(|it| Some((it["name"].as_str()?.to_owned(), it["value"].as_str()?.to_owned())));
         let ip = machine_address()?;
         let address = SocketAddr::from((ip, port::free_at(ip)?));
-        let account = self.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
         let mut args = vec![
             format!("--operator-namespace={OPERATOR_NAMESPACE}"),
             format!("--webhook-addr={address}"),
@@ -127,26 +121,21 @@ impl Cluster {
             "--leader-election-retry-period=500ms".to_owned(),
         ];
         args.extend(["destination", "external-workload", "linkerd-config"].map(|job| format!("--enable-{job}=false")));
-        let options = ManagerOptions {
-            args,
-            env: env.collect(),
-            kubeconfig: Some(account),
-            memory_limit: self.memory_limit,
-            ..ManagerOptions::default()
-        };
-        let manager = Manager::start(&self.control_plane, options)?;
-        Ok(Replica { manager, address, slice: format!("{SERVICE}-{}", address.port()) })
+        let options = ManagerOptions::new(args).kubeconfig(self.control_plane.operator_kubeconfig().await?);
+        let options = ManagerOptions { env: env.collect(), ..options.memory_limit(self.memory_limit) };
+        let manager = options.start(&self.control_plane)?;
+        Ok(WebhookReplica { manager, address, slice: format!("{SERVICE}-{}", address.port()) })
     }
 
     /// Starts a manager, waits until it is ready, and makes it an endpoint of the Service.
-    pub(super) async fn ready_replica(&self) -> Result<Replica> {
+    pub(super) async fn ready_replica(&self) -> Result<WebhookReplica> {
         let mut replica = self.replica().await?;
         replica.manager.ready(SOON).await?;
         self.add_endpoint(&replica).await?;
         Ok(replica)
     }
 
-    pub(super) async fn add_endpoint(&self, replica: &Replica) -> Result<()> {
+    pub(super) async fn add_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
         let slice: EndpointSlice = serde_json::from_value(json!({
             "metadata": {"name": replica.slice, "labels": {"kubernetes.io/service-name": SERVICE}},
             "addressType": "IPv4",
@@ -157,21 +146,21 @@ impl Cluster {
         Ok(())
     }
 
-    pub(super) async fn remove_endpoint(&self, replica: &Replica) -> Result<()> {
+    pub(super) async fn remove_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
         self.slices().delete(&replica.slice, &DeleteParams::default()).await?;
         Ok(())
     }
 
     fn slices(&self) -> Api<EndpointSlice> {
-        Api::namespaced(self.client.clone(), OPERATOR_NAMESPACE)
+        Api::namespaced(self.control_plane.client.clone(), OPERATOR_NAMESPACE)
     }
 
     pub(super) fn secrets(&self) -> Api<Secret> {
-        Api::namespaced(self.client.clone(), OPERATOR_NAMESPACE)
+        Api::namespaced(self.control_plane.client.clone(), OPERATOR_NAMESPACE)
     }
 
     pub(super) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
-        Api::all(self.client.clone())
+        Api::all(self.control_plane.client.clone())
     }
 
     /// Creates a Pod that asks for a proxy, as a dry run, and checks that it has one.
@@ -181,7 +170,7 @@ impl Cluster {
             "spec": {"serviceAccountName": "default", "containers": [{"name": "web", "image": "web"}]},
         }))?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
-        let pod = Api::<Pod>::namespaced(self.client.clone(), APP).create(&params, &pod).await?;
+        let pod = Api::<Pod>::namespaced(self.control_plane.client.clone(), APP).create(&params, &pod).await?;
         let mut containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
         ensure!(containers.any(|it| it.name == "linkerd-proxy"), "the Pod has no proxy");
         Ok(())
@@ -242,7 +231,7 @@ impl Cluster {
     }
 
     /// Waits until each replica presents the leaf of the Secret, which is not `before` and which the API server trusts.
-    pub(super) async fn rotated(&self, before: &[u8], replicas: &[&Replica], deadline: Duration) -> Result<()> {
+    pub(super) async fn rotated(&self, before: &[u8], replicas: &[&WebhookReplica], deadline: Duration) -> Result<()> {
         eventually(deadline, "the new leaf in each replica", async || {
             let leaf = self.value("tls.crt").await?;
             ensure!(!leaf.is_empty() && leaf != before, "the Secret has the old leaf or none");

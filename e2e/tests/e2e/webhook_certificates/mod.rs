@@ -15,29 +15,30 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
+    command::Ended,
     eventually,
     mesh::SOON,
     shipped::{OPERATOR_NAMESPACE, in_repository},
 };
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 
-use cluster::{CONFIGURATION, Cluster, LEASE, Replica, SECRET};
+use cluster::{CONFIGURATION, LEASE, SECRET, WebhookReplica, WebhookRig};
 
 /// A rotation of the authority waits for the API servers, and then everything must happen soon.
 const ROTATION: Duration = Duration::from_secs(60);
 
 /// Clients that create Pods all the time, through a webhook whose failure policy is `Fail`.
-struct Load {
+struct PodLoad {
     created: Arc<AtomicUsize>,
     lost: Arc<Mutex<Vec<String>>>,
     stop: Arc<AtomicBool>,
     tasks: JoinSet<()>,
 }
 
-impl Load {
-    fn start(cluster: &Arc<Cluster>) -> Self {
+impl PodLoad {
+    fn start(cluster: &Arc<WebhookRig>) -> Self {
         let (created, lost) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<Vec<String>>>::default());
         let (stop, mut tasks) = (Arc::<AtomicBool>::default(), JoinSet::new());
         for _ in 0..4 {
@@ -71,13 +72,13 @@ impl Load {
     }
 }
 
-async fn is_led_by(replica: &Replica) -> bool {
+async fn is_led_by(replica: &WebhookReplica) -> bool {
     replica.manager.is_leading(LEASE).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fresh_install_works_in_any_order_and_what_others_break_is_repaired() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = WebhookRig::start().await?;
     // The configuration is there before the operator.
     cluster.register("Fail").await?;
     cluster.calls_webhook().await?;
@@ -127,7 +128,7 @@ async fn a_fresh_install_works_in_any_order_and_what_others_break_is_repaired() 
 async fn the_page_about_validation_turns_it_on_and_shows_what_kubectl_prints() -> Result<()> {
     let page = tokio::fs::read_to_string(in_repository("docs/src/guides/validation.md")).await?;
     let components = page.lines().find(|line| line.starts_with("components: ")).context("no overlay")?;
-    let cluster = Cluster::with(&components.replace("../config", "../../config")).await?;
+    let cluster = WebhookRig::with(&components.replace("../config", "../../config")).await?;
     let _replica = cluster.ready_replica().await?;
     let (_, example) = page.split_once("kubectl apply --dry-run=server -f - <<'EOF'\n").context("no example")?;
     let (resource, printed) = example.split_once("\nEOF\n").context("no end of the example")?;
@@ -138,9 +139,8 @@ async fn the_page_about_validation_turns_it_on_and_shows_what_kubectl_prints() -
         format!("{} apply --dry-run=server -f - < {}", cluster.control_plane.kubectl_path()?.display(), file.display());
     eventually(SOON, "the page's output", async || {
         let mut shell = tokio::process::Command::new("sh");
-        shell.args(["-c", &command]).env("KUBECONFIG", cluster.control_plane.kubeconfig()).kill_on_drop(true);
-        let output = timeout(SOON, shell.output()).await??;
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        shell.args(["-c", &command]).env("KUBECONFIG", cluster.control_plane.kubeconfig());
+        let stderr = Ended::of(shell, SOON).await?.stderr;
         // The page wraps its lines.
         ensure!(stderr.trim() == printed.replace('\n', " "), "{stderr}");
         Ok(())
@@ -151,7 +151,7 @@ async fn the_page_about_validation_turns_it_on_and_shows_what_kubectl_prints() -
 /// Both configurations with `Fail`, and no operator.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_that_its_start_needs() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = WebhookRig::start().await?;
     cluster.register("Fail").await?;
     cluster.register_validation("Fail").await?;
     cluster.calls_webhook().await?;
@@ -181,7 +181,14 @@ async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_tha
         let object = json!({"metadata": {"generateName": "a-", "annotations": annotations}, "spec": spec});
         let request = http::Request::post(format!("/api/v1/namespaces/{namespace}/{kind}?dryRun=All"));
         let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
-        let error = cluster.client.request_text(request).await.err().map(|error| error.to_string()).unwrap_or_default();
+        let error = cluster
+            .control_plane
+            .client
+            .request_text(request)
+            .await
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
         // The namespace of the operator has a Pod Security Standard, which this Pod violates.
         assert_eq!(error.contains("failed calling webhook"), is_refused, "{kind} in {namespace}: {object}: {error}");
     }
@@ -217,7 +224,7 @@ async fn without_the_operator_nothing_is_refused_that_it_would_not_change_or_tha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_without_a_certificate_is_not_ready_but_runs() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = WebhookRig::start().await?;
     // Without its Role, the operator can neither read nor write the Secret.
     cluster
         .control_plane
@@ -246,12 +253,12 @@ async fn a_replica_without_a_certificate_is_not_ready_but_runs() -> Result<()> {
 /// Also the leader is killed between the new authority and its leaf.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_rotations_under_load_lose_no_admission() -> Result<()> {
-    let cluster = Arc::new(Cluster::start().await?);
+    let cluster = Arc::new(WebhookRig::start().await?);
     let mut first = cluster.ready_replica().await?;
     let mut second = cluster.ready_replica().await?;
     cluster.register("Fail").await?;
     cluster.injects().await?;
-    let load = Load::start(&cluster);
+    let load = PodLoad::start(&cluster);
 
     for _ in 0..100 {
         let before = cluster.value("tls.crt").await?;

@@ -120,7 +120,7 @@ async fn flip_all(
         .buffer_unordered(AT_A_TIME)
         .try_collect::<()>();
     let begun = Instant::now();
-    let mut seen = Seen { ready, writes: BTreeMap::new(), shown: BTreeSet::new(), last: begun };
+    let mut seen = SeenWrites { ready, writes: BTreeMap::new(), shown: BTreeSet::new(), last: begun };
     let watching = async {
         while seen.shown.len() < SERVICES {
             seen.event(events.try_next().await?.context("the watch of slices ended")?);
@@ -140,7 +140,7 @@ async fn flip_all(
 }
 
 /// The writes of slices that the watch has shown.
-struct Seen {
+struct SeenWrites {
     /// The readiness of all workloads after their flips.
     ready: bool,
     writes: BTreeMap<String, usize>,
@@ -150,7 +150,7 @@ struct Seen {
     last: Instant,
 }
 
-impl Seen {
+impl SeenWrites {
     fn event(&mut self, event: WatchEvent<EndpointSlice>) {
         let WatchEvent::Modified(slice) = event else { return };
         let name = slice.name_any();

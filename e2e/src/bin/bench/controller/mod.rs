@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    ControlPlane, Manager, ManagerOptions, Rig,
     mesh::{Mesh, external_workload},
     objects::{create_all, kind, watch_from_now},
     wait::eventually,
@@ -122,10 +122,7 @@ pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
 }
 
 async fn start() -> Result<ControlPlane> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    control_plane.install_crds("crd/linkerd").await?;
-    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    Ok(control_plane)
+    Ok(Rig::linkerd().start().await?.control_plane)
 }
 
 async fn leads(manager: &Manager) -> Result<()> {

@@ -15,9 +15,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::stream_requests,
-    rig::Rig,
+    rig::DiscoveryBench,
 };
 use crate::report::Report;
 
@@ -33,7 +33,7 @@ const BEGUN: Duration = Duration::from_secs(2);
 const LIMIT: u64 = 250 * 1024 * 1024;
 
 /// Makes changes during each attack. The attackers share a core with the API server, not with our server.
-pub(super) async fn attacks(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn attacks(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if !rig.is_ours() {
         // Other servers are not attacked.
         return Ok(());
@@ -52,8 +52,8 @@ pub(super) async fn attacks(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-async fn attacked(report: &mut Report, rig: &Rig, attack: Attack, figure: String) -> Result<()> {
-    let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
+async fn attacked(report: &mut Report, rig: &DiscoveryBench, attack: Attack, figure: String) -> Result<()> {
+    let changing = Changing::prepare(&rig.client, SERVICE, ChangeKind::Move).await?;
     let subject = rig.subject_with(ManagerOptions { memory_limit: Some(LIMIT), ..ManagerOptions::default() }).await?;
     let load = rig.open(&subject, CONNECTIONS, stream_requests(STREAMS, 1)).await?;
     let target = Target { client: rig.client.clone(), namespace: NAMESPACE.to_owned(), server: subject.address };

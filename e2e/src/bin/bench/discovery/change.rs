@@ -9,10 +9,10 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::stream_requests,
     moments::Lateness,
-    rig::Rig,
+    rig::DiscoveryBench,
 };
 use crate::{
     report::Report,
@@ -27,18 +27,18 @@ const MEMORY_LIMIT: u64 = 4 << 30;
 const SETTLED: Duration = Duration::from_millis(150);
 
 /// One change after another, each of which is sent to all streams.
-struct Changes {
+struct ChangesInTurn {
     streams: usize,
     connections: usize,
     changes: u16,
     wanted: &'static str,
 }
 
-impl Changes {
+impl ChangesInTurn {
     /// With worker threads, the server has as many of them on both cores, of which it shares one with the client.
-    async fn measure(&self, report: &mut Report, rig: &Rig, threads: Option<usize>) -> Result<()> {
+    async fn measure(&self, report: &mut Report, rig: &DiscoveryBench, threads: Option<usize>) -> Result<()> {
         let &Self { streams, connections, changes, wanted } = self;
-        let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
+        let changing = Changing::prepare(&rig.client, SERVICE, ChangeKind::Move).await?;
         let env = threads.map(|threads| ("TOKIO_WORKER_THREADS".to_owned(), threads.to_string()));
         let env = env.into_iter().collect();
         let options = ManagerOptions { memory_limit: Some(MEMORY_LIMIT), env, ..ManagerOptions::default() };
@@ -67,7 +67,7 @@ impl Changes {
     }
 }
 
-pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn changes(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     for (streams, connections, changes, wanted) in [
         (100, 10, 200, "p99 ≤ 3 ms"),
         (1_000, 10, 200, "p99 ≤ 10 ms"),
@@ -76,16 +76,16 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
         // As many as the instances of the largest published test of such a system, that of Consul.
         (172_000, 1_720, 20, ""),
     ] {
-        Changes { streams, connections, changes, wanted }.measure(report, rig, None).await?;
+        ChangesInTurn { streams, connections, changes, wanted }.measure(report, rig, None).await?;
     }
     Ok(())
 }
 
 /// The same with several numbers of worker threads.
-pub(super) async fn threads(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn threads(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     for threads in THREADS {
         for connections in [100, 1_000] {
-            let changes = Changes { streams: 10_000, connections, changes: 50, wanted: "no later with more" };
+            let changes = ChangesInTurn { streams: 10_000, connections, changes: 50, wanted: "no later with more" };
             changes.measure(report, rig, Some(threads)).await?;
         }
     }
@@ -93,8 +93,8 @@ pub(super) async fn threads(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Changes at a fixed rate, independent of the server's speed: an open loop.
-struct Churn {
-    kind: Kind,
+struct OpenLoop {
+    kind: ChangeKind,
     connections: usize,
     rate: u16,
     /// The number of concurrent writes. Flips must be in order.
@@ -115,10 +115,10 @@ struct Churned {
 const STREAMS: usize = 1_000;
 const SECONDS: u16 = 10;
 
-pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn churn(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     for (connections, limit) in [(10, "≤ 4"), (100, "≤ 6")] {
         // Slow enough that each change is sent separately: one message to each stream.
-        let churned = Churn { kind: Kind::Flip, connections, rate: 100, writes: 1 }.run(rig).await?;
+        let churned = OpenLoop { kind: ChangeKind::Flip, connections, rate: 100, writes: 1 }.run(rig).await?;
         if let Some(server) = churned.spent.server {
             #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
             let per_million = server.ran.as_secs_f64() / churned.counts.messages as f64 * 1e6;
@@ -129,7 +129,7 @@ pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
             report.row(figure, text, limit, churned.raw());
             report.spent(&churned.spent);
         }
-        let churned = Churn { kind: Kind::Move, connections, rate: 300, writes: 8 }.run(rig).await?;
+        let churned = OpenLoop { kind: ChangeKind::Move, connections, rate: 300, writes: 8 }.run(rig).await?;
         let apart = churned.lateness.since_seen.count() / STREAMS as u64;
         let text = format!(
             "{:.0} per second, {apart} of {} sent separately; latency {}; {} streams ended",
@@ -145,8 +145,8 @@ pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-impl Churn {
-    async fn run(&self, rig: &Rig) -> Result<Churned> {
+impl OpenLoop {
+    async fn run(&self, rig: &DiscoveryBench) -> Result<Churned> {
         let changing = Changing::prepare(&rig.client, SERVICE, self.kind).await?;
         let subject = rig.subject().await?;
         let load = rig.open(&subject, self.connections, stream_requests(STREAMS, 1)).await?;

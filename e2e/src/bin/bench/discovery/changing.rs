@@ -24,7 +24,7 @@ const AT_REST: u16 = 8_080;
 
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ChangeKind {
     /// The endpoint moves to another port: an Add and a Remove.
     Move,
     /// The endpoint becomes ready or unready: either an Add or a Remove.
@@ -37,15 +37,15 @@ type Summary = (What, u16);
 pub(super) struct Changing {
     slices: Api<EndpointSlice>,
     service: &'static str,
-    kind: Kind,
+    kind: ChangeKind,
     moments: Moments<Summary>,
 }
 
 impl Changing {
     /// Brings the endpoint into a state in which the first change is like the others. Call it before clients connect.
-    pub(super) async fn prepare(client: &Client, service: &'static str, kind: Kind) -> Result<Self> {
+    pub(super) async fn prepare(client: &Client, service: &'static str, kind: ChangeKind) -> Result<Self> {
         let slices = Api::namespaced(client.clone(), NAMESPACE);
-        write(&slices, service, if kind == Kind::Flip { What::Remove } else { What::Add }, AT_REST).await?;
+        write(&slices, service, if kind == ChangeKind::Flip { What::Remove } else { What::Add }, AT_REST).await?;
         let of_slice = WatchParams::default().fields(&format!("metadata.name={}", name(service)));
         Ok(Self { moments: Moments::watch(&slices, of_slice, summary).await?, slices, service, kind })
     }
@@ -53,9 +53,9 @@ impl Changing {
     /// The message that clients receive for a change.
     fn summary(&self, number: u16) -> Summary {
         match self.kind {
-            Kind::Move => (What::Add, FIRST_PORT + number),
-            Kind::Flip if number.is_multiple_of(2) => (What::Add, FIRST_PORT + number / 2),
-            Kind::Flip => (What::Remove, FIRST_PORT + number / 2),
+            ChangeKind::Move => (What::Add, FIRST_PORT + number),
+            ChangeKind::Flip if number.is_multiple_of(2) => (What::Add, FIRST_PORT + number / 2),
+            ChangeKind::Flip => (What::Remove, FIRST_PORT + number / 2),
         }
     }
 

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::{self, ClusterSize, NAMESPACE, SERVICES, path_of, stream_request, stream_requests},
-    rig::{PATIENCE, Rig, Subject},
+    rig::{DiscoveryBench, PATIENCE, Subject},
 };
 use crate::report::Report;
 
@@ -34,7 +34,7 @@ const LOCAL: &str = "web-0";
 const REMOTE: &str = "web-1";
 const FEDERATED: &str = "joined";
 
-pub(super) async fn clusters(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn clusters(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if !rig.is_ours() {
         // Another server would need the links, too.
         return Ok(());
@@ -52,7 +52,7 @@ pub(super) async fn clusters(report: &mut Report, rig: &Rig) -> Result<()> {
 
     memory(report, rig).await?;
     let joined = || (0..STREAMS).map(|number| stream_request(path_of(FEDERATED), number)).collect();
-    let changing = Changing::prepare(&of_remote, REMOTE, Kind::Move).await?;
+    let changing = Changing::prepare(&of_remote, REMOTE, ChangeKind::Move).await?;
     let subject = with_clusters(rig).await?;
     let load = rig.open(&subject, CONNECTIONS, joined()).await?;
     synced(&subject).await?;
@@ -72,7 +72,7 @@ pub(super) async fn clusters(report: &mut Report, rig: &Rig) -> Result<()> {
     drop(subject);
 
     for hangs in [false, true] {
-        let changing = Changing::prepare(&rig.client, LOCAL, Kind::Move).await?;
+        let changing = Changing::prepare(&rig.client, LOCAL, ChangeKind::Move).await?;
         let subject = with_clusters(rig).await?;
         // A few streams keep the watches of the other clusters.
         let few = (0..10).map(|number| stream_request(path_of(FEDERATED), number)).collect();
@@ -100,7 +100,7 @@ pub(super) async fn clusters(report: &mut Report, rig: &Rig) -> Result<()> {
 
 /// Measures the memory without other clusters; with one stream, which keeps the namespace of two clusters; and with a
 /// stream of each Service of one of them.
-async fn memory(report: &mut Report, rig: &Rig) -> Result<()> {
+async fn memory(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     let subject = with_clusters(rig).await?;
     let none = resident(&subject).await?;
     let load = rig.open(&subject, 1, vec![stream_request(path_of(FEDERATED), 0)]).await?;
@@ -133,7 +133,7 @@ async fn resident(subject: &Subject) -> Result<u64> {
     Ok(subject.memory_at_rest().await?.context("the process is unknown")?.resident)
 }
 
-async fn with_clusters(rig: &Rig) -> Result<Subject> {
+async fn with_clusters(rig: &DiscoveryBench) -> Result<Subject> {
     let args = vec!["--enable-multicluster".to_owned()];
     rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await
 }

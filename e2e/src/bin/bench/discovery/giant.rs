@@ -13,9 +13,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, path_of, populate_giant, stream_request},
-    rig::{PATIENCE, Rig, Subject},
+    rig::{DiscoveryBench, PATIENCE, Subject},
 };
 use crate::{report::Report, spent::Spent};
 
@@ -26,9 +26,9 @@ const READERS: u16 = 1_000;
 const SETTLED: Duration = Duration::from_millis(200);
 
 /// Measures flips of one endpoint, at clients that have all endpoints.
-pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn giant(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     populate_giant(&rig.client).await?;
-    let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
+    let changing = Changing::prepare(&rig.client, GIANT, ChangeKind::Flip).await?;
     let subject = rig.subject().await?;
     let messages = messages_of_all(&subject).await?;
     let requests = (0..STREAMS).map(|number| stream_request(path_of(GIANT), number)).collect();
@@ -79,9 +79,9 @@ async fn messages_of_all(subject: &Subject) -> Result<usize> {
 }
 
 /// Clients that never read, each of which starts at another version of the Service.
-pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn unread(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     populate_giant(&rig.client).await?;
-    let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
+    let changing = Changing::prepare(&rig.client, GIANT, ChangeKind::Flip).await?;
     // All clients must exist at the same time, although creating the versions takes long.
     let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
     let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::{ClusterSize, stream_requests, touch},
-    rig::{Rig, Subject},
+    rig::{DiscoveryBench, Subject},
 };
 use crate::{report::Report, spent::Spent};
 
@@ -60,7 +60,7 @@ impl Growth {
     /// Measures the size that the cluster has now.
     pub(super) async fn measure(
         &mut self,
-        rig: &Rig,
+        rig: &DiscoveryBench,
         size: ClusterSize,
         options: fn() -> ManagerOptions,
         empty: &Memory,
@@ -105,7 +105,7 @@ impl Growth {
 }
 
 /// The CPU of a stream until its first message, and its memory.
-async fn subscribe(rig: &Rig, subject: &Subject, rest: &Memory) -> Result<(f64, f64)> {
+async fn subscribe(rig: &DiscoveryBench, subject: &Subject, rest: &Memory) -> Result<(f64, f64)> {
     let phase = rig.phase(subject)?;
     let load = rig.loads.open(subject.address, CONNECTIONS, stream_requests(STREAMS, SERVICES)).await?;
     load.first_messages(STREAMS).await?;
@@ -117,7 +117,7 @@ async fn subscribe(rig: &Rig, subject: &Subject, rest: &Memory) -> Result<(f64, 
     Ok((cpu(&spent, STREAMS), kibibytes(memory.resident.saturating_sub(rest.resident), STREAMS)))
 }
 
-async fn touched(rig: &Rig, subject: &Subject) -> Result<f64> {
+async fn touched(rig: &DiscoveryBench, subject: &Subject) -> Result<f64> {
     let phase = rig.phase(subject)?;
     let pods = (0..TOUCHED_PODS).map(|number| format!("web-{}-{}", number / 10, number % 10));
     touch(&rig.client, &kind("v1", "Pod"), pods).await?;
@@ -125,8 +125,8 @@ async fn touched(rig: &Rig, subject: &Subject) -> Result<f64> {
     Ok(cpu(&phase.end()?, TOUCHED_PODS))
 }
 
-async fn changed(rig: &Rig, options: fn() -> ManagerOptions) -> Result<f64> {
-    let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
+async fn changed(rig: &DiscoveryBench, options: fn() -> ManagerOptions) -> Result<f64> {
+    let changing = Changing::prepare(&rig.client, SERVICE, ChangeKind::Move).await?;
     let subject = rig.subject_with(options()).await?;
     let load = rig.open(&subject, STREAMS_OF_SERVICE, stream_requests(STREAMS_OF_SERVICE, 1)).await?;
     let phase = rig.phase(&subject)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    FaultProxy, ManagerOptions,
+    FaultProxy, Job, ManagerOptions,
     discovery::{WATCHED, expire_kinds},
     memory::Memory,
 };
@@ -15,12 +15,12 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::{self, ClusterSize, stream_requests},
     growth::Growth,
     keep,
     rest::bare_client,
-    rig::Rig,
+    rig::DiscoveryBench,
     streams::Herd,
     taken::Taken,
 };
@@ -40,7 +40,7 @@ const CONNECTIONS: usize = 1_000;
 /// The Services of the sizes whose costs are compared.
 const GROWTH: [usize; 4] = [100, 1_000, 10_000, SIZE.services];
 
-pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
+pub(super) async fn largest(report: &mut Report, rig: &mut DiscoveryBench) -> Result<()> {
     let mut empty = Memory::default();
     if !rig.control_plane.processes().is_empty() {
         empty = rig.subject_with(discovery_only()).await?.memory_at_rest().await?.unwrap_or_default();
@@ -82,7 +82,7 @@ pub(super) async fn largest(report: &mut Report, rig: &mut Rig) -> Result<()> {
 }
 
 /// Creates the objects in steps, and measures the costs after each.
-async fn grow(report: &mut Report, rig: &mut Rig, growth: &mut Growth, empty: &Memory) -> Result<()> {
+async fn grow(report: &mut Report, rig: &mut DiscoveryBench, growth: &mut Growth, empty: &Memory) -> Result<()> {
     let mut from = 0;
     for services in GROWTH {
         let size = ClusterSize { services, ..SIZE };
@@ -104,10 +104,10 @@ async fn grow(report: &mut Report, rig: &mut Rig, growth: &mut Growth, empty: &M
 /// Lists every kind again, except EndpointSlices, while an endpoint changes: the changes must not wait for the lists.
 /// Changes of a kind that is being listed are known only when its list is complete.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
+async fn relist(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..discovery_only() };
-    let changing = Changing::prepare(&rig.client, "web-0", Kind::Move).await?;
+    let changing = Changing::prepare(&rig.client, "web-0", ChangeKind::Move).await?;
     let subject = rig.subject_with(options).await?;
     let load = rig.open(&subject, 10, stream_requests(RELIST_STREAMS, 1)).await?;
     let mut changes = 0..;
@@ -160,14 +160,13 @@ fn all_jobs() -> ManagerOptions {
 }
 
 fn discovery_only() -> ManagerOptions {
-    let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"].map(str::to_owned).to_vec();
-    ManagerOptions { args, ..all_jobs() }
+    ManagerOptions::only(Job::Destination).memory_limit(MEMORY_LIMIT)
 }
 
 /// The time until the server is ready, against a client that lists the same and keeps nothing, and its memory then.
 async fn start(
     report: &mut Report,
-    rig: &Rig,
+    rig: &DiscoveryBench,
     (jobs, options, limit): (&str, fn() -> ManagerOptions, &'static str),
     empty: u64,
 ) -> Result<()> {

@@ -28,8 +28,8 @@ use anyhow::Result;
 
 use self::cluster::ClusterSize;
 use crate::report::Report;
+use rig::DiscoveryBench;
 pub(crate) use rig::Other;
-use rig::Rig;
 
 /// Has a cluster of its own.
 pub(crate) const LARGEST: &str = "largest";
@@ -60,7 +60,7 @@ pub(crate) const FIGURES: [&str; 18] = [
 ];
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
-    let rig = Rig::start(report, other).await?;
+    let rig = DiscoveryBench::start(report, other).await?;
     // Ordered by the objects that each figure adds: none, Services and Pods, Servers, the giant Service, Services
     // of other clusters, those of attackers.
     if wanted("start") {
@@ -100,7 +100,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
 
 /// Measures the largest cluster that Kubernetes supports, with our server.
 pub(crate) async fn largest(report: &mut Report) -> Result<()> {
-    let mut rig = Rig::start(report, None).await?;
+    let mut rig = DiscoveryBench::start(report, None).await?;
     largest::largest(report, &mut rig).await
 }
 

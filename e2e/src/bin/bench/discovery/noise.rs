@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    changing::{Changing, Kind},
+    changing::{ChangeKind, Changing},
     cluster::{SERVERS, SERVICES, populate_servers, server_kind, stream_requests, touch},
-    rig::{PATIENCE, Rig},
+    rig::{DiscoveryBench, PATIENCE},
 };
 use crate::report::Report;
 
@@ -29,9 +29,9 @@ const CONTROL_STREAMS: u64 = (STREAMS / SERVICES) as u64;
 const QUIET: Duration = Duration::from_secs(3);
 
 /// Edits annotations of all Servers, and of one Pod of each Service.
-pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn noise(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     populate_servers(&rig.client).await?;
-    let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
+    let control = Changing::prepare(&rig.client, CONTROL, ChangeKind::Flip).await?;
     let subject = rig.subject().await?;
     let load = rig.open(&subject, 100, stream_requests(STREAMS, SERVICES)).await?;
     let pods = (0..TOUCHED_PODS).map(|n| format!("web-{n}-0"));
@@ -58,14 +58,14 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Ends all watches; when they are resumed, their history is compacted (410).
-pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn relist(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if !rig.is_ours() {
         // Another server is not behind our proxy.
         return Ok(());
     }
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
-    let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
+    let control = Changing::prepare(&rig.client, CONTROL, ChangeKind::Flip).await?;
     let subject = rig.subject_with(options).await?;
     let load = rig.open(&subject, 100, stream_requests(STREAMS, SERVICES)).await?;
     let phase = rig.phase(&subject)?;

@@ -26,7 +26,7 @@ use tokio::time::sleep;
 use super::{
     cluster::{NAMESPACE, POD_PORT, PODS, address, profiles_of_pods, server_kind},
     moments::{self, Lateness, Moments},
-    rig::{PATIENCE, Rig},
+    rig::{DiscoveryBench, PATIENCE},
     streams::STREAMS,
 };
 use crate::{
@@ -51,7 +51,7 @@ struct Servers {
 
 /// The result of all changes.
 #[derive(Default)]
-struct Received {
+struct ReceivedChanges {
     late: Lateness,
     /// Streams that received exactly the one expected message.
     once: usize,
@@ -59,7 +59,7 @@ struct Received {
     others: u64,
 }
 
-pub(super) async fn opaque(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn opaque(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     let servers = Servers::prepare(&rig.client).await?;
     let measured = measure(report, rig, &servers).await;
     servers.delete().await?;
@@ -78,7 +78,7 @@ pub(super) async fn change_and_wait(client: &Client, load: &Load) -> Result<()> 
     changed
 }
 
-async fn measure(report: &mut Report, rig: &Rig, servers: &Servers) -> Result<()> {
+async fn measure(report: &mut Report, rig: &DiscoveryBench, servers: &Servers) -> Result<()> {
     let subject = rig.subject().await?;
     let load = rig.open(&subject, CONNECTIONS, profiles_of_pods(STREAMS)).await?;
     let mut spent = Spent::default();
@@ -91,7 +91,7 @@ async fn measure(report: &mut Report, rig: &Rig, servers: &Servers) -> Result<()
     }
     sleep(QUIET).await;
     let messages = load.counts().messages;
-    let Received { late, once, others } = servers.result(&load)?;
+    let ReceivedChanges { late, once, others } = servers.result(&load)?;
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let cpu = spent.server.map(|server| milliseconds(&server.ran) / CHANGES as f64);
     let text = format!(
@@ -156,10 +156,10 @@ impl Servers {
 
     /// # Errors
     /// Fails when a client received a change that the watch did not show.
-    fn result(&self, load: &Load) -> Result<Received> {
+    fn result(&self, load: &Load) -> Result<ReceivedChanges> {
         let servers: HashMap<What, String> =
             (0..CHANGES).flat_map(|app| pods_of(app).map(move |pod| (opaque_of(address(pod)), name(app)))).collect();
-        let (mut received, mut once) = (Received::default(), HashSet::new());
+        let (mut received, mut once) = (ReceivedChanges::default(), HashSet::new());
         let arrivals = load.arrivals();
         for change in &arrivals.changes {
             match servers.get(&change.what) {

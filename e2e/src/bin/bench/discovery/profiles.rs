@@ -12,7 +12,7 @@ use super::{
         server_kind, touch,
     },
     opaque,
-    rig::Rig,
+    rig::DiscoveryBench,
     streams::{Herd, STREAMS},
 };
 use crate::report::Report;
@@ -25,7 +25,7 @@ const QUIET: Duration = Duration::from_secs(3);
 const LEARNED: Duration = Duration::from_secs(10);
 
 /// Profiles by Pod address, each of another Pod, and by Service name.
-pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn profiles(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     run(rig).await?;
     let of_pods = Herd {
         what: format!("{STREAMS} profiles by Pod IP on {CONNECTIONS} connections"),
@@ -48,7 +48,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// The same for Pods with Servers, and the effect of one more Server.
-pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn servers(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     run(rig).await?;
     populate_servers(&rig.client).await?;
     for everything in [true, false] {
@@ -74,7 +74,7 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Edits annotations of Servers, which no profile contains.
-pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn noise(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     run(rig).await?;
     populate_servers(&rig.client).await?;
     let subject = rig.subject().await?;
@@ -97,13 +97,13 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-async fn run(rig: &Rig) -> Result<()> {
+async fn run(rig: &DiscoveryBench) -> Result<()> {
     run_pods(&rig.client, ClusterSize::USUAL).await?;
     learned(rig).await;
     Ok(())
 }
 
-async fn learned(rig: &Rig) {
+async fn learned(rig: &DiscoveryBench) {
     if !rig.is_ours() {
         sleep(LEARNED).await;
     }

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::{
     changing,
     cluster::{SERVICES, stream_requests},
-    rig::{Rig, Subject},
+    rig::{DiscoveryBench, Subject},
 };
 use crate::report::{Report, Samples};
 
@@ -41,7 +41,7 @@ enum Loss {
     Unplugged,
 }
 
-pub(super) async fn recovery(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn recovery(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if !rig.is_ours() {
         // Another server is not killed.
         return Ok(());
@@ -53,12 +53,12 @@ pub(super) async fn recovery(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// As the outage of [`recovery`], for an hour: what has a lifetime has ended by then.
-pub(super) async fn long_outage(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn long_outage(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if rig.is_ours() { outage(report, rig, LONG_OUTAGE).await } else { Ok(()) }
 }
 
 /// The API server cannot be reached while an endpoint of each Service changes, and has no history when it returns.
-async fn outage(report: &mut Report, rig: &Rig, duration: Duration) -> Result<()> {
+async fn outage(report: &mut Report, rig: &DiscoveryBench, duration: Duration) -> Result<()> {
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
     changing::move_all(&rig.client, PORTS[0]).await?;
@@ -102,7 +102,7 @@ async fn outage(report: &mut Report, rig: &Rig, duration: Duration) -> Result<()
     Ok(())
 }
 
-async fn lose(report: &mut Report, rig: &Rig, loss: Loss) -> Result<()> {
+async fn lose(report: &mut Report, rig: &DiscoveryBench, loss: Loss) -> Result<()> {
     let options = || ManagerOptions { memory_limit: Some(MEMORY_LIMIT), ..ManagerOptions::default() };
     let (mut lost, survivor) = (rig.subject_with(options()).await?, rig.subject_with(options()).await?);
     let requests = stream_requests(STREAMS, SERVICES);

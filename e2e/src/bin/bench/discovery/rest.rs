@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::rig::Rig;
+use super::rig::DiscoveryBench;
 use crate::{
     report::{Report, median, milliseconds},
     spent::SERVERS_CORE,
@@ -30,7 +30,7 @@ const LISTED: &str = "k8s.io/initial-events-end";
 const THREADS: usize = 64;
 
 /// Measures a server in an empty cluster.
-pub(super) async fn empty(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn empty(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     if rig.is_ours() {
         let mut at_rest = Vec::new();
         for _ in 0..ROUNDS {
@@ -42,7 +42,7 @@ pub(super) async fn empty(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Measures a server in a cluster with 1,000 Services and 10,000 Pods.
-pub(super) async fn ready(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn ready(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     const AT_REST: &str = "discovery: memory, 1,000 Services and 10,000 running Pods";
     const LIMIT: &str = "≤ 60 MiB";
     if !rig.is_ours() {
@@ -84,7 +84,7 @@ pub(super) async fn ready(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Measures the memory with the worker threads of a large node. Each has caches of its own.
-async fn many_threads(report: &mut Report, rig: &Rig) -> Result<()> {
+async fn many_threads(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     let mut at_rest = Vec::new();
     for _ in 0..ROUNDS {
         let env = vec![("TOKIO_WORKER_THREADS".to_owned(), THREADS.to_string())];
@@ -96,7 +96,7 @@ async fn many_threads(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// The time of a client that lists the same objects and keeps nothing, on the server's core.
-pub(super) async fn bare_client(rig: &Rig) -> Result<Duration> {
+pub(super) async fn bare_client(rig: &DiscoveryBench) -> Result<Duration> {
     let path = rig.control_plane.kubeconfig().to_owned();
     let (done, result) = oneshot::channel();
     std::thread::spawn(move || {

@@ -1,6 +1,6 @@
 //! The measured server, the cluster and the clients.
 //!
-//! * In: the address of another server, or none. Out: a [`Rig`], which provides a [`Subject`] for every row: a new
+//! * In: the address of another server, or none. Out: a [`DiscoveryBench`], which provides a [`Subject`] for every row: a new
 //!   process of ours, or the other server unchanged.
 //! * Always: the server runs on one core, in a control group with a memory limit, and everything else on another core.
 
@@ -41,10 +41,10 @@ pub(crate) struct Other {
     pub(crate) pid: Option<u32>,
 }
 
-pub(super) struct Rig {
+pub(super) struct DiscoveryBench {
     pub(super) control_plane: ControlPlane,
     pub(super) client: Client,
-    pub(super) loads: load::Client,
+    pub(super) loads: load::LoadThread,
     other: Option<Other>,
 }
 
@@ -57,9 +57,9 @@ pub(super) struct Subject {
     pub(super) ready: Duration,
 }
 
-// === impl Rig ===
+// === impl DiscoveryBench ===
 
-impl Rig {
+impl DiscoveryBench {
     pub(super) async fn start(report: &mut Report, other: Option<Other>) -> Result<Self> {
         // Child processes inherit the core.
         pin_to_core(std::process::id(), CLIENTS_CORE)?;
@@ -81,7 +81,7 @@ impl Rig {
                 pin_to_core(pid, SERVERS_CORE)?;
             }
         }
-        Ok(Self { control_plane, client, loads: load::Client::start()?, other })
+        Ok(Self { control_plane, client, loads: load::LoadThread::start()?, other })
     }
 
     /// Moves this process and the control plane to the clients' core, or allows them both cores.

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{
     cluster::{SERVERS, SERVICES, populate_servers, stream_requests},
-    rig::Rig,
+    rig::DiscoveryBench,
 };
 use crate::report::{Report, Samples, json_of, median};
 
@@ -43,7 +43,7 @@ pub(super) struct Herd {
 }
 
 /// Streams for all Services and for one, on a hundred and on a thousand connections.
-pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn streams(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     for (connections, limit) in [(100, "≤ 5 KiB"), (1_000, "≤ 7 KiB")] {
         for services in [SERVICES, 1] {
             let of = if services == 1 { "1 Service".to_owned() } else { format!("{services} Services") };
@@ -58,7 +58,7 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// The same with Servers.
-pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn servers(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     populate_servers(&rig.client).await?;
     let what = format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers");
     let requests = stream_requests(STREAMS, SERVICES);
@@ -68,7 +68,7 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
 }
 
 /// Connections without streams: whether all are accepted.
-pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
+pub(super) async fn connect(report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
     let subject = rig.subject().await?;
     let phase = rig.phase(&subject)?;
     let connected = rig.loads.connect(subject.address, CONNECTIONS).await;
@@ -93,7 +93,7 @@ impl Herd {
     }
 
     /// Measures several rounds, each with a new server.
-    pub(super) async fn measure(&self, report: &mut Report, rig: &Rig) -> Result<()> {
+    pub(super) async fn measure(&self, report: &mut Report, rig: &DiscoveryBench) -> Result<()> {
         let (mut first, mut counts, mut spent) = (Samples::default(), Counts::default(), None);
         let (mut each, mut charges, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

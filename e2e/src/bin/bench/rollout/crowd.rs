@@ -24,13 +24,13 @@ const TIME: &str = "2026-11-22T06:00:00Z";
 const CONDITIONS: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 const VARIABLES: usize = 50;
 
-pub(super) struct Crowd {
+pub(super) struct WorkloadCrowd {
     client: Client,
     proxy: Proxy,
     workloads: usize,
 }
 
-impl Crowd {
+impl WorkloadCrowd {
     /// An empty crowd, whose Pods will have such proxies.
     pub(super) fn new(client: &Client, proxy: Proxy) -> Self {
         Self { client: client.clone(), proxy, workloads: 0 }

@@ -32,12 +32,12 @@ struct Known {
     /// The annotations of its template.
     template: Option<BTreeMap<String, String>>,
     is_settled: bool,
-    restarts: Vec<Restart>,
+    restarts: Vec<FollowedRestart>,
 }
 
 /// A restart, which begins when the template changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Restart {
+pub(super) struct FollowedRestart {
     pub(super) begun: Instant,
     /// The time at which all replicas were updated and available.
     pub(super) settled: Option<Instant>,
@@ -73,7 +73,7 @@ impl Following {
         locked(&self.known).values_mut().for_each(|known| known.restarts.clear());
     }
 
-    pub(super) fn restarts(&self) -> HashMap<String, Vec<Restart>> {
+    pub(super) fn restarts(&self) -> HashMap<String, Vec<FollowedRestart>> {
         locked(&self.known).iter().map(|(name, known)| (name.clone(), known.restarts.clone())).collect()
     }
 
@@ -113,7 +113,7 @@ impl Known {
         self.is_settled = is_settled(deployment);
         let now = Instant::now();
         if is_another {
-            self.restarts.push(Restart { begun: now, settled: None, finished: None });
+            self.restarts.push(FollowedRestart { begun: now, settled: None, finished: None });
         }
         let Some(restart) = self.restarts.last_mut() else { return };
         if self.is_settled {

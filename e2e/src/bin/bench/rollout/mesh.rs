@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Injector, LinkerdConfigs, Manager, ManagerOptions, Options,
-    shipped::in_repository,
+    ControlPlane, Injector, LinkerdConfigs, Manager, Options, Rig,
     wait::eventually,
     workload::{Proxy, proxy},
 };
@@ -26,33 +25,27 @@ pub(super) const NAMESPACE: &str = "mesh";
 const NAME: &str = "mesh";
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-pub(super) struct Mesh {
+pub(super) struct BenchMesh {
     pub(super) control_plane: ControlPlane,
     pub(super) client: Client,
     configs: LinkerdConfigs,
     _injector: Injector,
 }
 
-impl Mesh {
+impl BenchMesh {
     pub(super) async fn start(options: Options) -> Result<Self> {
-        let control_plane = ControlPlane::start(options).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        control_plane.install_crds("crd").await?;
-        for namespace in ["linkerd", NAMESPACE] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
-        let installed = in_repository("config/samples/linkerd.yaml");
-        control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &installed]).await?;
+        let rig = Rig::linkerd().options(options).crds("crd").namespace(NAMESPACE).start().await?;
+        let Rig { control_plane, client } = rig;
+        control_plane.install_linkerd().await?;
         let injector = Injector::start(&control_plane, "linkerd", &[NAMESPACE], 1).await?;
-        let client = control_plane.client().await?;
         let configs = LinkerdConfigs::new(&client);
         Ok(Self { control_plane, client, configs, _injector: injector })
     }
 
     /// Starts a manager and waits until it is ready. All its controllers run unless these arguments disable them.
     pub(super) async fn manager(&self, args: &[&str]) -> Result<Manager> {
-        let args = ["--operator-namespace=linkerd"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
-        let mut manager = Manager::start(&self.control_plane, ManagerOptions { args, ..in_control_group() })?;
+        let args = ["--operator-namespace=linkerd"].iter().chain(args).copied();
+        let mut manager = in_control_group().args(args).start(&self.control_plane)?;
         manager.ready(PATIENCE).await?;
         Ok(manager)
     }

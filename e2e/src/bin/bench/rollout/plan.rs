@@ -13,8 +13,8 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    crowd::{Crowd, PODS_EACH},
-    mesh::Mesh,
+    crowd::{PODS_EACH, WorkloadCrowd},
+    mesh::BenchMesh,
 };
 use crate::report::{Report, median, milliseconds};
 
@@ -32,12 +32,12 @@ const WITHOUT: &str = "--enable-linkerd-config=false";
 
 pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Result<()> {
     eprintln!("a control plane with Pods without a kubelet");
-    let mesh = Mesh::start(Options::default()).await?;
+    let mesh = BenchMesh::start(Options::default()).await?;
     // The proxy of Pods that are up to date.
     let mut manager = mesh.manager(&[]).await?;
     mesh.declare(json!({"interval": "0s", "soak": "0s"})).await?;
     mesh.is_complete(0).await?;
-    let mut crowd = Crowd::new(&mesh.client, mesh.newborn().await?);
+    let mut crowd = WorkloadCrowd::new(&mesh.client, mesh.newborn().await?);
     manager.terminate(END).await?;
 
     for workloads in [FEW, MANY] {
@@ -68,7 +68,7 @@ async fn end(mut manager: Manager) -> Result<()> {
     manager.terminate(END).await.map(drop)
 }
 
-async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<()> {
+async fn rest(report: &mut Report, manager: &Manager, crowd: &WorkloadCrowd, workloads: usize) -> Result<()> {
     sleep(AT_REST).await;
     let (whole, without) = crowd.pod_bytes().await?;
     let figure = format!(
@@ -96,7 +96,7 @@ fn row(report: &mut Report, workloads: usize, whole: &[f64], without: &[f64]) {
 }
 
 /// Each round changes Pods that are distributed over all workloads, one after the other.
-async fn changes(manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<Vec<f64>> {
+async fn changes(manager: &Manager, crowd: &WorkloadCrowd, workloads: usize) -> Result<Vec<f64>> {
     sleep(REST).await;
     let mut each = Vec::new();
     for round in 0..ROUNDS {

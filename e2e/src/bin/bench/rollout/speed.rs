@@ -20,8 +20,8 @@ use kube::{
 use serde_json::json;
 
 use super::{
-    following::{Following, Restart},
-    mesh::{Mesh, NAMESPACE},
+    following::{FollowedRestart, Following},
+    mesh::{BenchMesh, NAMESPACE},
 };
 use crate::report::{Report, milliseconds};
 
@@ -31,16 +31,16 @@ const NODES: usize = 10;
 const END: Duration = Duration::from_secs(30);
 
 /// A restart of all workloads.
-struct Round {
+struct RestartRound {
     took: Duration,
     /// The time until the first restart began.
     first: Duration,
-    restarts: Vec<Restart>,
+    restarts: Vec<FollowedRestart>,
 }
 
 pub(super) async fn figure(report: &mut Report) -> Result<()> {
     eprintln!("a control plane with {NODES} nodes and {WORKLOADS} Deployments");
-    let mesh = Mesh::start(Options::full()).await?;
+    let mesh = BenchMesh::start(Options::full()).await?;
     for node in 0..NODES {
         mesh.control_plane.add_node(&format!("node-{node}"), "zone").await?;
     }
@@ -86,11 +86,11 @@ pub(super) async fn figure(report: &mut Report) -> Result<()> {
         "script_seconds": [before.took.as_secs_f64(), after.took.as_secs_f64()],
     });
     report.row(figure, text, "≤ 1.2 times the script", raw);
-    let took = |restart: &Restart| Some(restart.settled? - restart.begun);
-    let ready = |round: &Round| round.restarts.iter().filter_map(took).collect();
+    let took = |restart: &FollowedRestart| Some(restart.settled? - restart.begun);
+    let ready = |round: &RestartRound| round.restarts.iter().filter_map(took).collect();
     report.distribution("a restart by the script, until its Deployment is complete (before)", ready(&before), "");
     report.distribution("a restart by the operator, until its Deployment is complete", ready(&ours), "as the script's");
-    let reported = |restart: &Restart| Some(restart.finished? - restart.settled?);
+    let reported = |restart: &FollowedRestart| Some(restart.finished? - restart.settled?);
     let reported = ours.restarts.iter().filter_map(reported).collect();
     report.distribution("from there until the operator has reported it as up to date", reported, "");
     let each = cpu.div_f64(f64::from(u32::try_from(WORKLOADS)?));
@@ -103,7 +103,7 @@ fn name(number: usize) -> String {
     format!("web-{number:04}")
 }
 
-async fn by_script(deployments: &Api<Deployment>, following: &Following, value: &str) -> Result<Round> {
+async fn by_script(deployments: &Api<Deployment>, following: &Following, value: &str) -> Result<RestartRound> {
     following.forget();
     let begun = Instant::now();
     let annotations = json!({"kubectl.kubernetes.io/restartedAt": value});
@@ -120,20 +120,20 @@ async fn by_script(deployments: &Api<Deployment>, following: &Following, value: 
         .buffer_unordered(AT_ONCE)
         .try_for_each(|()| std::future::ready(Ok(())))
         .await?;
-    Round::of(begun, following)
+    RestartRound::of(begun, following)
 }
 
-async fn by_operator(mesh: &Mesh, following: &Following) -> Result<Round> {
+async fn by_operator(mesh: &BenchMesh, following: &Following) -> Result<RestartRound> {
     following.forget();
     let begun = Instant::now();
     mesh.change(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
     mesh.is_complete(WORKLOADS).await?;
-    Round::of(begun, following)
+    RestartRound::of(begun, following)
 }
 
-// === impl Round ===
+// === impl RestartRound ===
 
-impl Round {
+impl RestartRound {
     /// The round that ended just now; an error unless each workload was restarted exactly once.
     fn of(begun: Instant, following: &Following) -> Result<Self> {
         let took = begun.elapsed();

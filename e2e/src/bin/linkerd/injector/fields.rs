@@ -15,7 +15,7 @@ use futures::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::reviews::{Seen, seen};
+use super::reviews::{SeenAnswer, seen};
 
 /// Answers of the injector at the commit that the file names.
 const RECORDED: &str = include_str!("../../../../../src/values/testdata/injector-answers.json");
@@ -29,18 +29,18 @@ pub(crate) struct Recording {
     linkerd: String,
     /// The values, as YAML.
     values: Vec<String>,
-    classes: Vec<Class>,
+    classes: Vec<FieldClass>,
 }
 
 /// The fields that refuse the same values. In the path of a field, `[]` is the item of a list, and `*` any key.
 #[derive(Deserialize)]
-struct Class {
+struct FieldClass {
     refuses: Vec<String>,
     fields: Vec<String>,
 }
 
 /// The result of a comparison with the recording.
-pub(crate) struct Fields {
+pub(crate) struct ComparedFields {
     pub(crate) linkerd: String,
     pub(crate) fields: usize,
     pub(crate) asked: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Fields {
     pub(crate) recording: String,
 }
 
-pub(super) async fn compare(injector: &Injector) -> Result<Fields> {
+pub(super) async fn compare(injector: &Injector) -> Result<ComparedFields> {
     let Recording { linkerd, values, classes } = serde_json::from_str(RECORDED).context("the recorded answers")?;
     let recorded: BTreeMap<&String, &Vec<String>> =
         classes.iter().flat_map(|class| class.fields.iter().map(|field| (field, &class.refuses))).collect();
@@ -64,7 +64,7 @@ pub(super) async fn compare(injector: &Injector) -> Result<Fields> {
         let before = recorded.get(field).copied().filter(|before| *before != refuses)?;
         Some((field.clone(), refuses.clone(), before.clone()))
     });
-    Ok(Fields {
+    Ok(ComparedFields {
         fields: answers.len(),
         asked: answers.len() * values.len(),
         refused: answers.iter().map(|(_, refuses)| refuses.len()).sum(),
@@ -95,7 +95,7 @@ async fn refusals(
                 Ok((_, answer)) => seen(&serde_json::from_slice(&answer)?, &probe).ok(),
                 Err(_) => None,
             };
-            if !matches!(seen, Some(Seen::Injected(_))) {
+            if !matches!(seen, Some(SeenAnswer::Injected(_))) {
                 refused.push(value.clone());
             }
         }

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 pub(crate) use bursts::{Burst, bursts};
 use documents::InstallerDocument;
-pub(crate) use fields::Fields;
+pub(crate) use fields::ComparedFields;
 use operator::OperatorCompared;
 pub(crate) use reviews::Compared;
 use scene::{APP, LINKERD, REPLICAS, Scene, message};
@@ -48,7 +48,7 @@ pub(crate) struct Steps {
 pub(crate) struct Reviews {
     pub(crate) compared: Vec<Compared>,
     pub(crate) operator: Vec<OperatorCompared>,
-    pub(crate) fields: Fields,
+    pub(crate) fields: ComparedFields,
 }
 
 /// What was done, what was seen, and how long it took.

@@ -21,13 +21,13 @@ const READ: Duration = Duration::from_millis(1_500);
 /// A review, and both answers.
 pub(crate) struct OperatorCompared {
     pub(crate) name: &'static str,
-    linkerd: Verdict,
-    operator: Verdict,
+    linkerd: ObjectVerdict,
+    operator: ObjectVerdict,
 }
 
 /// What becomes of an object.
 #[derive(PartialEq)]
-enum Verdict {
+enum ObjectVerdict {
     /// The connection was closed without an answer, or the answer cannot be used.
     Broken,
     Denied,
@@ -58,17 +58,17 @@ pub(super) async fn compare(linkerd: &Injector, operator: &Injector) -> Result<V
     Ok(compared)
 }
 
-async fn verdict(injector: &Injector, body: String, object: &Value) -> Verdict {
-    let Ok((_, answer)) = injector.post(0, body).await else { return Verdict::Broken };
-    created(&answer, object).unwrap_or(Verdict::Broken)
+async fn verdict(injector: &Injector, body: String, object: &Value) -> ObjectVerdict {
+    let Ok((_, answer)) = injector.post(0, body).await else { return ObjectVerdict::Broken };
+    created(&answer, object).unwrap_or(ObjectVerdict::Broken)
 }
 
 /// Applies an answer; `None` if it cannot be used.
-fn created(answer: &[u8], object: &Value) -> Option<Verdict> {
+fn created(answer: &[u8], object: &Value) -> Option<ObjectVerdict> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let response = answer.get("response")?;
     if response.get("allowed") != Some(&json!(true)) {
-        return Some(Verdict::Denied);
+        return Some(ObjectVerdict::Denied);
     }
     let mut object = object.clone();
     if let Some(patch) = response.get("patch") {
@@ -76,7 +76,7 @@ fn created(answer: &[u8], object: &Value) -> Option<Verdict> {
         let patch: json_patch::Patch = serde_json::from_slice(&patch).ok()?;
         json_patch::patch(&mut object, &patch).ok()?;
     }
-    Some(Verdict::Created(kept(object)))
+    Some(ObjectVerdict::Created(kept(object)))
 }
 
 /// Returns an object as the API server keeps it: without nulls, and without empty values of variables. And without the
@@ -105,21 +105,23 @@ impl OperatorCompared {
     /// Returns whether Linkerd's injector denies an object or closes the connection, for which the operator continues
     /// with its last configuration.
     pub(crate) fn is_of_refused_document(&self) -> bool {
-        !matches!(self.linkerd, Verdict::Created(_)) && matches!(self.operator, Verdict::Created(_))
+        !matches!(self.linkerd, ObjectVerdict::Created(_)) && matches!(self.operator, ObjectVerdict::Created(_))
     }
 
     /// Returns how the answers differ.
     pub(crate) fn difference(&self) -> String {
         match (&self.linkerd, &self.operator) {
-            (Verdict::Created(linkerd), Verdict::Created(operator)) => json_patch::diff(linkerd, operator).to_string(),
+            (ObjectVerdict::Created(linkerd), ObjectVerdict::Created(operator)) => {
+                json_patch::diff(linkerd, operator).to_string()
+            }
             (linkerd, operator) => format!("Linkerd {}, the operator {}", linkerd.word(), operator.word()),
         }
     }
 }
 
-// === impl Verdict ===
+// === impl ObjectVerdict ===
 
-impl Verdict {
+impl ObjectVerdict {
     fn word(&self) -> &'static str {
         match self {
             Self::Broken => "breaks the connection",

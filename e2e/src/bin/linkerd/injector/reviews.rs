@@ -22,13 +22,13 @@ use super::scene::LINKERD;
 /// A review, and what was seen of both answers.
 pub(crate) struct Compared {
     pub(crate) name: &'static str,
-    pub(crate) stand_in: Seen,
-    pub(crate) linkerd: Seen,
+    pub(crate) stand_in: SeenAnswer,
+    pub(crate) linkerd: SeenAnswer,
 }
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Seen {
+pub(crate) enum SeenAnswer {
     /// The connection was closed without an answer.
     Broken,
     Denied,
@@ -67,11 +67,11 @@ pub(super) async fn compare(injector: &Injector) -> Result<Vec<Compared>> {
         let body = request(kind, &object).to_string();
         let linkerd = match injector.post(0, body.clone()).await {
             Ok((_, answer)) => seen(&serde_json::from_slice(&answer)?, &object).context(name)?,
-            Err(_) => Seen::Broken,
+            Err(_) => SeenAnswer::Broken,
         };
         let stand_in = match stand_in_answer(body.as_bytes(), &document, TRUST_ROOTS, LINKERD)? {
             Some(answer) => seen(&answer, &object).context(name)?,
-            None => Seen::Broken,
+            None => SeenAnswer::Broken,
         };
         compared.push(Compared { name, stand_in, linkerd });
     }
@@ -79,12 +79,12 @@ pub(super) async fn compare(injector: &Injector) -> Result<Vec<Compared>> {
 }
 
 /// Applies the answer to the object.
-pub(super) fn seen(answer: &Value, object: &Value) -> Result<Seen> {
+pub(super) fn seen(answer: &Value, object: &Value) -> Result<SeenAnswer> {
     let response = answer.get("response").context("no response")?;
     if response.get("allowed") != Some(&json!(true)) {
-        return Ok(Seen::Denied);
+        return Ok(SeenAnswer::Denied);
     }
-    let Some(patch) = response.get("patch") else { return Ok(Seen::Uninjected) };
+    let Some(patch) = response.get("patch") else { return Ok(SeenAnswer::Uninjected) };
     let ByteString(patch) = serde_json::from_value(patch.clone())?;
     let mut patched = object.clone();
     let patch: json_patch::Patch = serde_json::from_slice(&patch).context("the patch is not JSON")?;
@@ -100,7 +100,7 @@ pub(super) fn seen(answer: &Value, object: &Value) -> Result<Seen> {
     };
     let found = containers.into_iter().find(|(_, container)| is_proxy(container));
     let Some((place, proxy)) = found.filter(|_| !had("containers") && !had("initContainers")) else {
-        return Ok(Seen::Uninjected);
+        return Ok(SeenAnswer::Uninjected);
     };
     let field = |pointer: &str| proxy.pointer(pointer).cloned().unwrap_or_default();
     let env: Vec<&Value> = proxy.get("env").and_then(Value::as_array).into_iter().flatten().collect();
@@ -110,7 +110,7 @@ pub(super) fn seen(answer: &Value, object: &Value) -> Result<Seen> {
         let map = patched.pointer(&format!("/metadata/{map}")).and_then(Value::as_object).into_iter().flatten();
         map.filter(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.clone(), value.clone())).collect()
     };
-    Ok(Seen::Injected(Box::new(Injected {
+    Ok(SeenAnswer::Injected(Box::new(Injected {
         place,
         image: field("/image"),
         pull_policy: field("/imagePullPolicy"),

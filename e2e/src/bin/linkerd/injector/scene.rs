@@ -46,9 +46,7 @@ impl Scene {
         let control_plane = ControlPlane::start(Options::full()).await?;
         control_plane.add_node("node", "zone").await?;
         control_plane.install_crds("crd").await?;
-        for namespace in [LINKERD, APP] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
+        control_plane.create_namespaces(&[LINKERD, APP]).await?;
         let client = control_plane.client().await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), LINKERD);
         let anchors = anchors(document)?;

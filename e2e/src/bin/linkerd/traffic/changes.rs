@@ -14,7 +14,7 @@ use super::{client::Observed, cluster::Cluster};
 /// A proxy's longest backoff is 10 s.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) struct Changes {
+pub(crate) struct TrafficChanges {
     cluster: Cluster,
     clients: Vec<Observed>,
     /// The addresses that Pods take in turn. Each one is served.
@@ -25,9 +25,9 @@ pub(crate) struct Changes {
     next: (String, Ipv4Addr),
 }
 
-// === impl Changes ===
+// === impl TrafficChanges ===
 
-impl Changes {
+impl TrafficChanges {
     pub(crate) async fn new(mut cluster: Cluster, clients: Vec<Observed>, addresses: Vec<Ipv4Addr>) -> Result<Self> {
         let next = next_pod(&mut cluster, &addresses).await?;
         Ok(Self { cluster, clients, addresses, current: None, next })

@@ -33,7 +33,7 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(4);
 
 /// How many requests have ended, and how.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct RequestCounts {
     pub(crate) requests: u64,
     pub(crate) failed: u64,
     /// The failures by reason.
@@ -50,13 +50,13 @@ pub(crate) struct Answering {
 /// The observations of one client.
 #[derive(Clone)]
 pub(crate) struct Observed {
-    counts: Arc<Mutex<Counts>>,
+    counts: Arc<Mutex<RequestCounts>>,
     answering: Arc<watch::Sender<Answering>>,
 }
 
-// === impl Counts ===
+// === impl RequestCounts ===
 
-impl Counts {
+impl RequestCounts {
     pub(crate) fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.failed += other.failed;
@@ -87,7 +87,7 @@ impl Default for Observed {
 }
 
 impl Observed {
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> RequestCounts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

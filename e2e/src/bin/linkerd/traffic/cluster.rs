@@ -32,9 +32,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn create(control_plane: &ControlPlane) -> Result<Self> {
-        for namespace in ["linkerd", NAMESPACE] {
-            control_plane.kubectl(&["create", "namespace", namespace]).await?;
-        }
+        control_plane.create_namespaces(&["linkerd", NAMESPACE]).await?;
         control_plane.install_crds("crd/linkerd").await?;
         let cluster = Self { client: control_plane.client().await?, pods: 0 };
         let accounts: Api<ServiceAccount> = cluster.api();

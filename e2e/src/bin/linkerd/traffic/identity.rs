@@ -24,7 +24,7 @@ const RUN: &str = "mount -t tmpfs tmpfs /run; mkdir -p /var/run/linkerd/identity
 /// The audience of the tokens that Linkerd's identity controller reviews.
 pub(crate) const AUDIENCE: &str = "identity.l5d.io";
 
-pub(crate) struct Identity {
+pub(crate) struct IdentityService {
     /// The trust anchor.
     pub(crate) anchor: String,
     pub(crate) address: SocketAddr,
@@ -58,9 +58,9 @@ fn authority(name: &str, constraints: BasicConstraints) -> Result<CertificatePar
     Ok(params)
 }
 
-// === impl Identity ===
+// === impl IdentityService ===
 
-impl Identity {
+impl IdentityService {
     pub(crate) async fn start(controller: &Path, control_plane: &ControlPlane) -> Result<Self> {
         let directory = control_plane.directory().join("issuer");
         fs::create_dir(&directory)?;

@@ -36,18 +36,18 @@ use e2e::{ControlPlane, Options, metric::Sample};
 use tokio::{sync::Mutex, task::JoinSet, time::timeout};
 
 use self::{
-    changes::Changes,
+    changes::TrafficChanges,
     client::Observed,
     cluster::{CLIENT, Cluster, NAMESPACE, PORT, SERVER},
     forwarder::Targets,
-    identity::Identity,
+    identity::IdentityService,
     network::{Network, PodNetwork},
-    operations::Mesh,
+    operations::TrafficMesh,
     policy::Policy,
-    proxy::{Proxy, Workload},
+    proxy::{ProxyPod, RunningProxy},
     replicas::Replicas,
 };
-use crate::replica::Server;
+use crate::replica::ServerKind;
 
 pub(crate) use self::{network::missing, operations::Operation};
 
@@ -77,7 +77,7 @@ pub(crate) struct Traffic {
 /// A proxy, and the tasks of its Pod.
 struct Pod {
     name: &'static str,
-    proxy: Proxy,
+    proxy: RunningProxy,
     _tasks: JoinSet<()>,
 }
 
@@ -102,12 +102,12 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let cluster = Cluster::create(&control_plane).await?;
     let service = cluster.create_service().await?;
-    let identity = Identity::start(&programs.controller, &control_plane).await?;
+    let identity = IdentityService::start(&programs.controller, &control_plane).await?;
     let policy = Policy::start(&programs.policy, &control_plane).await?;
     let destination = Targets::default();
     let mut replicas = Replicas::new(programs.controller.clone(), &control_plane, destination.clone());
     for _ in 0..replicas::COUNT {
-        replicas.add(Server::Ours).await?;
+        replicas.add(ServerKind::Ours).await?;
     }
     let services = [
         (proxy::DESTINATION, destination),
@@ -125,11 +125,11 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         let token = control_plane.token_for(NAMESPACE, account, &[identity::AUDIENCE]).await?;
         let own = identity::name(NAMESPACE, account);
         let files = identity::write_end_entity(control_plane.directory(), name, &own, &token)?;
-        let workload = Workload { namespace: NAMESPACE, pod: name, account, addresses };
+        let workload = ProxyPod { namespace: NAMESPACE, pod: name, account, addresses };
         let network = network.pod(name)?;
         // The proxy connects to the control plane as soon as it starts.
         let tasks = serve(network, &services, account)?;
-        let proxy = Proxy::start(&programs.proxy, network, &workload, &identity.anchor, &files)?;
+        let proxy = RunningProxy::start(&programs.proxy, network, &workload, &identity.anchor, &files)?;
         pods.push(Pod { name, proxy, _tasks: tasks });
     }
     for pod in &mut pods {
@@ -145,9 +145,9 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         clients.push(observed);
     }
     let serving = addresses.into_iter().filter(|(name, _)| SERVERS.contains(name)).flat_map(|(_, addresses)| addresses);
-    let mut changes = Changes::new(cluster, clients.clone(), serving.collect()).await?;
+    let mut changes = TrafficChanges::new(cluster, clients.clone(), serving.collect()).await?;
     changes.change().await.with_context(|| logs(&pods))?;
-    let mesh = Mesh { changes: Arc::new(Mutex::new(changes)), clients };
+    let mesh = TrafficMesh { changes: Arc::new(Mutex::new(changes)), clients };
     let operations = mesh.all(&mut replicas).await.with_context(|| logs(&pods))?;
     drop(requests);
     let (encrypted, plain) = responses(&pods).await?;

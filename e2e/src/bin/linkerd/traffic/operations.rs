@@ -17,11 +17,11 @@ use anyhow::Result;
 use tokio::{sync::Mutex, time::sleep};
 
 use super::{
-    changes::Changes,
-    client::{Counts, Observed},
+    changes::TrafficChanges,
+    client::{Observed, RequestCounts},
     replicas::Replicas,
 };
-use crate::replica::Server;
+use crate::replica::ServerKind;
 
 const MOVES: usize = 200;
 const SHORT_GAPS: usize = 100;
@@ -41,7 +41,7 @@ pub(crate) struct Operation {
     pub(crate) name: String,
     pub(crate) server: String,
     pub(crate) involves_operator: bool,
-    pub(crate) counts: Counts,
+    pub(crate) counts: RequestCounts,
     /// The failures until the clients use the endpoint of an empty Service, which no server can avoid.
     pub(crate) unavoidable: u64,
     /// For each change, the time until the slowest client used it.
@@ -49,16 +49,16 @@ pub(crate) struct Operation {
 }
 
 /// The Service, and the clients that use it.
-pub(crate) struct Mesh {
-    pub(crate) changes: Arc<Mutex<Changes>>,
+pub(crate) struct TrafficMesh {
+    pub(crate) changes: Arc<Mutex<TrafficChanges>>,
     pub(crate) clients: Vec<Observed>,
 }
 
 /// The state before an operation.
 struct Begun {
     name: String,
-    server: Server,
-    before: Counts,
+    server: ServerKind,
+    before: RequestCounts,
 }
 
 // === impl Operation ===
@@ -77,25 +77,25 @@ impl Operation {
     }
 }
 
-// === impl Mesh ===
+// === impl TrafficMesh ===
 
-impl Mesh {
+impl TrafficMesh {
     /// Runs all operations on the server that runs, and on the other one, and swaps them.
     pub(crate) async fn all(&self, replicas: &mut Replicas<'_>) -> Result<Vec<Operation>> {
-        let mut operations = self.each(Server::Ours, replicas).await?;
-        let mut swaps = [(Server::Theirs, Vec::new()), (Server::Ours, Vec::new())];
+        let mut operations = self.each(ServerKind::Ours, replicas).await?;
+        let mut swaps = [(ServerKind::Theirs, Vec::new()), (ServerKind::Ours, Vec::new())];
         for _ in 0..SWAPS {
             for (to, done) in &mut swaps {
                 done.push(self.swap(*to, replicas).await?);
             }
         }
-        replicas.roll(Server::Theirs).await?;
-        operations.extend(self.each(Server::Theirs, replicas).await?);
+        replicas.roll(ServerKind::Theirs).await?;
+        operations.extend(self.each(ServerKind::Theirs, replicas).await?);
         operations.extend(swaps.into_iter().filter_map(|(_, done)| done.into_iter().reduce(Operation::joined)));
         Ok(operations)
     }
 
-    async fn each(&self, server: Server, replicas: &mut Replicas<'_>) -> Result<Vec<Operation>> {
+    async fn each(&self, server: ServerKind, replicas: &mut Replicas<'_>) -> Result<Vec<Operation>> {
         Ok(vec![
             self.moves(server).await?,
             self.short_gaps(server).await?,
@@ -105,7 +105,7 @@ impl Mesh {
         ])
     }
 
-    async fn moves(&self, server: Server) -> Result<Operation> {
+    async fn moves(&self, server: ServerKind) -> Result<Operation> {
         let begun = self.begin("a Pod moves to another address", server);
         let mut changes = self.changes.lock().await;
         let mut followed = Vec::new();
@@ -116,7 +116,7 @@ impl Mesh {
         Ok(self.end(begun, 0, followed))
     }
 
-    async fn short_gaps(&self, server: Server) -> Result<Operation> {
+    async fn short_gaps(&self, server: ServerKind) -> Result<Operation> {
         let begun = self.begin(&format!("the Service is empty for {SHORT_GAP:?}, then full"), server);
         let mut changes = self.changes.lock().await;
         let mut followed = Vec::new();
@@ -128,7 +128,7 @@ impl Mesh {
         Ok(self.end(begun, 0, followed))
     }
 
-    async fn long_gaps(&self, server: Server) -> Result<Operation> {
+    async fn long_gaps(&self, server: ServerKind) -> Result<Operation> {
         let begun = self.begin(&format!("the Service is empty for {LONG_GAP:?}, then full"), server);
         let mut changes = self.changes.lock().await;
         let (mut followed, mut unavoidable) = (Vec::new(), 0);
@@ -143,7 +143,7 @@ impl Mesh {
         Ok(self.end(begun, unavoidable, followed))
     }
 
-    async fn rolls(&self, server: Server, replicas: &mut Replicas<'_>) -> Result<Operation> {
+    async fn rolls(&self, server: ServerKind, replicas: &mut Replicas<'_>) -> Result<Operation> {
         let begun = self.begin(&format!("both replicas are replaced, {ROLLS} times"), server);
         let roll = async {
             for _ in 0..ROLLS {
@@ -155,7 +155,7 @@ impl Mesh {
         Ok(self.end(begun, 0, followed))
     }
 
-    async fn kills(&self, server: Server, replicas: &mut Replicas<'_>) -> Result<Operation> {
+    async fn kills(&self, server: ServerKind, replicas: &mut Replicas<'_>) -> Result<Operation> {
         let begun = self.begin(&format!("the leader is killed and replaced, {KILLS} times"), server);
         let mut followed = Vec::new();
         for _ in 0..KILLS {
@@ -166,7 +166,7 @@ impl Mesh {
     }
 
     /// Replaces one server by the other one.
-    async fn swap(&self, to: Server, replicas: &mut Replicas<'_>) -> Result<Operation> {
+    async fn swap(&self, to: ServerKind, replicas: &mut Replicas<'_>) -> Result<Operation> {
         let begun = self.begin(&format!("the container is swapped, {SWAPS} times"), to);
         let followed = self.change_during(replicas.roll(to)).await?;
         let mut operation = self.end(begun, 0, followed);
@@ -197,7 +197,7 @@ impl Mesh {
         result.map(|()| followed)
     }
 
-    fn begin(&self, name: &str, server: Server) -> Begun {
+    fn begin(&self, name: &str, server: ServerKind) -> Begun {
         Begun { name: name.to_owned(), server, before: self.counts() }
     }
 
@@ -207,15 +207,15 @@ impl Mesh {
         Operation {
             name,
             server: server.to_string(),
-            involves_operator: server == Server::Ours,
+            involves_operator: server == ServerKind::Ours,
             counts: self.counts().since(&before),
             unavoidable,
             followed,
         }
     }
 
-    fn counts(&self) -> Counts {
-        let mut sum = Counts::default();
+    fn counts(&self) -> RequestCounts {
+        let mut sum = RequestCounts::default();
         self.clients.iter().for_each(|client| sum.add(&client.counts()));
         sum
     }

@@ -31,14 +31,14 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The Pod of a proxy.
-pub(crate) struct Workload<'a> {
+pub(crate) struct ProxyPod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) pod: &'a str,
     pub(crate) account: &'a str,
     pub(crate) addresses: &'a [Ipv4Addr],
 }
 
-pub(crate) struct Proxy {
+pub(crate) struct RunningProxy {
     network: PodNetwork,
     process: Process,
 }
@@ -47,18 +47,18 @@ const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-// === impl Proxy ===
+// === impl RunningProxy ===
 
-impl Proxy {
-    /// Starts a proxy without waiting for it; see [`Proxy::ready`].
+impl RunningProxy {
+    /// Starts a proxy without waiting for it; see [`RunningProxy::ready`].
     pub(crate) fn start(
         program: &Path,
         network: &PodNetwork,
-        workload: &Workload<'_>,
+        workload: &ProxyPod<'_>,
         anchor: &str,
         files: &Path,
     ) -> Result<Self> {
-        let Workload { namespace, pod, account, addresses } = *workload;
+        let ProxyPod { namespace, pod, account, addresses } = *workload;
         let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();
         let log = files.with_extension("log");
         let mut spawn = network.command(format!("the proxy of {pod}"), program, log);

@@ -11,7 +11,7 @@ use e2e::{ControlPlane, eventually};
 use kube::Api;
 
 use super::forwarder::Targets;
-use crate::replica::{Replica, Server, chart_flags};
+use crate::replica::{EitherReplica, ServerKind, chart_flags};
 
 pub(crate) const COUNT: usize = 2;
 /// Longer than the Lease, which has to expire after SIGKILL.
@@ -22,7 +22,7 @@ pub(crate) struct Replicas<'a> {
     control_plane: &'a ControlPlane,
     targets: Targets,
     /// The oldest first.
-    running: Vec<Replica>,
+    running: Vec<EitherReplica>,
 }
 
 // === impl Replicas ===
@@ -33,15 +33,15 @@ impl<'a> Replicas<'a> {
     }
 
     /// Starts a replica, and adds it to the targets when it is ready.
-    pub(crate) async fn add(&mut self, server: Server) -> Result<()> {
-        let replica = Replica::start(server, &self.controller, self.control_plane, &chart_flags()).await?;
+    pub(crate) async fn add(&mut self, server: ServerKind) -> Result<()> {
+        let replica = EitherReplica::start(server, &self.controller, self.control_plane, &chart_flags()).await?;
         self.targets.add(replica.address());
         self.running.push(replica);
         Ok(())
     }
 
     /// Replaces all replicas, one at a time, as the rollout of a Deployment does.
-    pub(crate) async fn roll(&mut self, server: Server) -> Result<()> {
+    pub(crate) async fn roll(&mut self, server: ServerKind) -> Result<()> {
         for _ in 0..COUNT {
             self.add(server).await?;
             let oldest = self.running.remove(0);
@@ -66,7 +66,7 @@ impl<'a> Replicas<'a> {
     }
 
     /// Kills a replica as a failed node does, and replaces it.
-    pub(crate) async fn kill(&mut self, index: usize, server: Server) -> Result<()> {
+    pub(crate) async fn kill(&mut self, index: usize, server: ServerKind) -> Result<()> {
         ensure!(index < self.running.len(), "the number of the replica is {index} of {}", self.running.len());
         let killed = self.running.remove(index);
         let address = killed.address();

@@ -7,12 +7,12 @@ use e2e::{Action, Rule, eventually, holds, injector::Behaviour, mesh::SOON};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{Mesh, SYNCED, message};
+use super::{InjectorRig, SYNCED, message};
 
 /// Traps 2 and 3 of the specification: a denied document prevents the creation of every Pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let (good, marker) = (mesh.installation.document().await?, mesh.marker().await?);
@@ -40,7 +40,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     // It is not retried automatically, by another manager, or after an unrelated change.
     let writes = mesh.installation.writes("/configmaps/").len();
     mesh.injector.set_behaviour(1, Behaviour::Right).await?;
-    let Mesh { installation, injector, mut manager } = mesh;
+    let InjectorRig { installation, injector, mut manager } = mesh;
     ensure!(manager.terminate(SOON).await?.success());
     let manager = installation.manager().await?;
     installation.patch_map("kubectl-label", json!({"metadata": {"labels": {"touched": "true"}}})).await?;
@@ -50,7 +50,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
         Ok(())
     })
     .await?;
-    let mesh = Mesh { installation, injector, manager };
+    let mesh = InjectorRig { installation, injector, manager };
     mesh.reaches(&rolled_back).await?;
     // A changed document is tried.
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache", "logFormat": "json"}})).await?;
@@ -63,7 +63,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
 /// The replica's file may contain the installer's broken document for some time after its correction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let helm = async |patch: Value| {
@@ -86,7 +86,7 @@ async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unusable_responses_roll_the_document_back() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let good = mesh.installation.document().await?;
@@ -107,7 +107,7 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
 /// The next manager probes the injectors, and rolls back the document that they deny.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let good = mesh.installation.document().await?;
@@ -120,14 +120,14 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
         Ok(())
     })
     .await?;
-    let Mesh { installation, injector, mut manager } = mesh;
+    let InjectorRig { installation, injector, mut manager } = mesh;
     manager.kill().await?;
     for replica in 0..2 {
         injector.set_behaviour(replica, Behaviour::Denies("bad".to_owned())).await?;
     }
     // With the identity of the killed manager it leads immediately.
     let manager = installation.manager().await?;
-    let mesh = Mesh { installation, injector, manager };
+    let mesh = InjectorRig { installation, injector, manager };
     mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
     mesh.installation.document_is(&good).await?;
     drop(mesh.manager);
@@ -137,7 +137,7 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
 /// A denied document prevents the creation of every Pod, so its rollback must not wait for a status.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
+    let mesh = InjectorRig::new(1).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     let good = mesh.installation.document().await?;
@@ -153,11 +153,7 @@ async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written(
     .await?;
     mesh.installation.document_is(&good).await?;
     let hits = fault.hits();
-    eventually(SOON, "further attempts to write the status", async || {
-        ensure!(fault.hits() > hits + 1, "{} attempts", fault.hits());
-        Ok(())
-    })
-    .await?;
+    fault.is_hit(|now| now > hits + 1).await?;
     mesh.installation.document_is(&good).await?;
     // The status that is written at last names the failed document, so that the next leader does not write it again.
     fault.remove();
@@ -171,7 +167,7 @@ async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written(
 /// While Linkerd is upgraded, the new document may need new replicas.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
+    let mesh = InjectorRig::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     for replica in [0, 1] {
@@ -204,7 +200,7 @@ async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Resul
     Ok(())
 }
 
-impl Mesh {
+impl InjectorRig {
     /// Labels the Pod of a replica as the controller of its Deployment does for a Pod template.
     async fn set_template(&self, replica: usize, template: &str) -> Result<()> {
         let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =

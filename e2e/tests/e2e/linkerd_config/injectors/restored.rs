@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use e2e::{eventually, injector::Behaviour, mesh::SOON};
 use serde_json::{Value, json};
 
-use super::{LATE, Mesh, SYNCED, permissions, put_over};
+use super::{InjectorRig, LATE, SYNCED, permissions, put_over};
 
 const RESTORED: [&str; 3] =
     ["ConfigMapSynced=False/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
@@ -19,24 +19,24 @@ fn third() -> Value {
     json!({"proxy": {"accessLog": "json"}, "values": {"proxy": {"defaultInboundPolicy": "deny"}}})
 }
 
-async fn denies(mesh: &Mesh) -> Result<()> {
+async fn denies(mesh: &InjectorRig) -> Result<()> {
     mesh.injector.set_behaviour(0, Behaviour::Denies("template: patch.json: bad value".to_owned())).await
 }
 
-async fn has_the_first(mesh: &Mesh) -> Result<()> {
+async fn has_the_first(mesh: &InjectorRig) -> Result<()> {
     let first = json!({"proxy": {"accessLog": "apache", "defaultInboundPolicy": "deny"}});
     mesh.installation.is_helm_with(first).await
 }
 
-async fn started() -> Result<Mesh> {
-    let mesh = Mesh::on(permissions::start().await?, 1).await?;
+async fn started() -> Result<InjectorRig> {
+    let mesh = InjectorRig::on(permissions::start().await?, 1).await?;
     mesh.declare(first()).await?;
     mesh.reaches(&SYNCED).await?;
     Ok(mesh)
 }
 
 /// The second document is denied, and the first one restored. The injector accepts that.
-async fn restored() -> Result<Mesh> {
+async fn restored() -> Result<InjectorRig> {
     let mesh = started().await?;
     denies(&mesh).await?;
     mesh.installation.change("mesh", json!({"proxy": {"logLevel": "trace"}})).await?;

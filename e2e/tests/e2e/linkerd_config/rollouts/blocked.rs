@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Mesh, hash_of, names};
+use super::{DEADLINE, RolloutRig, hash_of, names};
 
 /// The reasons and counts in `status.rollout.skipped`.
 fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
@@ -29,7 +29,7 @@ fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
 }
 
 /// Waits until exactly one workload is skipped for each of these reasons.
-async fn skips(mesh: &Mesh, reasons: &[&str]) -> Result<()> {
+async fn skips(mesh: &RolloutRig, reasons: &[&str]) -> Result<()> {
     let expected = reasons.iter().map(|reason| ((*reason).to_owned(), 1)).collect::<BTreeMap<_, _>>();
     eventually(DEADLINE, format_args!("{expected:?} to be skipped"), async || {
         let rollout = mesh.status().await?.0["rollout"].take();
@@ -41,7 +41,7 @@ async fn skips(mesh: &Mesh, reasons: &[&str]) -> Result<()> {
 
 /// Creates three Pods with injection enabled: one without an owner, one of a Job, and one with an owner of an unknown
 /// kind.
-async fn put_pods_without_a_workload(mesh: &Mesh) -> Result<()> {
+async fn put_pods_without_a_workload(mesh: &RolloutRig) -> Result<()> {
     let client = &mesh.installation.client;
     let labels = json!({"linkerd-operator-e2e": "workload"});
     let metadata = json!({"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}});
@@ -80,7 +80,7 @@ async fn put_pods_without_a_workload(mesh: &Mesh) -> Result<()> {
 /// Scenario 11.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_skipped_workload_is_reported_with_its_reason_and_the_others_proceed() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let none = json!({});
     let (app, other) = (mesh.app.clone(), mesh.other.clone());
     for namespace in [&app, &other] {

@@ -22,14 +22,14 @@ use serde_json::{Value, json};
 
 use super::{
     super::{HELM, Installation, Lent, permissions},
-    DEADLINE, Mesh, QUIET, hash_of, put_over,
+    DEADLINE, QUIET, RolloutRig, hash_of, put_over,
 };
 
 const CANARY_MAP: &str = "linkerd-config-canary";
 
 /// A mesh whose namespace `app` is a canary. Both namespaces have one Deployment.
 struct Canary {
-    mesh: Mesh,
+    mesh: RolloutRig,
     first: Workload,
     rest: Workload,
     maps: Api<ConfigMap>,
@@ -47,10 +47,10 @@ impl Canary {
     async fn with_replicas(replicas: usize, spec: Value) -> Result<Self> {
         let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
         let installation = permissions::restricted(installation.installed().await?).await?;
-        Self::of(Mesh::with_operators_injectors(installation, replicas).await?, spec).await
+        Self::of(RolloutRig::with_operators_injectors(installation, replicas).await?, spec).await
     }
 
-    async fn of(mut mesh: Mesh, spec: Value) -> Result<Self> {
+    async fn of(mut mesh: RolloutRig, spec: Value) -> Result<Self> {
         let (app, other) = (mesh.app.clone(), mesh.other.clone());
         // Namespaces of earlier tests may still exist.
         mesh.label_namespace(&app, "canary", &app).await?;

@@ -1,23 +1,20 @@
 //! Pods without a proxy as configured: they are counted and named, and restarted only with the triggers for them.
 
-use std::process::Stdio;
-
 use anyhow::{Context, Result, ensure};
-use e2e::{eventually, executable::operator_binary, mesh::SOON, workload::Workload};
+use e2e::{command::Ended, eventually, mesh::SOON, workload::Workload};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tokio::process::Command;
 
-use super::{COMPLETE, DEADLINE, Mesh};
+use super::{COMPLETE, DEADLINE, RolloutRig};
 
 const WITH_UNINJECTED: [&str; 4] = ["ProxyConfig", "ProxyVersion", "TrustRoots", "Uninjected"];
 
 /// Creates an opted-in Deployment with one Pod while the API server calls no injector.
-async fn late(mesh: &Mesh) -> Result<Workload> {
+async fn late(mesh: &RolloutRig) -> Result<Workload> {
     mesh.injector.set_ready(0, false).await?;
     eventually(SOON, "the API server to call no injector", async || {
         let proxy = mesh.new_proxy().await?;
@@ -31,15 +28,12 @@ async fn late(mesh: &Mesh) -> Result<Workload> {
 }
 
 /// Waits until `explain --workloads` prints Pods of this workload with a problem, and returns them.
-async fn uncovered(mesh: &Mesh, workload: &str) -> Result<Value> {
+async fn uncovered(mesh: &RolloutRig, workload: &str) -> Result<Value> {
     let name = mesh.installation.full("mesh");
     eventually(DEADLINE, format_args!("explain to name the Pods of {workload}"), async || {
-        let mut command = Command::new(operator_binary()?);
-        command.args(["explain", &name, "--workloads", "--output", "json", "--kubeconfig"]);
-        command.arg(mesh.installation.control_plane.kubeconfig()).env_remove("KUBECONFIG");
-        let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        let document: Value = serde_json::from_slice(&output.stdout).with_context(|| text.into_owned())?;
+        let kubeconfig = mesh.installation.control_plane.kubeconfig().display().to_string();
+        let args = ["explain", &name, "--workloads", "--output", "json", "--kubeconfig", &kubeconfig];
+        let document = Ended::operator(&args, DEADLINE).await?.document()?;
         let rows = document["workloads"].as_array().context("no workloads")?;
         let row = rows.iter().find(|row| row["name"] == workload).context("no row")?;
         ensure!(row["uncovered"].is_array(), "{row}");
@@ -51,7 +45,7 @@ async fn uncovered(mesh: &Mesh, workload: &str) -> Result<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_whose_pods_were_created_without_an_injector_is_named_and_restarted_once_with_the_trigger()
 -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     mesh.patch_namespace(&mesh.app, json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}})).await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
@@ -81,7 +75,7 @@ async fn a_workload_whose_pods_were_created_without_an_injector_is_named_and_res
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_trigger_a_workload_is_restarted_for_the_shape_of_its_proxy_alone() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment("web", 1).await?;
     let pinned = json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/proxy-enable-native-sidecar": "true"}}}}});
     let pinned = mesh.deployment_with("pinned", 1, pinned).await?;
@@ -107,7 +101,7 @@ async fn with_the_trigger_a_workload_is_restarted_for_the_shape_of_its_proxy_alo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_behind_its_network_validator_is_counted_and_named() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     let pods: Api<Pod> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);

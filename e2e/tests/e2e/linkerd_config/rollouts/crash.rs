@@ -4,11 +4,11 @@ use anyhow::{Context, Result, ensure};
 use e2e::{Action, FaultProxy, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{super::LONG_LEASE, COMPLETE, DEADLINE, Mesh, all_have, are_recorded_as_updated};
+use super::{super::LONG_LEASE, COMPLETE, DEADLINE, RolloutRig, all_have, are_recorded_as_updated};
 
 /// The outcome of the patch in flight when the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+enum PatchEnd {
     /// The patch never reaches the API server.
     Lost,
     /// The API server executes the patch, but the manager receives no response.
@@ -22,11 +22,11 @@ enum End {
 /// Scenario 12.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let slow = json!({"spec": {"minReadySeconds": 2}});
     let two = [mesh.deployment_with("a", 1, slow).await?, mesh.deployment("b", 1).await?];
     mesh.adopt(json!({})).await?;
-    for (number, end) in (1..).zip([End::Lost, End::Unknown, End::Late, End::Known]) {
+    for (number, end) in (1..).zip([PatchEnd::Lost, PatchEnd::Unknown, PatchEnd::Late, PatchEnd::Known]) {
         mesh.forget().await?;
         killed(&mut mesh, number, end).await.with_context(|| format!("{end:?}"))?;
         let marker = mesh.is_complete().await?;
@@ -38,11 +38,11 @@ async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once
     Ok(())
 }
 
-async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
+async fn killed(mesh: &mut RolloutRig, number: u16, end: PatchEnd) -> Result<()> {
     let mut manager = mesh.manager.take().context("no manager")?;
-    let action = if end == End::Lost { Action::Hold } else { Action::Detain };
+    let action = if end == PatchEnd::Lost { Action::Hold } else { Action::Detain };
     let rule = Rule::path("/deployments/").method("PATCH");
-    let fault = (end != End::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
+    let fault = (end != PatchEnd::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
     mesh.configure(number).await?;
     eventually(SOON, "the restart to begin", async || {
         match &fault {
@@ -53,7 +53,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
     })
     .await?;
     manager.kill().await?;
-    if let Some(fault) = fault.as_ref().filter(|_| end == End::Unknown) {
+    if let Some(fault) = fault.as_ref().filter(|_| end == PatchEnd::Unknown) {
         fault.release();
         eventually(SOON, "the patch to be executed", async || {
             ensure!(!mesh.restarts.all()?.is_empty(), "the fault must apply once");
@@ -63,7 +63,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
     }
     mesh.manager = Some(mesh.installation.manager().await?);
     if let Some(fault) = fault {
-        if end == End::Late {
+        if end == PatchEnd::Late {
             eventually(DEADLINE, "the next manager to restart something", async || {
                 ensure!(!mesh.restarts.all()?.is_empty(), "it did not");
                 Ok(())
@@ -77,14 +77,14 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(1, 2).await?;
     mesh.manager = Some(mesh.installation.manager_with(&[LONG_LEASE]).await?);
     mesh.declare(json!({})).await?;
     mesh.rollout_is(COMPLETE).await?;
     let second_proxy = FaultProxy::start(&mesh.installation.control_plane).await?;
-    let mut second = mesh.installation.start_manager("second", &second_proxy, &[])?;
-    second.ready(SOON).await?;
+    let second = mesh.installation.replica("second").through(&second_proxy);
+    let second = second.ready(&mesh.installation.control_plane).await?;
     mesh.configure(1).await?;
     mesh.first_of(&three.each_ref()).await?;
     let by_second = || second_proxy.count("PATCH", "/deployments/");
@@ -105,7 +105,7 @@ async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Resu
 /// Responses are lost, watches are cut, and some writes conflict.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_workload_is_restarted_once_despite_cut_connections() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(1, 1).await?;
     mesh.adopt(json!({})).await?;
     let patches = Rule::path("/deployments/").method("PATCH");

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     super::{CONFIG_MAP, HELM, Installation, Lent, message, permissions},
-    DEADLINE, Mesh, all_have, put_over,
+    DEADLINE, RolloutRig, all_have, put_over,
 };
 
 /// The security values of the first declared document.
@@ -30,25 +30,25 @@ fn secure() -> Value {
     json!({"proxy": {"accessLog": "apache"}, "values": {"proxy": {"defaultInboundPolicy": "deny"}}})
 }
 
-async fn secure_over(mesh: &Mesh, installed: Value) -> Result<Value> {
+async fn secure_over(mesh: &RolloutRig, installed: Value) -> Result<Value> {
     let mut document = json!({"proxy": {"accessLog": "apache", "defaultInboundPolicy": "deny"}});
     put_over(&mut document, &installed);
     mesh.installation.helm_with(document).await
 }
 
-pub(super) async fn restricted() -> Result<Mesh> {
+pub(super) async fn restricted() -> Result<RolloutRig> {
     let installation = Installation::on(Arc::new(Lent::take_with_nodes().await?)).await?;
     let installation = permissions::restricted(installation.installed().await?).await?;
-    Mesh::on(installation, 1).await
+    RolloutRig::on(installation, 1).await
 }
 
 /// All texts that the ConfigMap has had since.
-struct History {
+struct DocumentHistory {
     texts: Arc<Mutex<Vec<String>>>,
     watch: JoinHandle<()>,
 }
 
-impl History {
+impl DocumentHistory {
     async fn follow(installation: &Installation) -> Result<Self> {
         let params = WatchParams::default().fields(&format!("metadata.name={CONFIG_MAP}")).timeout(290);
         let version = installation.map().await?.metadata.resource_version.context("no resourceVersion")?;
@@ -76,14 +76,14 @@ impl History {
     }
 }
 
-impl Drop for History {
+impl Drop for DocumentHistory {
     fn drop(&mut self) {
         self.watch.abort();
     }
 }
 
 /// Forbids new Pods in a namespace, and waits until the quota is in force.
-pub(super) async fn forbid_pods(mesh: &Mesh, namespace: &str) -> Result<()> {
+pub(super) async fn forbid_pods(mesh: &RolloutRig, namespace: &str) -> Result<()> {
     let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), namespace);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
@@ -102,7 +102,7 @@ fn pods_of(kind: Kind) -> usize {
 
 /// A mesh in which one of four workloads, of this kind, failed with the first declared document, and all others run with
 /// it. No limit of failures is reached.
-async fn one_failed(kind: Kind, rollout: Value) -> Result<(Mesh, Vec<Workload>)> {
+async fn one_failed(kind: Kind, rollout: Value) -> Result<(RolloutRig, Vec<Workload>)> {
     let mut mesh = restricted().await?;
     let mut others = Vec::new();
     for name in ["w1", "w2", "w3"] {
@@ -122,7 +122,7 @@ async fn one_failed(kind: Kind, rollout: Value) -> Result<(Mesh, Vec<Workload>)>
 }
 
 /// A mesh whose second document fails, so that the first one is restored.
-async fn rolled_back(mesh: &Mesh) -> Result<Value> {
+async fn rolled_back(mesh: &RolloutRig) -> Result<Value> {
     let second = json!({"proxy": {"proxyVersion": NEVER_READY}, "rollout": {"onFailure": "Rollback"}});
     mesh.change(second).await?;
     let status = mesh.rollout_is("False/RolledBack").await?;
@@ -131,7 +131,7 @@ async fn rolled_back(mesh: &Mesh) -> Result<Value> {
 }
 
 /// Helm upgrades Linkerd. Returns the first document over the new base, once the ConfigMap has it.
-async fn upgrade(mesh: &Mesh) -> Result<Value> {
+async fn upgrade(mesh: &RolloutRig) -> Result<Value> {
     let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.8.4");
     mesh.installation.rewrite("helm", &upgraded).await?;
     let declared = secure_over(mesh, json!({"linkerdVersion": "edge-26.8.4"})).await?;
@@ -172,7 +172,7 @@ async fn a_failed_eviction_does_not_make_the_next_rollback_skip_the_document_in_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_fails_while_a_workload_has_failed_takes_nothing_back() -> Result<()> {
     let (mesh, _) = one_failed(Kind::Deployment, json!({"onFailure": "Rollback"})).await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: {NEVER_READY}"));
     mesh.installation.rewrite("helm", &upgraded).await?;
     let status = mesh.rollout_is("False/Halted").await?;
@@ -199,7 +199,7 @@ async fn a_denial_while_a_workload_has_failed_restores_the_document_in_force() -
     mesh.installation.document_is(&secure_over(&mesh, json!({})).await?).await?;
     // It stays after the injector accepts again, and over the next document of the installer.
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let declared = upgrade(&mesh).await?;
     mesh.is_quiet().await?;
     mesh.installation.document_is(&declared).await?;
@@ -229,7 +229,7 @@ async fn after_a_rollback_no_change_of_the_installer_brings_the_rejected_documen
     mesh.adopt(first).await?;
     rolled_back(&mesh).await?;
     mesh.is_quiet().await?;
-    let history = History::follow(&mesh.installation).await?;
+    let history = DocumentHistory::follow(&mesh.installation).await?;
     let declared = upgrade(&mesh).await?;
     // The workloads get the restored document over the installer's new one.
     let status = eventually(DEADLINE, "all workloads to run with the restored document", async || {

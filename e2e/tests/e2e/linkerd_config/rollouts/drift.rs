@@ -1,15 +1,15 @@
 //! Pods that are created while the document has been edited.
 
 use anyhow::{Result, ensure};
-use e2e::{Action, Rule, eventually, mesh::SOON};
+use e2e::{Action, Rule};
 use serde_json::json;
 
-use super::{Mesh, names};
+use super::{RolloutRig, names};
 
 /// Scenario 3: the edit keeps our marker in the document, so that the new Pod seems to be up to date.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_workload_of_a_pod_that_was_created_during_an_edit_is_restarted() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
     let marker = mesh.is_complete().await?;
@@ -19,11 +19,7 @@ async fn only_the_workload_of_a_pod_that_was_created_during_an_edit_is_restarted
 
     let revert = mesh.installation.proxy.inject(Rule::path("/configmaps/").method("PATCH").times(1), Action::Hold);
     mesh.installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
-    eventually(SOON, "the revert to be under way", async || {
-        ensure!(revert.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
+    revert.is_hit(|hits| hits == 1).await?;
     web.scale(2).await?;
     web.is_settled(2).await?;
     web.is_marked(&marker).await?;

@@ -17,7 +17,7 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{DEADLINE, Mesh, hash_of, opted_in, put_over};
+use super::{DEADLINE, RolloutRig, hash_of, opted_in, put_over};
 
 /// Looks at the number of available replicas until `stop` is set. Returns the number of looks and the lowest number.
 async fn fewest(workload: &Workload, stop: &AtomicBool) -> Result<(usize, i64)> {
@@ -37,7 +37,7 @@ async fn template(workload: &Workload) -> Result<Option<Value>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment_with("web", 3, json!({"spec": {"minReadySeconds": 1}})).await?;
     let guarded = mesh.deployment("guarded", 1).await?;
     let mut manual = opted_in();
@@ -83,7 +83,7 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
 /// The API server refuses to evict a Pod with two budgets.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_eviction_that_stays_blocked_fails_with_the_cause_and_the_others_proceed() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let (first, second) = (mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?);
     for name in ["one", "two"] {
         mesh.put_budget(name, "a", json!({"maxUnavailable": 1})).await?;

@@ -9,7 +9,7 @@ use e2e::{
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{super::HELM, DEADLINE, Mesh, QUIET, all_have, hash_of, put_over};
+use super::{super::HELM, DEADLINE, QUIET, RolloutRig, all_have, hash_of, put_over};
 
 /// A spec with a version of the proxy that cannot be pulled.
 fn bad(rollout: &Value) -> Value {
@@ -33,7 +33,7 @@ async fn is_failed(workload: &Workload) -> Result<()> {
 /// Scenario 7: after two failures the third workload is not restarted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is_corrected() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(2, 0).await?;
     mesh.adopt(json!({})).await?;
     mesh.change(bad(&json!({"maxFailures": 2, "onFailure": "Halt"}))).await?;
@@ -66,7 +66,7 @@ async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is
 /// Scenario 7, with `onFailure: Rollback`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(2, 0).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
@@ -114,7 +114,7 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
 /// The version of the proxy is Helm's, so the operator has nothing to take back: the overlay did not fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_fails_removes_neither_the_overlay_nor_the_version() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     mesh.deployment("web", 1).await?;
     let rollout = json!({"progressDeadline": "3s", "onFailure": "Rollback"});
     mesh.adopt(json!({"proxy": {"accessLog": "json"}, "rollout": rollout})).await?;
@@ -138,7 +138,7 @@ async fn an_upgrade_that_fails_removes_neither_the_overlay_nor_the_version() -> 
 /// The StatefulSet controller waits for the Pod that does not become ready, even after its template is rolled back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stateful_set_is_rolled_back_together_with_its_stuck_pod() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
@@ -160,7 +160,7 @@ async fn a_stateful_set_is_rolled_back_together_with_its_stuck_pod() -> Result<(
 /// Trap 22: without quota for one more Pod a Deployment cannot begin its update.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_with_an_exhausted_quota_fails_with_the_reason_and_the_others_proceed() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let stuck = mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     let quotas = mesh.exhaust_quota(&mesh.other).await?;
@@ -190,7 +190,7 @@ async fn a_workload_with_an_exhausted_quota_fails_with_the_reason_and_the_others
 /// Trap 17: another controller removes our annotation.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     // The old Pod stays until the new one is available, so the workload still needs a restart.
     let owned = mesh.deployment_with("owned", 1, json!({"spec": {"minReadySeconds": 5}})).await?;
     let web = mesh.deployment("web", 1).await?;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use e2e::workload::{self, Kind, NEVER_READY, opted_in};
 use serde_json::{Value, json};
 
-use super::{Mesh, put_over};
+use super::{RolloutRig, put_over};
 
 /// The annotations of a restart that failed because a Pod started without a proxy.
 fn failed(key: &str) -> Value {
@@ -18,7 +18,7 @@ fn failed(key: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_and_copied_failures_neither_halt_the_rollout_nor_roll_the_configuration_back() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment("web", 1).await?;
     let late = mesh.put(&mesh.other, Kind::Deployment, "late", 1, json!({})).await?;
     mesh.adopt(json!({"rollout": {"onFailure": "Rollback"}})).await?;
@@ -63,7 +63,7 @@ async fn forged_and_copied_failures_neither_halt_the_rollout_nor_roll_the_config
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_that_did_not_opt_in_cannot_delay_the_rollout() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     // It is never complete, and its restart begins in the future.

@@ -6,12 +6,12 @@ use anyhow::{Result, ensure};
 use e2e::{Action, Rule, eventually, injector::Behaviour, mesh::SOON};
 use serde_json::json;
 
-use super::{Mesh, all_have};
+use super::{RolloutRig, all_have};
 
 /// Scenario 8.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_injector_nothing_is_restarted_and_a_new_pod_without_a_proxy_is_counted_and_kept() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({})).await?;
     mesh.injector.set_ready(0, false).await?;
@@ -42,17 +42,13 @@ async fn without_an_injector_nothing_is_restarted_and_a_new_pod_without_a_proxy_
 /// Trap 4: a workload that comes back without a proxy halts the rollout.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retry_continues() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(1, 0).await?;
     mesh.adopt(json!({"rollout": {"maxFailures": 3}})).await?;
     // The injectors pass the probe, and fail afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
     mesh.configure(1).await?;
-    eventually(SOON, "the restart to be under way", async || {
-        ensure!(restart.hits() == 1, "it is not");
-        Ok(())
-    })
-    .await?;
+    restart.is_hit(|hits| hits == 1).await?;
     mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
     restart.release();
     mesh.rollout_is("False/Halted").await?;

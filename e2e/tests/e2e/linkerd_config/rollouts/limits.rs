@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use e2e::workload::{Kind, Workload, opted_in};
 use serde_json::{Value, json};
 
-use super::{Mesh, put_over};
+use super::{RolloutRig, put_over};
 
 /// Slows a restart down, so that restarts overlap if the limits allow it.
 fn slow(seconds: u32) -> Value {
@@ -14,7 +14,7 @@ fn slow(seconds: u32) -> Value {
 }
 
 /// Creates three workloads in one namespace and two in another.
-async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
+async fn five(mesh: &RolloutRig) -> Result<Vec<Workload>> {
     let mut five = Vec::new();
     for name in ["a", "b", "c"] {
         five.push(mesh.deployment_with(name, 1, slow(1)).await?);
@@ -29,7 +29,7 @@ async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_use_and_never_exceed_the_declared_concurrency() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let five = five(&mesh).await?;
     mesh.adopt(json!({})).await?;
     let (app, other) = (mesh.app.clone(), mesh.other.clone());
@@ -59,7 +59,7 @@ async fn restarts_use_and_never_exceed_the_declared_concurrency() -> Result<()> 
 /// The times are lower bounds: a busy machine takes longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_interval_separates_restarts_and_the_soak_follows_each() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     mesh.three(1, 0).await?;
     mesh.adopt(json!({})).await?;
     for (number, pause, least) in [

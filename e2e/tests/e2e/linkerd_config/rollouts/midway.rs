@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use e2e::{eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{DEADLINE, Mesh};
+use super::{DEADLINE, RolloutRig};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resumed() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(1, 2).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
@@ -35,7 +35,7 @@ async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resume
 /// One of two injectors is outdated, and is not probed until it is ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_injected_by_a_lagging_injector_is_found_and_replaced() -> Result<()> {
-    let mut mesh = Mesh::with_injectors(2).await?;
+    let mut mesh = RolloutRig::with_injectors(2).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"injectorSync": {"nudge": false}})).await?;
     mesh.configure(1).await?;

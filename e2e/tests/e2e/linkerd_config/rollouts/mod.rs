@@ -5,7 +5,7 @@
 //!                       └───────── restarts ─────────────────────────────────▲          kwok makes their Pods ready
 //! ```
 //!
-//! * Each [`Mesh`] has a [lent](super::Lent) cluster to itself, because a manager restarts opted-in workloads in all
+//! * Each [`RolloutRig`] has a [lent](super::Lent) cluster to itself, because a manager restarts opted-in workloads in all
 //!   namespaces.
 //! * The templates are watched from the beginning, so that no restart is missed.
 //! * The numbers of scenarios are those of section 6.13 of the specification.
@@ -33,12 +33,13 @@ mod upgrades;
 mod versions;
 mod window;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Injector, Manager, Restarts, TestNamespace, eventually, holds,
-    workload::{self, Kind, Workload, opted_in},
+    ControlPlane, Injector, Manager, Restarts, TestNamespace, eventually, holds,
+    manager::QUIET,
+    workload::{self, DEADLINE, Kind, Workload, opted_in},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Pod, ResourceQuota},
@@ -52,14 +53,11 @@ use serde_json::{Value, json};
 
 use super::{Installation, Lent, put_over};
 
-const DEADLINE: Duration = Duration::from_secs(60);
-/// How long tests wait for a restart that must not happen.
-const QUIET: Duration = Duration::from_secs(2);
 const COMPLETE: &str = "True/UpToDate";
 
 /// Linkerd with an injector, two namespaces for applications, and a manager.
-struct Mesh {
-    /// `None` before [`Mesh::adopt`].
+struct RolloutRig {
+    /// `None` before [`RolloutRig::adopt`].
     manager: Option<Manager>,
     injector: Injector,
     restarts: Restarts,
@@ -68,7 +66,7 @@ struct Mesh {
     installation: Installation,
 }
 
-impl Mesh {
+impl RolloutRig {
     async fn new() -> Result<Self> {
         Self::with_injectors(1).await
     }
@@ -79,23 +77,28 @@ impl Mesh {
     }
 
     async fn on(installation: Installation, replicas: usize) -> Result<Self> {
-        let client = &installation.client;
-        let app = TestNamespace::create(client, "app").await?.name().to_owned();
-        let other = TestNamespace::create(client, "other").await?.name().to_owned();
-        let namespaces = [app.as_str(), &other];
-        let control_plane = &installation.control_plane;
-        let injector = Injector::start(control_plane, &installation.namespace, &namespaces, replicas).await?;
-        Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
+        Self::with(installation, async |control_plane, linkerd, namespaces| {
+            Injector::start(control_plane, linkerd, namespaces, replicas).await
+        })
+        .await
     }
 
     /// The same with replicas of the operator's injector, which watch the ConfigMaps.
     async fn with_operators_injectors(installation: Installation, replicas: usize) -> Result<Self> {
+        Self::with(installation, async |control_plane, linkerd, namespaces| {
+            Injector::start_operator(true, control_plane, linkerd, namespaces, replicas).await
+        })
+        .await
+    }
+
+    async fn with(
+        installation: Installation,
+        injector: impl AsyncFnOnce(&ControlPlane, &str, &[&str]) -> Result<Injector>,
+    ) -> Result<Self> {
         let client = &installation.client;
         let app = TestNamespace::create(client, "app").await?.name().to_owned();
         let other = TestNamespace::create(client, "other").await?.name().to_owned();
-        let (control_plane, namespaces) = (&installation.control_plane, [app.as_str(), &other]);
-        let injector =
-            Injector::start_operator(true, control_plane, &installation.namespace, &namespaces, replicas).await?;
+        let injector = injector(&installation.control_plane, &installation.namespace, &[&app, &other]).await?;
         Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
     }
 

@@ -10,7 +10,7 @@ use kube::{Api, api::DeleteParams};
 use serde_json::{Value, json};
 
 use super::{
-    DEADLINE, Mesh, all_have,
+    DEADLINE, RolloutRig, all_have,
     declared::{forbid_pods, restricted},
     put_over,
 };
@@ -22,7 +22,7 @@ fn held() -> Value {
     object
 }
 
-async fn is_restarted(mesh: &Mesh, workload: &Workload) -> Result<()> {
+async fn is_restarted(mesh: &RolloutRig, workload: &Workload) -> Result<()> {
     eventually(DEADLINE, format_args!("a restart of {workload}"), async || {
         ensure!(!mesh.restarts.of(workload)?.is_empty(), "none");
         Ok(())

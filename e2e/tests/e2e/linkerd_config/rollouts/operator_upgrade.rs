@@ -8,13 +8,13 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{super::OPERATOR, DEADLINE, Mesh, hash_of};
+use super::{super::OPERATOR, DEADLINE, RolloutRig, hash_of};
 
 /// A hash as a later version of the operator would compute it.
 const GIVEN: &str = "v2_0123456789abcdef";
 
 /// Gives the document and its saved base this hash, as if another version of the operator had computed it.
-async fn as_another_version(mesh: &Mesh, computed: &str) -> Result<()> {
+async fn as_another_version(mesh: &RolloutRig, computed: &str) -> Result<()> {
     let installation = &mesh.installation;
     let text = installation.text().await?.replace(computed, GIVEN);
     installation.rewrite(OPERATOR, &text).await?;
@@ -33,7 +33,7 @@ async fn as_another_version(mesh: &Mesh, computed: &str) -> Result<()> {
 }
 
 /// Waits until the injectors give proxies this marker, then replaces the Pods of the workload as an eviction would.
-async fn reborn(mesh: &Mesh, workload: &Workload, marker: &str) -> Result<()> {
+async fn reborn(mesh: &RolloutRig, workload: &Workload, marker: &str) -> Result<()> {
     eventually(DEADLINE, format_args!("the injectors to use {marker}"), async || {
         let seen = mesh.new_proxy().await?.context("no proxy")?.marker;
         ensure!(seen.as_deref() == Some(marker), "{seen:?}");
@@ -57,7 +57,7 @@ async fn reborn(mesh: &Mesh, workload: &Workload, marker: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_with_another_hash_function_restarts_nothing_and_neither_does_the_next_one() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment("web", 1).await?;
     // This version does not know the key. Versions that know it ignore its zero.
     mesh.adopt(json!({"values": {"proxy": {"aNewFlag": false}}})).await?;

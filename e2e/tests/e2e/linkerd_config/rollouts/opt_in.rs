@@ -4,10 +4,10 @@ use anyhow::Result;
 use e2e::workload::{Kind, opted_in, reconciled};
 use serde_json::{Value, json};
 
-use super::{Mesh, names, put_over};
+use super::{RolloutRig, names, put_over};
 
 /// A template with an old proxy that was added manually, for namespaces without an injector.
-fn injected_by_hand(mesh: &Mesh) -> Value {
+fn injected_by_hand(mesh: &RolloutRig) -> Value {
     json!({"spec": {"template": {
         "metadata": {"labels": {"linkerd.io/control-plane-ns": mesh.installation.namespace}},
         "spec": {"containers": [
@@ -19,7 +19,7 @@ fn injected_by_hand(mesh: &Mesh) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_label_opts_in_and_the_more_specific_one_wins_but_some_workloads_are_never_restarted() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let operator = format!("operator-of-{}", mesh.installation.namespace);
     // These workloads opt in, but are never restarted. Another test may have created the namespace.
     for namespace in ["cert-manager", &operator] {

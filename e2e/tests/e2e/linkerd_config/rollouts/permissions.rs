@@ -6,14 +6,14 @@ use serde_json::json;
 
 use super::{
     super::{Installation, Lent, permissions},
-    Mesh,
+    RolloutRig,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_shipped_permissions_are_sufficient_for_rollouts() -> Result<()> {
     let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
     let installation = permissions::restricted(installation.installed().await?).await?;
-    let mut mesh = Mesh::on(installation, 1).await?;
+    let mut mesh = RolloutRig::on(installation, 1).await?;
     let web = mesh.deployment("web", 2).await?;
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 1, opted_in()).await?;
     let agent = mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;

@@ -9,12 +9,12 @@ use e2e::{
 };
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Mesh, QUIET, names, put_over};
+use super::{DEADLINE, QUIET, RolloutRig, names, put_over};
 
 /// Scenario 1.
 #[tokio::test(flavor = "multi_thread")]
 async fn adoption_restarts_nothing() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let web = mesh.deployment("web", 2).await?;
     mesh.put(&mesh.app, Kind::StatefulSet, "store", 1, opted_in()).await?;
     mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
@@ -63,7 +63,7 @@ async fn adoption_restarts_nothing() -> Result<()> {
 /// Scenario 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn opted_in_workloads_are_restarted_one_after_the_other_and_reported() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let at_once = json!({"spec": {"strategy": {"type": "Recreate"}}});
     let opted_in =
         [mesh.deployment("a", 2).await?, mesh.deployment_with("b", 1, at_once).await?, mesh.deployment("c", 2).await?];
@@ -145,7 +145,7 @@ async fn is_reported(workload: &Workload, marker: &str, trust_roots: &str) -> Re
 }
 
 /// Checks the metrics of three Deployments with five Pods that were each restarted once. One more Pod is not opted in.
-async fn is_counted(mesh: &Mesh) -> Result<()> {
+async fn is_counted(mesh: &RolloutRig) -> Result<()> {
     let manager = mesh.manager.as_ref().context("no manager")?;
     eventually(SOON, "the metrics of the rollout", async || {
         for (name, labels, expected) in [
@@ -167,7 +167,7 @@ async fn is_counted(mesh: &Mesh) -> Result<()> {
 /// Pods of these workloads are ready at once, and count as available much later than the deadline of the rollout.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_whose_pods_are_available_late_by_its_own_settings_does_not_fail() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let slowly = |over: Value| {
         let mut object = opted_in();
         put_over(&mut object, &json!({"spec": {"minReadySeconds": 8}}));

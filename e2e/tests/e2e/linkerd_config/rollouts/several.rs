@@ -3,12 +3,12 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::{COMPLETE, Mesh, all_have, hash_of};
+use super::{COMPLETE, RolloutRig, all_have, hash_of};
 
 /// Scenarios 9 and 10, as far as workloads are concerned.
 #[tokio::test(flavor = "multi_thread")]
 async fn workloads_run_with_the_active_resource_and_are_not_restarted_after_its_deletion() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let two = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?];
     mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
     let own = mesh.is_complete().await?;

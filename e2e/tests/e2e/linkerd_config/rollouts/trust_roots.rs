@@ -15,23 +15,23 @@ use super::{
         HELM, Installation, Lent,
         trust_anchors::{certificate, hash},
     },
-    Mesh,
+    RolloutRig,
 };
 use e2e::{eventually, workload};
 
 /// A mesh with an external authority, so that the anchors are not copied into the document.
-async fn of_external_authority() -> Result<(Mesh, String)> {
+async fn of_external_authority() -> Result<(RolloutRig, String)> {
     let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
     let external = HELM.replace("  externalCA: false", "  externalCA: true");
     ensure!(external != HELM, "the document has another form");
     installation.put_map(json!({"data": {"values": external}})).await?;
-    Ok((Mesh::on(installation, 1).await?, bundle))
+    Ok((RolloutRig::on(installation, 1).await?, bundle))
 }
 
 /// Creates the Pod of the control plane, which has a proxy, or replaces it.
-async fn control_plane_pod(mesh: &Mesh) -> Result<()> {
+async fn control_plane_pod(mesh: &RolloutRig) -> Result<()> {
     let namespace = &mesh.installation.namespace;
     let pods: Api<Pod> = Api::namespaced(mesh.installation.client.clone(), namespace);
     let old = pods.delete("linkerd-destination", &DeleteParams::default().grace_period(0)).await;

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     super::{HELM, message},
-    DEADLINE, Mesh,
+    DEADLINE, RolloutRig,
 };
 
 async fn has_version(workload: &Workload, version: &str) -> Result<()> {
@@ -21,7 +21,7 @@ async fn has_version(workload: &Workload, version: &str) -> Result<()> {
 }
 
 /// Creates the Deployment of the proxy injector, as Linkerd's chart does.
-async fn injector_deployment(mesh: &Mesh, version: &str) -> Result<Workload> {
+async fn injector_deployment(mesh: &RolloutRig, version: &str) -> Result<Workload> {
     let of_template = json!({"linkerd.io/control-plane-component": "proxy-injector"});
     let labels = json!({"linkerd.io/control-plane-component": "proxy-injector", "app.kubernetes.io/version": version});
     let template = json!({"metadata": {"labels": of_template, "annotations": {"linkerd.io/inject": "disabled"}}});
@@ -32,7 +32,7 @@ async fn injector_deployment(mesh: &Mesh, version: &str) -> Result<Workload> {
 /// Scenario 4. Linkerd supports proxies that are older than the control plane, not newer ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_version_reaches_the_control_plane_first() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let injector = injector_deployment(&mesh, "edge-26.8.3").await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
@@ -71,7 +71,7 @@ async fn a_new_version_reaches_the_control_plane_first() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_that_waits_for_too_long_is_shown_by_a_metric() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     injector_deployment(&mesh, "edge-26.8.3").await?;
     mesh.deployment("web", 1).await?;
     mesh.adopt(json!({"rollout": {"progressDeadline": "1s"}})).await?;

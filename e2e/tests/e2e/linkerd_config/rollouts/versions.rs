@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{FaultProxy, Manager, eventually, mesh::SOON, workload::Workload};
+use e2e::{Replica, eventually, mesh::SOON, workload::Workload};
 use kube::{ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
-use super::{Mesh, all_have};
+use super::{RolloutRig, all_have};
 use crate::other_version::{OtherVersion, Version};
 
 const LEASE: &str = "linkerd-operator";
@@ -18,43 +18,17 @@ const SHORT: [&str; 3] =
 const TURNS: [(Version, bool); 4] =
     [(Version::This, false), (Version::Other, false), (Version::This, true), (Version::Other, true)];
 
-/// A replica, and the proxy that records its requests.
-struct Replica {
-    manager: Manager,
-    proxy: FaultProxy,
+async fn start(mesh: &RolloutRig, other: &OtherVersion, version: Version, number: u16) -> Result<Replica> {
+    let identity = format!("{}-{number}", version.name());
+    let options = mesh.installation.replica(&identity).args(SHORT).binary(other.binary(version));
+    Replica::ready(&mesh.installation.control_plane, options).await
 }
 
-impl Replica {
-    async fn start(mesh: &Mesh, other: &OtherVersion, version: Version, number: u16) -> Result<Self> {
-        let proxy = FaultProxy::start(&mesh.installation.control_plane).await?;
-        let identity = format!("{}-{number}", version.name());
-        let mut manager = mesh.installation.start_binary(other.binary(version), &identity, &proxy, &SHORT)?;
-        manager.ready(SOON).await?;
-        Ok(Self { manager, proxy })
-    }
-
-    async fn leads(&self) -> Result<()> {
-        eventually(SOON, "the next replica to lead", async || {
-            ensure!(self.manager.is_leading(LEASE).await, "it does not lead");
-            Ok(())
-        })
-        .await
-    }
-
-    async fn end(mut self, kill: bool) -> Result<()> {
-        if kill {
-            return self.manager.kill().await;
-        }
-        ensure!(self.manager.terminate(SOON).await?.success(), "the leader did not exit with success");
-        Ok(())
-    }
-
-    /// The requests that can change objects, except those for Leases and dry runs.
-    fn writes(&self) -> Vec<String> {
-        let mut log = self.proxy.log();
-        log.retain(|it| it.method != "GET" && !it.path.contains("/leases") && !it.path.contains("dryRun="));
-        log.into_iter().map(|it| format!("{} {}", it.method, it.path)).collect()
-    }
+/// The requests that can change objects, except those for Leases and dry runs.
+fn writes(replica: &Replica) -> Vec<String> {
+    let mut log = replica.proxy.log();
+    log.retain(|it| it.method != "GET" && !it.path.contains("/leases") && !it.path.contains("dryRun="));
+    log.into_iter().map(|it| format!("{} {}", it.method, it.path)).collect()
 }
 
 /// What an operator keeps in the cluster for the next one.
@@ -69,7 +43,7 @@ struct Kept {
 }
 
 impl Kept {
-    async fn read(mesh: &Mesh) -> Result<Self> {
+    async fn read(mesh: &RolloutRig) -> Result<Self> {
         let installation = &mesh.installation;
         let revisions = installation.revisions.list(&ListParams::default()).await?;
         let status = mesh.status().await?.0;
@@ -102,13 +76,13 @@ async fn a_rollout_under_way_is_finished_by_another_version() -> Result<()> {
     let Some(other) = OtherVersion::given("a_rollout_under_way_is_finished_by_another_version")? else {
         return Ok(());
     };
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let three = mesh.three(1, 2).await?;
-    let mut leader = Replica::start(&mesh, &other, Version::Other, 0).await?;
+    let mut leader = start(&mesh, &other, Version::Other, 0).await?;
     mesh.declare(json!({})).await?;
     mesh.is_complete().await?;
     for (turn, (to, kill)) in (1..).zip(TURNS) {
-        let next = Replica::start(&mesh, &other, to, turn).await?;
+        let next = start(&mesh, &other, to, turn).await?;
         mesh.forget().await?;
         let what = format!("turn {turn}, to {to:?}, SIG{}", if kill { "KILL" } else { "TERM" });
         take_over(&mesh, &three, leader, &next, turn, kill).await.context(what)?;
@@ -119,7 +93,7 @@ async fn a_rollout_under_way_is_finished_by_another_version() -> Result<()> {
 
 /// Begins a rollout, ends the leader after its first restart, and checks that the next replica restarts the others.
 async fn take_over(
-    mesh: &Mesh,
+    mesh: &RolloutRig,
     three: &[Workload; 3],
     leader: Replica,
     next: &Replica,
@@ -129,9 +103,9 @@ async fn take_over(
     mesh.configure(turn).await?;
     mesh.first_of(&three.each_ref()).await?;
     let kept = Kept::read(mesh).await?;
-    ensure!(next.writes().is_empty(), "a follower wrote: {:?}", next.writes());
-    leader.end(kill).await?;
-    next.leads().await?;
+    ensure!(writes(next).is_empty(), "a follower wrote: {:?}", writes(next));
+    leader.end(kill, SOON).await?;
+    next.manager.leads(LEASE, SOON).await?;
 
     let marker = mesh.is_complete().await?;
     all_have(three, 1, &marker).await?;
@@ -150,7 +124,7 @@ async fn take_over(
         .await?;
     }
     ensure!(Kept::read(mesh).await? == kept, "{kept:?} became {:?}", Kept::read(mesh).await?);
-    let writes = next.writes();
+    let writes = writes(next);
     let restarts = writes.iter().filter(|write| write.starts_with("PATCH") && write.contains("/deployments/")).count();
     ensure!(restarts >= 2, "the next replica did not finish the rollout: {writes:?}");
     Ok(())
@@ -161,9 +135,9 @@ async fn another_version_that_takes_over_at_rest_changes_nothing() -> Result<()>
     let Some(other) = OtherVersion::given("another_version_that_takes_over_at_rest_changes_nothing")? else {
         return Ok(());
     };
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let two = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?];
-    let mut leader = Replica::start(&mesh, &other, Version::Other, 0).await?;
+    let mut leader = start(&mesh, &other, Version::Other, 0).await?;
     mesh.declare(json!({})).await?;
     mesh.is_complete().await?;
     for (turn, (to, kill)) in (1..).zip(TURNS) {
@@ -176,14 +150,14 @@ async fn another_version_that_takes_over_at_rest_changes_nothing() -> Result<()>
         mesh.is_complete().await?;
         is_at_rest(&leader).await?;
 
-        let next = Replica::start(&mesh, &other, to, turn).await?;
+        let next = start(&mesh, &other, to, turn).await?;
         let (kept, status) = (Kept::read(&mesh).await?, mesh.status().await?.0);
         let (a, b) = (state_of(&two[0]).await?, state_of(&two[1]).await?);
-        leader.end(kill).await?;
-        next.leads().await?;
+        leader.end(kill, SOON).await?;
+        next.manager.leads(LEASE, SOON).await?;
         // Its first reconcile as the leader, and whatever follows from it.
         is_at_rest(&next).await?;
-        let writes = next.writes();
+        let writes = writes(&next);
         ensure!(writes.iter().all(|write| is_report(write)), "{what}: {writes:?}");
         ensure!(Kept::read(&mesh).await? == kept, "{what}: {kept:?} became {:?}", Kept::read(&mesh).await?);
         let (now, then) = (summary(&mesh.status().await?.0), summary(&status));
@@ -220,7 +194,7 @@ async fn is_at_rest(replica: &Replica) -> Result<()> {
     let queue = [("name", "linkerdconfig_controller_workqueue")];
     let done = async || {
         let reconciles = replica.manager.metric("workqueue_work_duration_seconds_count", &queue).await;
-        (reconciles.unwrap_or_default(), replica.writes().len())
+        (reconciles.unwrap_or_default(), writes(replica).len())
     };
     let mut seen = done().await;
     eventually(SOON, "the replica to be at rest", async || {

@@ -11,14 +11,14 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::{
-    DEADLINE, Mesh, all_have,
+    DEADLINE, RolloutRig, all_have,
     declared::{forbid_pods, restricted},
     hash_of,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn outside_the_window_no_restart_begins_and_the_next_window_is_reported() -> Result<()> {
-    let mut mesh = Mesh::new().await?;
+    let mut mesh = RolloutRig::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     // This test fails during one minute of the year: the window opens on 1 January at 00:00 UTC.
     let closed = json!({"allow": [{"cron": "0 0 1 1 *", "duration": "1m"}]});
@@ -47,7 +47,7 @@ async fn outside_the_window_no_restart_begins_and_the_next_window_is_reported() 
 /// A rollout of a second document. Two workloads run with it, one is being restarted and fails, and one waits. The window
 /// closes before the failure.
 struct Closed {
-    mesh: Mesh,
+    mesh: RolloutRig,
     updated: Vec<Workload>,
     failing: Workload,
     /// The annotation on the template of the failing workload, from the restart for the first document.

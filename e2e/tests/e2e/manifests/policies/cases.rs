@@ -21,7 +21,7 @@ pub(super) enum By {
     Impostor,
 }
 
-pub(super) struct Case {
+pub(super) struct PolicyCase {
     pub(super) what: String,
     pub(super) by: By,
     method: Method,
@@ -32,9 +32,9 @@ pub(super) struct Case {
     pub(super) refused_by: Option<&'static str>,
 }
 
-// === impl Case ===
+// === impl PolicyCase ===
 
-impl Case {
+impl PolicyCase {
     pub(super) fn probe(&self) -> Probe {
         let path = if self.dry_run { format!("{}?dryRun=All", self.path) } else { self.path.clone() };
         Probe::new(self.method.clone(), path, self.body.clone())
@@ -58,12 +58,12 @@ impl Case {
     }
 }
 
-fn case(method: Method, path: String, body: Option<Value>) -> Case {
+fn case(method: Method, path: String, body: Option<Value>) -> PolicyCase {
     let what = format!("{method} {path} {}", body.as_ref().map(Value::to_string).unwrap_or_default());
-    Case { what, by: By::Operator, method, path, body, dry_run: true, refused_by: None }
+    PolicyCase { what, by: By::Operator, method, path, body, dry_run: true, refused_by: None }
 }
 
-fn patch(path: String, patch: Value) -> Case {
+fn patch(path: String, patch: Value) -> PolicyCase {
     case(Method::PATCH, path, Some(patch))
 }
 
@@ -84,7 +84,7 @@ fn template_annotation(value: Option<&str>) -> Value {
 }
 
 /// The patch that restarts a workload.
-pub(super) fn restart(plural: &str, namespace: &str, name: &str, hash: &str) -> Case {
+pub(super) fn restart(plural: &str, namespace: &str, name: &str, hash: &str) -> PolicyCase {
     let annotations = json!({
         "config.linkerd.io/rollout-hash": hash,
         "config.linkerd.io/rollout-state": "updating",
@@ -96,12 +96,12 @@ pub(super) fn restart(plural: &str, namespace: &str, name: &str, hash: &str) -> 
     patch(apps(plural, namespace, name), body)
 }
 
-pub(super) fn all() -> Vec<Case> {
+pub(super) fn all() -> Vec<PolicyCase> {
     let groups = [workloads(), evictions(), pods(), config_map(), revisions(), configs(), endpoint_slices(), leases()];
     groups.into_iter().flatten().chain(annotations()).collect()
 }
 
-fn workloads() -> Vec<Case> {
+fn workloads() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-workloads";
     let mut cases = Vec::new();
     for plural in ["deployments", "statefulsets", "daemonsets"] {
@@ -157,7 +157,7 @@ fn workloads() -> Vec<Case> {
     cases
 }
 
-fn evictions() -> Vec<Case> {
+fn evictions() -> Vec<PolicyCase> {
     let evict = |namespace: &str| {
         let metadata = json!({"name": "web", "namespace": namespace});
         let body = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata});
@@ -167,7 +167,7 @@ fn evictions() -> Vec<Case> {
     [evict(APP)].into_iter().chain(refused).collect()
 }
 
-fn pods() -> Vec<Case> {
+fn pods() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-pods";
     let mut cases = vec![patch(
         core("pods", "linkerd", "web"),
@@ -190,12 +190,12 @@ fn pods() -> Vec<Case> {
     // Without the policies this Pod is created once, and a second creation would conflict.
     let mut body = body.clone();
     body["metadata"] = json!({"generateName": "new-"});
-    let live = Case { body: Some(body), dry_run: false, ..create() };
+    let live = PolicyCase { body: Some(body), dry_run: false, ..create() };
     cases.push(live.refused_by(POLICY).called("create a Pod without dry run"));
     cases
 }
 
-fn config_map() -> Vec<Case> {
+fn config_map() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-config-map";
     let change = |body: Value| patch(core("configmaps", "linkerd", "linkerd-config"), body);
     let ours = json!({
@@ -225,7 +225,7 @@ fn config_map() -> Vec<Case> {
     cases
 }
 
-fn canary_config_map() -> Vec<Case> {
+fn canary_config_map() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-canary-config-map";
     let create = |over: Value| {
         let owner =
@@ -253,7 +253,7 @@ fn canary_config_map() -> Vec<Case> {
     cases
 }
 
-fn revisions() -> Vec<Case> {
+fn revisions() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-controller-revisions";
     let all = "/apis/apps/v1/namespaces/linkerd/controllerrevisions";
     let create = |labels: Value| {
@@ -270,7 +270,7 @@ fn revisions() -> Vec<Case> {
     ]
 }
 
-fn configs() -> Vec<Case> {
+fn configs() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-linkerd-configs";
     let mesh = "/apis/config.linkerd.io/v1alpha1/linkerdconfigs/mesh";
     let change = |body: Value| patch(mesh.to_owned(), body);
@@ -290,7 +290,7 @@ fn configs() -> Vec<Case> {
     ]
 }
 
-fn endpoint_slices() -> Vec<Case> {
+fn endpoint_slices() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-endpoint-slices";
     let body = |name: &str, managed_by: &str| {
         let labels = json!({MANAGED_BY: managed_by, "kubernetes.io/service-name": "web"});
@@ -315,7 +315,7 @@ fn endpoint_slices() -> Vec<Case> {
     ]
 }
 
-fn leases() -> Vec<Case> {
+fn leases() -> Vec<PolicyCase> {
     let create = |namespace: &str, name: &str| {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         case(Method::POST, path, Some(json!({"metadata": {"name": name}, "spec": {"holderIdentity": "me"}})))
@@ -328,7 +328,7 @@ fn leases() -> Vec<Case> {
 }
 
 /// Writes of other users to the annotations of the operator.
-pub(super) fn annotations() -> Vec<Case> {
+pub(super) fn annotations() -> Vec<PolicyCase> {
     const POLICY: &str = super::ANNOTATIONS;
     let mut cases = Vec::new();
     for plural in ["deployments", "statefulsets", "daemonsets"] {

@@ -1,25 +1,22 @@
 //! `linkerd-operator explain` during a canary, and after one failed.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{executable::operator_binary, workload::NEVER_READY};
+use e2e::{command::Ended, workload::NEVER_READY};
 use k8s_openapi::jiff::{Timestamp, ToSpan};
 use serde_json::{Value, json};
-use tokio::{process::Command, time::timeout};
 
 use super::{Canary, text};
 
 impl Canary {
     /// Runs the command for these arguments. Returns its exit code and its output.
     async fn explain(&self, args: &[&str]) -> Result<(Option<i32>, String)> {
-        let mut command = Command::new(operator_binary()?);
-        command.arg("explain").args(args).arg("--kubeconfig").arg(self.mesh.installation.control_plane.kubeconfig());
-        command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
-        let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;
-        let stderr = String::from_utf8(output.stderr)?;
+        let kubeconfig = self.mesh.installation.control_plane.kubeconfig().display().to_string();
+        let args = [&["explain"], args, &["--kubeconfig", &kubeconfig]].concat();
+        let Ended { code, stdout, stderr } = Ended::operator(&args, Duration::from_secs(30)).await?;
         ensure!(stderr.is_empty(), "{stderr}");
-        Ok((output.status.code(), String::from_utf8(output.stdout)?))
+        Ok((code, stdout))
     }
 
     /// The resource with this merged into its spec, as a manifest in a file.
