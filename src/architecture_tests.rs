@@ -1,5 +1,7 @@
-//! Tests of the source layout: the imports of each module, and the uniqueness of type names. Only production code is
+//! Tests of the source layout: the imports of each module and file, and the uniqueness of type names. Only production code is
 //! checked; tests may import fixtures from any module. And a test of the actions that workflows use.
+
+mod file_graph;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use self::file_graph::{circles, file_graph, one_way_around};
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
@@ -176,6 +179,22 @@ const DEFINED_AGAIN: &[(&str, &str)] = &[
 const WIRE_AND_PROJECTION: &str =
     "api has the custom resource, cluster/kinds its projection: both have the name of the kind";
 
+/// The maximum number of files that may all use names of each other, over other files of the same circle. A reader must
+/// know all of them to understand one.
+const FILES_IN_A_CIRCLE: usize = 4;
+
+/// The modules whose circles are still larger, with the size of the largest. Delete a row when its circle is gone.
+const LARGER_CIRCLES: &[(&str, usize)] = &[
+    ("args", 7),
+    ("cli", 18),
+    ("cluster", 21),
+    ("destination", 21),
+    ("linkerd_config", 54),
+    ("proxy_injector", 5),
+    ("values", 11),
+    ("webhook", 5),
+];
+
 /// The maximum number of files in a folder.
 const FILES_IN_A_FOLDER: usize = 22;
 
@@ -271,6 +290,22 @@ fn modules_import_only_modules_below_them() {
         wrong.extend(forbidden.map(|import| format!("{below} imports {import}")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn files_do_not_use_each_other_in_large_circles() {
+    let sources: Vec<_> = files("src", "rs").iter().filter_map(|file| production(file)).collect();
+    let graph = file_graph(sources.iter().map(|(below, code)| (below.as_str(), code.as_str())));
+    let mut wrong = Vec::new();
+    for circle in circles(&graph) {
+        // Modules do not import each other, so all files of a circle are in one module.
+        let module = module_of(circle.first().unwrap());
+        let known = LARGER_CIRCLES.iter().find(|(known, _)| *known == module);
+        if circle.len() > known.map_or(FILES_IN_A_CIRCLE, |(_, size)| *size) {
+            wrong.push((circle.len(), one_way_around(&graph, &circle), circle));
+        }
+    }
+    assert!(wrong.is_empty(), "move a name that closes the circle to the file below: {wrong:#?}");
 }
 
 #[test]
