@@ -184,16 +184,7 @@ const WIRE_AND_PROJECTION: &str =
 const FILES_IN_A_CIRCLE: usize = 4;
 
 /// The modules whose circles are still larger, with the size of the largest. Delete a row when its circle is gone.
-const LARGER_CIRCLES: &[(&str, usize)] = &[
-    ("args", 7),
-    ("cli", 18),
-    ("cluster", 21),
-    ("destination", 21),
-    ("linkerd_config", 54),
-    ("proxy_injector", 5),
-    ("values", 11),
-    ("webhook", 5),
-];
+const LARGER_CIRCLES: &[(&str, usize)] = &[("args", 7), ("destination", 21), ("linkerd_config", 54), ("values", 11)];
 
 /// The maximum number of files in a folder.
 const FILES_IN_A_FOLDER: usize = 22;

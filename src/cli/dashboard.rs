@@ -30,7 +30,7 @@ use super::{
     cluster_flags::ClusterFlags,
     completion::CompletedName,
     connect::{ForwardedPort, PodPort, long_lived_pods},
-    note, until_interrupted, write,
+    terminal::{note, until_interrupted, write},
 };
 use crate::{client, dashboard, destination_client::FAILURE_DEADLINE};
 

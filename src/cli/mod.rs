@@ -23,14 +23,10 @@ mod rollout;
 mod runbook;
 mod status;
 mod streams;
+mod terminal;
 mod version;
 
-use std::{
-    convert::Infallible,
-    fmt::Display,
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
@@ -44,8 +40,8 @@ use crate::{
         endpoints::{EndpointsState, with_clusters},
         profile::ProfileState,
     },
-    text::printable_lines,
 };
+use authority_form::without_repetitions;
 pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use connect::ConnectArgs;
@@ -58,6 +54,7 @@ pub use rollout::RolloutCommand;
 pub use runbook::RunbookArgs;
 pub use status::StatusArgs;
 use streams::{FIRST_ANSWER, FirstAnswer};
+use terminal::{note, until_interrupted, write};
 pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
@@ -280,42 +277,6 @@ async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
     .await
 }
 
-/// Runs until Ctrl-C or an error.
-async fn until_interrupted(watched: impl Future<Output = Result<Infallible>>) -> Result<ExitCode> {
-    tokio::select! {
-        ended = watched => match ended? {},
-        interrupted = tokio::signal::ctrl_c() => {
-            interrupted?;
-            Ok(ExitCode::SUCCESS)
-        }
-    }
-}
-
-/// Removes repeated authorities, and keeps the order.
-fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
-    let mut once = Vec::with_capacity(authorities.len());
-    for authority in authorities {
-        if !once.contains(&authority) {
-            once.push(authority);
-        }
-    }
-    once
-}
-
-/// Prints on standard error. Tenants write parts of what is printed, and a terminal must not obey them.
-#[allow(clippy::needless_pass_by_value, reason = "a text or format_args!")]
-fn note(text: impl Display) {
-    eprintln!("{}", printable_lines(&text.to_string()));
-}
-
-/// Prints on standard output, as [`note`] does. A text of a tenant that must stay on its line is escaped before.
-fn write(text: &str) -> Result<()> {
-    let mut output = io::stdout().lock();
-    output.write_all(printable_lines(text).as_bytes())?;
-    output.flush()?;
-    Ok(())
-}
-
 fn exit(result: Result<ExitCode>) -> ExitCode {
     exit_with(FAILURE, result)
 }
@@ -335,15 +296,4 @@ fn exit_with(failure: u8, result: Result<ExitCode>) -> ExitCode {
         None => note(format_args!("error: {}", client::describe(&*error))),
     }
     ExitCode::from(failure)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_repeated_authority_is_requested_once() {
-        let authorities = ["b", "a", "b"].map(str::to_owned).to_vec();
-        assert_eq!(without_repetitions(authorities), ["b", "a"]);
-    }
 }

@@ -8,7 +8,7 @@ use std::{fmt::Write, process::ExitCode};
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, builder::PossibleValuesParser};
 
-use super::write;
+use super::terminal::write;
 
 /// The page of an alert.
 #[derive(Clone, Copy, Debug)]

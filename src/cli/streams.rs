@@ -16,7 +16,7 @@ use futures::future::{pending, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 
-use super::{authority_form, connect::Connector, note};
+use super::{authority_form, connect::Connector, terminal::note};
 use crate::{
     client,
     destination_client::{AuthorityState, DestinationClient, DestinationError, destination_request, message_of},

@@ -33,8 +33,8 @@ use super::{
     answer::AnswerBody,
     certificate::ServingCertificate,
     connections::OpenConnection,
+    limits::Limits,
     requests::{Requests, WebhookAnswer, closing},
-    server::Limits,
 };
 
 /// The maximum length of the head of a request, and the read buffer of a connection. An API server sends less than 1 KiB.

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::{review_memory::HeldMemory, server::Limits};
+use super::{limits::Limits, review_memory::HeldMemory};
 use crate::memory::MemoryBudget;
 
 /// The time that every client has for a whole request, and to take an answer, whatever others wait for.

@@ -23,8 +23,9 @@ use tracing::{debug, error};
 
 use super::{
     connections::{OpenConnection, RECHECK},
+    limits::Limits,
     review_memory::{HeldMemory, ReviewMemory},
-    server::{Handler, Limits},
+    server::Handler,
 };
 use crate::contain::{Work, contain_future};
 

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep};
 
 use self::judge::CheckReport;
 pub(super) use self::read::waiting_for;
-use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
 use crate::client;
 
 /// The interval of the attempts with `--wait`.

@@ -23,9 +23,8 @@ use super::{
     OutputFormat,
     cluster_flags::ClusterFlags,
     connect::{ConnectArgs, Connector, host_and_port},
-    note,
     streams::first_answer,
-    write,
+    terminal::{note, write},
 };
 use crate::destination_client::{DestinationClient, endpoints::EndpointsState, profile::ProfileState};
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     api::carries_tcp,
-    cli::{cluster_flags::ClusterFlags, without_repetitions},
+    cli::{authority_form::without_repetitions, cluster_flags::ClusterFlags},
 };
 
 /// The number of Services in one page of a list.

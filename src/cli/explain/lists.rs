@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use crate::{
-    cli::note,
+    cli::terminal::note,
     cluster::{
         Kind, Problems, State, Watched,
         kinds::{

@@ -14,7 +14,7 @@ use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 use clap_complete::ArgValueCompleter;
 
-use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
 use crate::explain::{WorkloadsInput, output::ExplainOutput, print, workloads::DECISIONS};
 
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{self, LINKERD_CONFIG_KIND, TRUST_ROOTS},
-    cli::{configs, explain::unknown_fields, note},
+    cli::{configs, explain::unknown_fields, terminal::note},
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{

@@ -23,9 +23,9 @@ use self::change::{ConfigChange, Steps};
 use super::{
     cluster_flags::ClusterFlags,
     completion::CompletedName,
-    configs, note,
+    configs,
     status::{self, StatusArgs},
-    write,
+    terminal::{note, write},
 };
 use crate::{api, cluster::kinds::linkerd_config::LinkerdConfig};
 

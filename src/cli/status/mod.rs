@@ -20,7 +20,11 @@ use serde::Serialize;
 use tokio::time::sleep;
 
 use super::{
-    OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, configs, note, until_interrupted, write,
+    OutputFormat,
+    cluster_flags::ClusterFlags,
+    completion::CompletedName,
+    configs,
+    terminal::{note, until_interrupted, write},
 };
 use crate::{
     client,

@@ -10,10 +10,7 @@
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
 use super::selector::{Labels, Pair};
-use crate::{
-    api::LONGEST_KEY,
-    cluster::kinds::{owner::Owner, pod::ContainerPort},
-};
+use crate::{api::LONGEST_KEY, cluster::kinds::container_port::ContainerPort};
 
 /// The number of values of a kind after which the older ones are forgotten. It is more than the largest cluster has
 /// nodes, whose names occur in any order.
@@ -92,13 +89,6 @@ impl SharedValues {
     pub(in crate::cluster) fn ports(&mut self, ports: &mut Arc<[ContainerPort]>) {
         if ports.len() <= MANY {
             self.ports.share(ports);
-        }
-    }
-
-    pub(in crate::cluster) fn owner(&mut self, owner: &mut Option<Owner>) {
-        if let Some(Owner { kind, name }) = owner {
-            self.text(kind);
-            self.text(name);
         }
     }
 }

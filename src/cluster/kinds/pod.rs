@@ -9,6 +9,7 @@ use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::Obje
 use serde::Deserialize;
 
 use super::{
+    container_port::{ContainerPort, ContainerPortObject},
     inject::Inject,
     owner::Owner,
     port_ranges::PortRanges,
@@ -21,7 +22,7 @@ use crate::api::{
     PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION,
 };
 use crate::{
-    api::{NamespacedName, Uid, carries_tcp, lean_metadata},
+    api::{NamespacedName, Uid, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
@@ -73,15 +74,6 @@ pub enum PodPhase {
     Finished,
 }
 
-/// A TCP port of a container, init containers included.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ContainerPort {
-    /// Empty for an unnamed port.
-    pub name: Arc<str>,
-    pub number: u16,
-    pub host_port: Option<u16>,
-}
-
 /// A Pod as the API server sends it.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = "core::Pod")]
@@ -131,15 +123,6 @@ struct Container {
     image: Option<String>,
     env: Environment,
     volume_mounts: HasToken,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ContainerPortObject {
-    name: Option<String>,
-    container_port: i64,
-    host_port: Option<i64>,
-    protocol: Option<String>,
 }
 
 // === impl Pod ===
@@ -260,7 +243,9 @@ impl Projected for Pod {
             values.text(text);
         }
         values.labels(&mut self.labels);
-        values.owner(&mut self.owner);
+        if let Some(owner) = &mut self.owner {
+            owner.share(values);
+        }
         values.ports(&mut self.ports);
     }
 }
@@ -275,23 +260,6 @@ fn barrier(init_containers: &[Container], containers: &[Container], automount: O
         InjectionBarrier::None
     } else {
         InjectionBarrier::NoToken
-    }
-}
-
-impl ContainerPort {
-    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it. Returns
-    /// `None` for another protocol than TCP, too: two Pods may have one host port for two protocols, and proxies forward
-    /// TCP only.
-    fn parse(object: &ContainerPortObject) -> Option<Self> {
-        if !object.protocol.as_deref().is_none_or(carries_tcp) {
-            return None;
-        }
-        let port = |number| u16::try_from(number).ok().filter(|port| *port != 0);
-        Some(Self {
-            name: object.name.as_deref().unwrap_or_default().into(),
-            number: port(object.container_port)?,
-            host_port: object.host_port.and_then(port),
-        })
     }
 }
 
