@@ -251,7 +251,7 @@ impl ExternalWorkloadReconciler {
     fn emit_refusal(&self, service: &Service, failures: &[FailedWrite]) {
         let refused = failures.iter().find(|failure| matches!(failure.error, WriteError::Refused(_)));
         if let Some(failure) = refused
-            && self.cache.is_new_failure(&service.key, failure.error.label())
+            && self.cache.note_reported(&service.key, failure.error.label())
         {
             self.events.publish(Notice {
                 reason: Reason::EndpointSliceWriteFailed,

@@ -111,8 +111,8 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Returns whether this failure category differs from the last reported one, and records it as reported.
-    pub(super) fn is_new_failure(&self, service: &NamespacedName, category: &'static str) -> bool {
+    /// Records the category of a failure as reported. Returns whether it differs from the last reported one.
+    pub(super) fn note_reported(&self, service: &NamespacedName, category: &'static str) -> bool {
         self.edit(service, |entry| entry.reported.replace(category) != Some(category))
     }
 
@@ -224,10 +224,10 @@ mod tests {
         let cache = ServiceReconcileCache::default();
         let pauses: Vec<u64> = (0..5).map(|_| cache.count_conflict(&service()).as_millis() as u64).collect();
         assert!(pauses[0] <= 1000 && pauses[4] >= 9000, "{pauses:?}");
-        assert!(cache.is_new_failure(&service(), "forbidden") && !cache.is_new_failure(&service(), "forbidden"));
+        assert!(cache.note_reported(&service(), "forbidden") && !cache.note_reported(&service(), "forbidden"));
         assert_eq!((cache.count_failure(&service()), cache.count_failure(&service())), (0, 1));
         assert_eq!(cache.succeeded(&service()), 2);
-        assert!(cache.is_new_failure(&service(), "forbidden"));
+        assert!(cache.note_reported(&service(), "forbidden"));
         assert!(cache.count_conflict(&service()) <= Duration::from_secs(1));
     }
 
