@@ -1,7 +1,7 @@
 //! Explains how to write an authority that a server refused.
 //!
-//! * In: the authority, the refusal. Out: the form that the server accepts, with its cluster domain if it says that.
-//! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
+//! In: the authority, the refusal. Out: the form that the server accepts, with its cluster domain if it says that.
+//! Always holds: it only helps people, so it has a deadline, and its failure does not fail the command.
 
 use tokio::time::timeout;
 use tonic::{Code, Status};

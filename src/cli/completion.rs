@@ -1,8 +1,8 @@
 //! Completes names of the cluster in a shell.
 //!
-//! * In: the word that is typed, the flags of the command line that select a cluster. Out: at most [`MOST`] names.
-//! * Always: the cluster is only read; after [`DEADLINE`] there is an answer, which is empty if the names could not be
-//!   read; no error is printed into the command line.
+//! In: the word that is typed, the flags of the command line that select a cluster. Out: at most [`MOST`] names. Always
+//! holds: the cluster is only read; after [`DEADLINE`] there is an answer, which is empty if the names could not be
+//! read; no error is printed into the command line.
 
 use std::{
     env,

@@ -2,9 +2,10 @@
 //! differences between two servers, the changes that a LinkerdConfig would make, its status, whether the installation
 //! works, and what to do about an alert. `rollout` drives a rollout, and `dashboard` forwards a port to the dashboard.
 //!
-//! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
-//! * Always: one thread; a result or an error in bounded time, except with `--watch` and for `dashboard`, which run
-//!   until Ctrl-C. A refused authority is printed as `Destination API error: <message>`, with exit code 1.
+//! In: arguments. Out: the result on standard output, everything else on standard error, an exit code. Always holds: a
+//! command runs on one thread, and ends with a result or an error in bounded time, except with `--watch` and for
+//! `dashboard`, which run until Ctrl-C. A refused authority is printed as `Destination API error: <message>`, with exit
+//! code 1.
 
 mod authority_form;
 mod check;

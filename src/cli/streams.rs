@@ -1,9 +1,8 @@
 //! Streams of the Destination API for a terminal: their first answer, or all of their changes.
 //!
-//! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of
-//!   each authority, or its changes one by one.
-//! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it. A
-//!   refused authority ends no other one.
+//! In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of each
+//! authority, or its changes one by one. Always holds: a first answer has a deadline. A watched stream that ends is
+//! opened again, unless the server refuses it. A refused authority ends no other one.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,8 +1,8 @@
 //! Access to the dashboard. Pure.
 //!
-//! * In: the setting, the address that a client connected to, its headers. Out: why the request is refused.
-//! * Always: by default only a port-forward is served. It connects to a loopback address in the Pod's network, which no
-//!   other Pod can reach.
+//! In: the setting, the address that a client connected to, its headers. Out: why the request is refused. Always holds:
+//! by default only a port-forward is served. It connects to a loopback address in the Pod's network, which no other Pod
+//! can reach.
 
 use std::net::IpAddr;
 

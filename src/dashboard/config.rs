@@ -1,9 +1,9 @@
 //! One LinkerdConfig: where each value is from, what drifted, each namespace with its counts, and each workload with its
 //! place in the rollout.
 //!
-//! * In: the cached objects, and the saved bases from the API server. Out: what `explain --workloads` prints as JSON.
-//! * Always: one computation at a time, whose result, also a failure, serves all viewers for [`FRESH`]; the lock of the
-//!   state is held for a bounded number of workloads.
+//! In: the cached objects, and the saved bases from the API server. Out: what `explain --workloads` prints as JSON.
+//! Always holds: there is one computation at a time, whose result, also a failure, serves all viewers for [`FRESH`];
+//! the lock of the state is held for a bounded number of workloads.
 
 use std::{
     cmp::Reverse,

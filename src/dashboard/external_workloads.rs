@@ -1,7 +1,7 @@
 //! Counts the ExternalWorkloads, and how many of them need attention.
 //!
-//! * In: the cached ExternalWorkloads and Services. Out: counts. Always: one computation at a time, whose result serves
-//!   all viewers for [`FRESH`]; the lock of the state is held for a bounded number of ExternalWorkloads.
+//! In: the cached ExternalWorkloads and Services. Out: counts. Always holds: there is one computation at a time, whose
+//! result serves all viewers for [`FRESH`]; the lock of the state is held for a bounded number of ExternalWorkloads.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,9 +1,8 @@
 //! What is wrong, worst first: the banner of the page. Pure.
 //!
-//! * In: what `/ready` says, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out: sentences,
-//!   each with what to do.
-//! * Always: there is a first sentence, also if nothing is wrong; a kind that the cluster does not serve is no problem,
-//!   unless it is LinkerdConfig.
+//! In: the lines of `/ready`, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out:
+//! sentences, each with what to do. Always holds: there is a first sentence, also if nothing is wrong; a kind that the
+//! cluster does not serve is no problem, unless it is LinkerdConfig.
 
 use std::{cmp::Reverse, time::Duration};
 

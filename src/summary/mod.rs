@@ -1,8 +1,8 @@
 //! Summarizes a LinkerdConfig for a person: whether it is in effect, how far its rollout is, and what to do next. Pure.
 //!
-//! * In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
-//!   `linkerd-operator status` prints and the dashboard shows.
-//! * Always: the sentence states the worst fact; a remedy comes from the catalogue of reasons.
+//! In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
+//! `linkerd-operator status` prints and the dashboard shows. Always holds: the sentence states the worst fact; a remedy
+//! comes from the catalogue of reasons.
 
 mod duration;
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Decides which checks succeed.
 //!
-//! * In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`].
-//! * Always: the report fails if a check fails; a warning does not fail it, except for what was not looked at; only what
-//!   was read succeeds; each failure says what to do or where to look.
+//! In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`]. Always holds: the
+//! report fails if a check fails; a warning does not fail it, except for what was not looked at; only what was read
+//! succeeds; each failure says what to do or where to look.
 
 use std::collections::BTreeMap;
 

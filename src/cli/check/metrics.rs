@@ -1,7 +1,8 @@
 //! Reads the state of the other clusters from the metrics of a replica.
 //!
-//! * In: Prometheus' text format, from another process. Out: a [`CheckedCluster`] for each label `cluster`.
-//! * Always: a line that cannot be read is skipped; the number of clusters is bounded.
+//! In: Prometheus' text format, from another process. Out: a [`CheckedCluster`] for each label `cluster`. Always holds:
+//! a line that cannot be read is skipped; the number of clusters is bounded. The dashboard has the same facts as typed
+//! JSON, but it can be off, and replicas of another version may serve other fields; `/metrics` and its names are API.
 
 use std::collections::BTreeMap;
 

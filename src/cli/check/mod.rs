@@ -5,9 +5,8 @@
 //! read: API server, /ready and /metrics of the replicas ──▶ CheckFacts ──▶ judge (pure) ──▶ CheckReport ──▶ print
 //! ```
 //!
-//! * In: a cluster, which it only reads. Out: text, or JSON in the form that `linkerd check` reads from its extensions;
-//!   an exit code.
-//! * Always: a read that fails is a result and does not end the command; each request has a deadline.
+//! In: a cluster, which it only reads. Out: text, or JSON in the form that `linkerd check` reads from its extensions;
+//! an exit code. Always holds: a read that fails is a result and does not end the command; each request has a deadline.
 
 mod answer;
 mod judge;

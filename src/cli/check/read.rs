@@ -1,8 +1,8 @@
 //! Reads the facts of a cluster once.
 //!
-//! * In: a client. Out: [`CheckFacts`] or [`PreflightFacts`].
-//! * Always: nothing is written, except the access reviews of the preflight, which are not stored; a fact that cannot be
-//!   read is an error with its reason; the number of replicas and the length of each answer are bounded.
+//! In: a client. Out: [`CheckFacts`] or [`PreflightFacts`]. Always holds: nothing is written, except the access reviews
+//! of the preflight, which are not stored; a fact that cannot be read is an error with its reason; the number of
+//! replicas and the length of each answer are bounded.
 
 use std::collections::BTreeMap;
 

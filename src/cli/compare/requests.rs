@@ -1,7 +1,7 @@
 //! The requests that are sent to both servers.
 //!
-//! * In: authorities, or the Services of the cluster. Out: requests, each one once. Always: for a name, the
-//!   endpoints and the profile are requested; for an address, only the profile, as by a proxy.
+//! In: authorities, or the Services of the cluster. Out: requests, each one once. Always holds: for a name, the
+//! endpoints and the profile are requested; for an address, only the profile, as by a proxy.
 
 use std::net::{IpAddr, SocketAddr};
 
