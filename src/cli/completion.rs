@@ -35,7 +35,7 @@ const PAGE: u32 = 1000;
 /// The flags that select a cluster and a user.
 const CLUSTER_FLAGS: [&str; 4] = ["--kubeconfig", "--context", "--as", "--as-group"];
 
-/// What the value of an argument names.
+/// The kind of object that the value of an argument names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CompletedName {
     LinkerdConfig,
@@ -113,7 +113,7 @@ where
     Ok(found.items.into_iter().filter_map(|object| object.metadata.name).collect())
 }
 
-/// Returns the names that begin with what is typed, in order. Whatever a server answers, a shell gets only names.
+/// Returns the names that begin with the typed text, in order. Whatever a server answers, a shell gets only names.
 fn matching(mut names: Vec<String>, current: &str) -> Vec<CompletionCandidate> {
     names.retain(|name| name.starts_with(current) && name.split_terminator('/').all(is_dns_name));
     names.sort_unstable();

@@ -77,9 +77,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the watches that the observer needs in another cluster, whose name is in their log lines. They begin when
-    /// the cluster has a client, and list again when the client is replaced. The cluster's metrics are those of all its
-    /// watches. A watch fails while the budget has no room for more objects.
+    /// Starts the watches that the observer needs in another cluster. Their log lines contain the name of the cluster.
+    /// They begin when the cluster has a client, and list again when the client is replaced. All watches of the cluster
+    /// write to `metrics`. A watch fails while the budget has no room for more objects.
     pub fn spawn_remote(
         name: &Arc<str>,
         clients: &watch::Clients,

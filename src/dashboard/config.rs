@@ -30,7 +30,7 @@ use crate::{
     linkerd_config::{base::Base, rollout},
 };
 
-/// For how long a result is used again. A cluster may have ten thousand workloads.
+/// The time for which a result is used again. A cluster may have ten thousand workloads.
 const FRESH: Duration = Duration::from_secs(3);
 /// The largest number of results that are kept.
 const KEPT: usize = 16;
@@ -73,7 +73,7 @@ struct NamespaceRow {
     pods: NamespacePods,
     /// The number of workloads with each decision.
     decisions: BTreeMap<&'static str, usize>,
-    /// How much attention the workload needs that needs the most.
+    /// The attention that the worst workload needs.
     #[serde(skip)]
     attention: u8,
 }

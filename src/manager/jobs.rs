@@ -26,7 +26,7 @@ use crate::{
     webhook::Handler,
 };
 
-/// What the enabled jobs read.
+/// The observers of the enabled jobs.
 pub(super) struct Observers {
     destination: Option<Arc<DestinationObserver>>,
     external_workload: Option<Arc<ExternalWorkloadObserver>>,

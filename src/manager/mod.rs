@@ -39,7 +39,7 @@ use crate::{
     version, webhook,
 };
 
-/// What all jobs share.
+/// The parts that all jobs share.
 struct Parts {
     args: ManagerArgs,
     client: Client,

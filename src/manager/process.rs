@@ -47,7 +47,7 @@ pub(super) struct Process {
 
 type ReadinessCheck = Box<dyn Fn() -> Vec<Wait> + Send + Sync>;
 
-/// What a part of the process waits for.
+/// A wait of a part of the process.
 pub(super) struct Wait {
     /// For people; `None` if another part has the text.
     pub(super) text: Option<String>,

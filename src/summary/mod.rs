@@ -25,7 +25,7 @@ use crate::{
     text::counted,
 };
 
-/// How much attention a LinkerdConfig needs.
+/// The degree of attention that a LinkerdConfig needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Attention {
@@ -50,7 +50,7 @@ pub struct ConfigSummary {
     pub attention: Attention,
     /// The reason of the condition that the sentence is about; empty if no condition exists yet.
     pub reason: String,
-    /// What the reason means, without details; absent if the sentence is not that of a condition.
+    /// The meaning of the reason, without details; absent if the sentence is not about a condition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<&'static str>,
     /// One sentence.

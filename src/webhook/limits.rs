@@ -11,7 +11,7 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     /// Above it, there are few connections.
     pub(super) memory: MemoryBudget,
-    /// The maximum length of a body. Linkerd's webhooks have the same.
+    /// The maximum length of a body. Linkerd's webhooks have the same limit.
     pub(super) body: usize,
     /// The maximum memory of all bodies and answers together.
     pub(super) bodies: usize,
@@ -24,10 +24,10 @@ pub(super) struct Limits {
     pub(super) handler: Duration,
     /// The timeout for a client to take its answer.
     pub(super) answer_time: Duration,
-    /// How long a connection may have no request. An API server closes its own ones after 90 s. It would lose a request
-    /// that it sends at the moment in which the server closes the connection.
+    /// The time after which a connection without a request is closed. An API server closes its own connections after 90
+    /// s. If the server closed one first, a request that is being sent would be lost.
     pub(super) idle_time: Duration,
-    /// How long new connections are accepted after the request to stop.
+    /// The time for which new connections are accepted after the request to stop.
     pub(super) shutdown_delay: Duration,
     /// The time for requests under way when the server stops.
     pub(super) drain_time: Duration,

@@ -425,7 +425,7 @@ fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
     };
     let mut checks: Vec<_> = clusters.into_iter().map(check).collect();
     if !unread.is_empty() {
-        // What some replicas see says nothing about the others.
+        // The answers of some replicas say nothing about the other replicas.
         checks.retain(|check| check.result != CheckResult::Success);
         checks.push(InstallationCheck::unread("other clusters can be watched", &Unread::denied(listed(&unread))));
     }

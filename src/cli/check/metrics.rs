@@ -15,7 +15,7 @@ const MOST: usize = 200;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct CheckedCluster {
     pub(super) is_synced: bool,
-    /// How long a watch of the cluster has been failing.
+    /// The time for which a watch of the cluster has been failing.
     pub(super) failing_seconds: f64,
 }
 

@@ -142,7 +142,8 @@ impl CheckedConfig {
 // === impl CheckedReadiness ===
 
 impl CheckedReadiness {
-    /// Reads the answer of the operator. Returns `None` for that of another program, such as Linkerd's own container.
+    /// Reads the answer of the operator. Returns `None` for the answer of another program, such as Linkerd's own
+    /// container.
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let is_ready = match lines.next() {

@@ -102,7 +102,7 @@ impl<T: ?Sized> Default for Recent<T> {
 }
 
 impl<T: Hash + Eq + Measured + ?Sized> Recent<T> {
-    /// Replaces the value by an equal one that is known. Returns whether there was one.
+    /// Replaces the value by a known equal value. Returns whether there was one.
     fn find(&mut self, value: &mut Arc<T>) -> bool {
         if let Some(known) = self.newer.get(&**value) {
             *value = Arc::clone(known);

@@ -116,7 +116,7 @@ pub struct WorkloadProgress {
     pub misscheduled: i64,
 }
 
-/// How much time the owner of a workload allows for an update, in seconds.
+/// The time that the owner of a workload allows for an update, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadPace {
     /// `minReadySeconds`: how long a Pod is ready before it is available.

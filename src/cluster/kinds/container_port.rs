@@ -28,9 +28,9 @@ pub(super) struct ContainerPortObject {
 // === impl ContainerPort ===
 
 impl ContainerPort {
-    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it. Returns
-    /// `None` for another protocol than TCP, too: two Pods may have one host port for two protocols, and proxies forward
-    /// TCP only.
+    /// Returns `None` for a number that is not a port: the API server does not accept it, and no request can match it.
+    /// Returns `None` also for a protocol other than TCP: two Pods may have one host port for two protocols, and
+    /// proxies forward only TCP.
     pub(super) fn parse(object: &ContainerPortObject) -> Option<Self> {
         if !object.protocol.as_deref().is_none_or(carries_tcp) {
             return None;

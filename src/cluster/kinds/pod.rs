@@ -143,12 +143,12 @@ impl Pod {
         self.is_control_plane() || self.labels.get(CNI_RESOURCE_LABEL).is_some()
     }
 
-    /// Its addresses in the Pod network.
+    /// Returns the addresses of the Pod in the Pod network.
     pub(in crate::cluster) fn own_addresses(&self) -> &[IpAddr] {
         if self.host_network || self.phase == PodPhase::Finished { &[] } else { &self.addresses }
     }
 
-    /// The host ports of its containers, at the addresses of its node.
+    /// Returns the host ports of the containers, at the addresses of the node.
     pub(in crate::cluster) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
         let addresses: &[IpAddr] = if self.phase == PodPhase::Finished { &[] } else { &self.host_addresses };
         let ports = self.ports.iter().filter_map(|port| port.host_port);
