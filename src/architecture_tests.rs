@@ -44,7 +44,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cluster", &["api", "client", "contain", "response_limit", "memory", "retry", "tasks", "text"]),
     ("lease", &["client", "retry", "tasks", "write"]),
     ("events", &["api", "client", "tasks", "text"]),
-    ("controller", &["api", "cluster", "contain", "events", "lease", "queue"]),
+    ("controller", &["api", "cluster", "contain", "events", "lease", "queue", "retry"]),
     (
         "destination",
         &["api", "client", "cluster", "contain", "listen", "memory", "proto", "queue", "resources", "tasks", "text"],
