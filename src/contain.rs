@@ -69,7 +69,7 @@ pub fn contain<T>(kind: Work, work: impl FnOnce() -> T) -> Result<T, Panicked> {
 /// Does the work. After a panic, the future is dropped.
 ///
 /// # Errors
-/// When it panics.
+/// When the work panics.
 pub async fn contain_future<T>(kind: Work, work: impl Future<Output = T>) -> Result<T, Panicked> {
     let work = async {
         begin(kind);

@@ -24,7 +24,7 @@
 
 use std::{
     convert::Infallible,
-    fmt::Debug,
+    fmt::{Debug, Display},
     future::Future,
     sync::{
         Arc,
@@ -46,7 +46,7 @@ use kube::{
 use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     api::NamespacedName,
@@ -55,11 +55,14 @@ use crate::{
     events::Events,
     lease::Leadership,
     queue::WorkQueue,
+    retry::backoff,
 };
 
 /// When an object whose reconcile panicked is reconciled again, unless it changes before. A retry at the same state most
 /// likely panics again.
 const PANIC_RETRY: Duration = Duration::from_secs(60);
+/// The longest delay before a failed object is reconciled again.
+const BACKOFF_CAP: Duration = Duration::from_secs(60);
 
 /// The dependencies of every controller.
 pub struct ControllerDeps {
@@ -74,7 +77,7 @@ pub struct ControllerDeps {
 pub struct LeaderGate {
     pub cluster: Cluster,
     kinds: &'static [Kind],
-    queue: Arc<WorkQueue>,
+    pub queue: Arc<WorkQueue>,
     leadership: Leadership,
     /// The latest term in which every watch was found to work; the controller acts in no other term.
     confirmed_term: AtomicU64,
@@ -94,7 +97,11 @@ pub enum NextReconcile {
 /// The part of a controller that is specific to its kind.
 pub trait Reconciler: Send + Sync + Sized + 'static {
     type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
-    type Error: Send;
+    type Error: Display + Send;
+    /// The delay after the first failure. It doubles with each further one, up to a minute.
+    const BACKOFF: Duration;
+    /// The log line of a failure.
+    const FAILED: &'static str;
 
     fn gate(&self) -> &LeaderGate;
 
@@ -103,8 +110,20 @@ pub trait Reconciler: Send + Sync + Sized + 'static {
 
     fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<NextReconcile, Self::Error>> + Send;
 
-    /// Called when a reconcile failed. Returns the delay before the next one.
-    fn failed(&self, key: &NamespacedName, error: &Self::Error) -> Duration;
+    /// Called when a reconcile failed. Returns the shortest delay before the next one.
+    fn retry_after(&self, error: &Self::Error) -> Duration;
+
+    /// Counts and logs a failed reconcile. Returns the delay before the next one.
+    fn failed(&self, key: &NamespacedName, error: &Self::Error) -> Duration {
+        let failures = self.gate().queue.count_failure(key);
+        let kind = Self::Object::kind(&());
+        if failures == 0 {
+            warn!(%kind, object = %key, %error, "{}", Self::FAILED);
+        } else {
+            debug!(%kind, object = %key, %error, failures, "{}", Self::FAILED);
+        }
+        backoff(failures, Self::BACKOFF, BACKOFF_CAP).max(self.retry_after(error)).min(BACKOFF_CAP)
+    }
 
     /// Called when the object was deleted.
     fn forget(&self, key: &NamespacedName);
@@ -293,6 +312,8 @@ mod tests {
     impl Reconciler for Recorder {
         type Object = core::Service;
         type Error = Infallible;
+        const BACKOFF: Duration = Duration::from_secs(1);
+        const FAILED: &'static str = "failed";
 
         fn gate(&self) -> &LeaderGate {
             &self.gate
@@ -306,7 +327,7 @@ mod tests {
             Ok(NextReconcile::OnChange)
         }
 
-        fn failed(&self, _: &NamespacedName, error: &Infallible) -> Duration {
+        fn retry_after(&self, error: &Infallible) -> Duration {
             match *error {}
         }
 

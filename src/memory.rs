@@ -29,7 +29,7 @@ const CLIENTS_PART: usize = 3;
 /// [`ROOM_PERCENT`], because existing streams have priority over new ones.
 const EXHAUSTED_PERCENT: u64 = 70;
 
-/// How much memory the process may allocate, in bytes.
+/// The amount of memory that the process may allocate, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     room: usize,

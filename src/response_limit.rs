@@ -211,13 +211,13 @@ where
 // === impl HeldBytes ===
 
 impl HeldBytes {
-    /// Holds this number of bytes in total, or what it has held if that is more: kube keeps the buffer of the longest
-    /// event of a watch until the watch ends. Returns false if there is no room for them.
+    /// Reserves this number of bytes in total. A larger earlier number stays reserved, because kube keeps the buffer of
+    /// the longest event of a watch until the watch ends. Returns false if there is no room for them.
     fn hold(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(SMALL_BYTES).saturating_sub(self.bytes);
         let LinkShare { own, all } = &self.share;
         let used = own.fetch_add(more, Ordering::SeqCst) + all.fetch_add(more, Ordering::SeqCst) + 2 * more;
-        // What this cluster leaves free is at least what it holds.
+        // This cluster leaves at least as much free as it holds.
         let fits = more == 0 || used <= LINKED_BYTES;
         if fits {
             self.bytes += more;
@@ -284,7 +284,7 @@ impl LimitedBody {
     /// Counts the bytes of a frame. Fails if there are too many.
     fn count(&mut self, data: &[u8]) -> Result<(), BoxError> {
         let counted = match self.limit {
-            // What precedes the last line is decoded and released when the frame has been read.
+            // The bytes before the last line are decoded and released when the frame has been read.
             Limit::Event(max) => memchr::memrchr(b'\n', data).map(|end| (max, data.len() - end - 1)),
             Limit::Page(_) | Limit::Error(_) => None,
         };

@@ -1,8 +1,8 @@
 //! The Helm charts: their templates, values and reference page are generated, and up to date.
 //!
-//! * In: the manifests in `config` and `crd`, the flags of the manager, and the schema of each chart's values.
-//! * Out: the generated files of `charts`, and `docs/src/reference/helm.md`.
-//! * Always: `UPDATE_CHARTS=1 cargo test --lib charts` writes them; otherwise a file that differs fails a test.
+//! In: the manifests in `config` and `crd`, the flags of the manager, and the schema of each chart's values. Out: the
+//! generated files of `charts`, and `docs/src/reference/helm.md`. Always holds: `UPDATE_CHARTS=1 cargo test --lib
+//! charts` writes them; otherwise a file that differs fails a test.
 
 mod manifests;
 mod values;

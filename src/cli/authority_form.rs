@@ -1,7 +1,7 @@
 //! Explains how to write an authority that a server refused.
 //!
-//! * In: the authority, the refusal. Out: the form that the server accepts, with its cluster domain if it says that.
-//! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
+//! In: the authority, the refusal. Out: the form that the server accepts, with its cluster domain if it says that.
+//! Always holds: it only helps people, so it has a deadline, and its failure does not fail the command.
 
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -54,6 +54,17 @@ fn cluster_domain(refusal: &str) -> Option<&str> {
     rest.split('"').next().filter(|domain| !domain.is_empty())
 }
 
+/// Removes repeated authorities, and keeps the order.
+pub(super) fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
+    let mut once = Vec::with_capacity(authorities.len());
+    for authority in authorities {
+        if !once.contains(&authority) {
+            once.push(authority);
+        }
+    }
+    once
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +96,11 @@ mod tests {
         ] {
             assert_eq!(form(authority, of_profile.as_deref()), expected, "{authority}");
         }
+    }
+
+    #[test]
+    fn a_repeated_authority_is_requested_once() {
+        let authorities = ["b", "a", "b"].map(str::to_owned).to_vec();
+        assert_eq!(without_repetitions(authorities), ["b", "a"]);
     }
 }

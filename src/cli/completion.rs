@@ -1,8 +1,8 @@
 //! Completes names of the cluster in a shell.
 //!
-//! * In: the word that is typed, the flags of the command line that select a cluster. Out: at most [`MOST`] names.
-//! * Always: the cluster is only read; after [`DEADLINE`] there is an answer, which is empty if the names could not be
-//!   read; no error is printed into the command line.
+//! In: the word that is typed, the flags of the command line that select a cluster. Out: at most [`MOST`] names. Always
+//! holds: the cluster is only read; after [`DEADLINE`] there is an answer, which is empty if the names could not be
+//! read; no error is printed into the command line.
 
 use std::{
     env,
@@ -35,7 +35,7 @@ const PAGE: u32 = 1000;
 /// The flags that select a cluster and a user.
 const CLUSTER_FLAGS: [&str; 4] = ["--kubeconfig", "--context", "--as", "--as-group"];
 
-/// What the value of an argument names.
+/// The kind of object that the value of an argument names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CompletedName {
     LinkerdConfig,
@@ -113,7 +113,7 @@ where
     Ok(found.items.into_iter().filter_map(|object| object.metadata.name).collect())
 }
 
-/// Returns the names that begin with what is typed, in order. Whatever a server answers, a shell gets only names.
+/// Returns the names that begin with the typed text, in order. Whatever a server answers, a shell gets only names.
 fn matching(mut names: Vec<String>, current: &str) -> Vec<CompletionCandidate> {
     names.retain(|name| name.starts_with(current) && name.split_terminator('/').all(is_dns_name));
     names.sort_unstable();

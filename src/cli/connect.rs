@@ -1,10 +1,8 @@
 //! Connections to a Destination API for the terminal commands.
 //!
-//! * In: an address, or a namespace and a selector. With a selector, the port of a ready pod of the control plane is
-//!   forwarded.
-//! * Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed connection is
-//!   replaced.
-//! * Always: connecting has a deadline.
+//! In: an address, or a namespace and a selector. With a selector, the port of a ready pod of the control plane is
+//! forwarded. Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed
+//! connection is replaced. Always holds: connecting has a deadline.
 
 use std::time::Duration;
 

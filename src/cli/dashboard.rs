@@ -1,8 +1,8 @@
 //! `linkerd-operator dashboard` forwards a local port to the dashboard of the operator's Pod, and opens it in a browser.
 //!
-//! * In: a namespace and a selector. Out: the address on standard output; connections, until Ctrl-C.
-//! * Always: it listens on 127.0.0.1 only; each connection has a port-forward of its own, so that a Pod that is replaced
-//!   costs only the connections to it; the number of connections has a limit.
+//! In: a namespace and a selector. Out: the address on standard output; connections, until Ctrl-C. Always holds: it
+//! listens on 127.0.0.1 only; each connection has a port-forward of its own, so that a Pod that is replaced costs only
+//! the connections to it; the number of connections has a limit.
 
 use std::{
     convert::Infallible,
@@ -30,7 +30,7 @@ use super::{
     cluster_flags::ClusterFlags,
     completion::CompletedName,
     connect::{ForwardedPort, PodPort, long_lived_pods},
-    note, until_interrupted, write,
+    terminal::{note, until_interrupted, write},
 };
 use crate::{client, dashboard, destination_client::FAILURE_DEADLINE};
 

@@ -1,6 +1,6 @@
 //! The format of a command's output.
 //!
-//! * In: a value that a command prints, and its text. Out: the text, or one document of JSON or YAML.
+//! In: a value that a command prints, and its text. Out: the text, or one document of JSON or YAML.
 
 use anyhow::Result;
 use clap::ValueEnum;

@@ -1,7 +1,7 @@
 //! Finds the problems of the other clusters that Services have their endpoints in.
 //!
-//! * In: the Services, from the API server; `/ready` of the Pod that answers. Out: its lines about these clusters.
-//! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
+//! In: the Services, from the API server; `/ready` of the Pod that answers. Out: its lines about these clusters. Always
+//! holds: it only helps people, so it has a deadline, and its failure does not fail the command.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

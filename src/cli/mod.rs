@@ -2,9 +2,10 @@
 //! differences between two servers, the changes that a LinkerdConfig would make, its status, whether the installation
 //! works, and what to do about an alert. `rollout` drives a rollout, and `dashboard` forwards a port to the dashboard.
 //!
-//! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
-//! * Always: one thread; a result or an error in bounded time, except with `--watch` and for `dashboard`, which run
-//!   until Ctrl-C. A refused authority is printed as `Destination API error: <message>`, with exit code 1.
+//! In: arguments. Out: the result on standard output, everything else on standard error, an exit code. Always holds: a
+//! command runs on one thread, and ends with a result or an error in bounded time, except with `--watch` and for
+//! `dashboard`, which run until Ctrl-C. A refused authority is printed as `Destination API error: <message>`, with exit
+//! code 1.
 
 mod authority_form;
 mod check;
@@ -23,14 +24,10 @@ mod rollout;
 mod runbook;
 mod status;
 mod streams;
+mod terminal;
 mod version;
 
-use std::{
-    convert::Infallible,
-    fmt::Display,
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use anyhow::{Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
@@ -44,8 +41,8 @@ use crate::{
         endpoints::{EndpointsState, with_clusters},
         profile::ProfileState,
     },
-    text::printable_lines,
 };
+use authority_form::without_repetitions;
 pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use connect::ConnectArgs;
@@ -58,6 +55,7 @@ pub use rollout::RolloutCommand;
 pub use runbook::RunbookArgs;
 pub use status::StatusArgs;
 use streams::{FIRST_ANSWER, FirstAnswer};
+use terminal::{note, until_interrupted, write};
 pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
@@ -292,42 +290,6 @@ async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
     .await
 }
 
-/// Runs until Ctrl-C or an error.
-async fn until_interrupted(watched: impl Future<Output = Result<Infallible>>) -> Result<ExitCode> {
-    tokio::select! {
-        ended = watched => match ended? {},
-        interrupted = tokio::signal::ctrl_c() => {
-            interrupted?;
-            Ok(ExitCode::SUCCESS)
-        }
-    }
-}
-
-/// Removes repeated authorities, and keeps the order.
-fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
-    let mut once = Vec::with_capacity(authorities.len());
-    for authority in authorities {
-        if !once.contains(&authority) {
-            once.push(authority);
-        }
-    }
-    once
-}
-
-/// Prints on standard error. Tenants write parts of what is printed, and a terminal must not obey them.
-#[allow(clippy::needless_pass_by_value, reason = "a text or format_args!")]
-fn note(text: impl Display) {
-    eprintln!("{}", printable_lines(&text.to_string()));
-}
-
-/// Prints on standard output, as [`note`] does. A text of a tenant that must stay on its line is escaped before.
-fn write(text: &str) -> Result<()> {
-    let mut output = io::stdout().lock();
-    output.write_all(printable_lines(text).as_bytes())?;
-    output.flush()?;
-    Ok(())
-}
-
 /// Prints an error, which ends the command with this code.
 fn exit_with(failure: u8, result: Result<ExitCode>) -> ExitCode {
     let error = match result {
@@ -343,15 +305,4 @@ fn exit_with(failure: u8, result: Result<ExitCode>) -> ExitCode {
         None => note(format_args!("error: {}", client::describe(&*error))),
     }
     ExitCode::from(failure)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_repeated_authority_is_requested_once() {
-        let authorities = ["b", "a", "b"].map(str::to_owned).to_vec();
-        assert_eq!(without_repetitions(authorities), ["b", "a"]);
-    }
 }

@@ -1,9 +1,9 @@
 //! Explains why a Service has no endpoints for proxies, although it may have EndpointSlices, and why the endpoints of a
 //! port may not be those that its author means.
 //!
-//! * In: the Service, its slices, and the ExternalWorkloads that it selects, from the API server. Out: a clause for
-//!   people, or nothing if it is not known.
-//! * Always: a help for people only. It has a deadline, and a failure is no error of the command.
+//! In: the Service, its slices, and the ExternalWorkloads that it selects, from the API server. Out: a clause for
+//! people, or nothing if it is not known. Always holds: it only helps people, so it has a deadline, and its failure
+//! does not fail the command.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

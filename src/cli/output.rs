@@ -1,9 +1,9 @@
 //! Endpoints and their changes as text and as documents.
 //!
-//! * In: endpoints, changes, the time. Out: whole lines for standard output, and what documents contain.
-//! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks
-//!   between columns, the columns for the namespace and the Pod equally wide in all of them. Only the Service of an
-//!   endpoint in another cluster is followed by the name of the cluster.
+//! In: endpoints, changes, the time. Out: whole lines for standard output, and the content of documents. Always holds:
+//! the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks between
+//! columns, the columns for the namespace and the Pod equally wide in all of them. Only the Service of an endpoint in
+//! another cluster is followed by the name of the cluster.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;

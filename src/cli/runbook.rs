@@ -1,14 +1,14 @@
 //! `linkerd-operator runbook` prints the page of an alert, or lists the alerts.
 //!
-//! * In: the name of an alert. Out: its page of `docs/src/operate/runbooks`, which the binary contains.
-//! * Always: the page is printed as it is, without a cluster and without a network.
+//! In: the name of an alert. Out: its page of `docs/src/operate/runbooks`, which the binary contains. Always holds: the
+//! page is printed as it is, without a cluster and without a network.
 
 use std::{fmt::Write, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, builder::PossibleValuesParser};
 
-use super::write;
+use super::terminal::write;
 
 /// The page of an alert.
 #[derive(Clone, Copy, Debug)]

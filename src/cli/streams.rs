@@ -1,9 +1,8 @@
 //! Streams of the Destination API for a terminal: their first answer, or all of their changes.
 //!
-//! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of
-//!   each authority, or its changes one by one.
-//! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it. A
-//!   refused authority ends no other one.
+//! In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of each
+//! authority, or its changes one by one. Always holds: a first answer has a deadline. A watched stream that ends is
+//! opened again, unless the server refuses it. A refused authority ends no other one.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,7 +15,7 @@ use futures::future::{pending, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
 
-use super::{authority_form, connect::Connector, note};
+use super::{authority_form, connect::Connector, terminal::note};
 use crate::{
     client,
     destination_client::{AuthorityState, DestinationClient, DestinationError, destination_request, message_of},

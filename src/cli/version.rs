@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::{OutputFormat, write};
+use super::{OutputFormat, terminal::write};
 use crate::version::{BUILD_DATE, COMMIT, VERSION, whole};
 
 #[derive(Clone, Copy, Debug, ClapArgs)]

@@ -147,7 +147,7 @@ fn identity(user: &AuthInfo, owner: &str) -> anyhow::Result<()> {
 /// Returns the certificates of PEM, at least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    // The error quotes a line.
+    // The error of the library quotes a line, which may be secret.
     let all = all.map_err(|_| "is not valid PEM")?;
     if all.is_empty() { Err("has no certificate in PEM") } else { Ok(all) }
 }

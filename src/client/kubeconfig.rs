@@ -25,9 +25,9 @@ use super::{
 };
 use crate::text::truncate;
 
-/// The maximum number of values of an untrusted kubeconfig, and of their bytes. What an alias repeats counts each time.
-/// One with a cluster, a context and a user has some dozen values. Its text is parsed in one go, and a Secret has at most
-/// 1 MiB.
+/// The maximum number of values of an untrusted kubeconfig, and of their bytes. The values that an alias repeats count
+/// each time. A kubeconfig with a cluster, a context and a user has some dozen values. Its text is parsed in one go,
+/// and a Secret has at most 1 MiB.
 const UNTRUSTED_VALUES: usize = 10_000;
 const UNTRUSTED_BYTES: usize = 1024 * 1024;
 

@@ -13,7 +13,7 @@ use super::url;
 /// The schemes that client-go accepts, too.
 const SCHEMES: &[&str] = &["http", "https", "socks5"];
 
-/// The proxies that the environment names. An empty variable is as an unset one.
+/// The proxies that the environment names. An empty variable counts as unset.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxyEnvironment {
     http: Option<ProxyVariable>,

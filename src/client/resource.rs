@@ -1,7 +1,7 @@
 //! The resource that a request to the API server is about.
 //!
-//! * In: the path of a request. Out: the plural name with its group, such as `deployments.apps`.
-//! * Always: a closed set of names, so that the label of a metric has few values, whatever a path contains.
+//! In: the path of a request. Out: the plural name with its group, such as `deployments.apps`. Always holds: the set of
+//! names is closed, so that the label of a metric has few values, whatever a path contains.
 
 /// The resources that the manager reads or writes.
 pub(super) const RESOURCES: [&str; 23] = [

@@ -40,7 +40,7 @@ pub(super) fn parse(text: &str, field: &str, schemes: &[&str]) -> anyhow::Result
     Ok(uri)
 }
 
-/// `a, b or c`.
+/// Returns `a, b or c`.
 fn one_of(schemes: &[&str]) -> String {
     match schemes {
         [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),

@@ -6,15 +6,18 @@
 //! object's absence from the state has no meaning. The cache does not depend on its consumers: each observer decides
 //! what a change means.
 
-mod change;
+mod diff;
 pub mod index;
 pub mod kinds;
+mod observer;
 mod problems;
+mod projected;
 #[cfg(any(test, fuzzing))]
 #[allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "only tests and the fuzzer use it")]
 #[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of it"))]
 pub(crate) mod testing;
 pub(crate) mod watch;
+mod workloads;
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,9 +27,11 @@ use prometheus::Registry;
 use tokio::sync::{Notify, watch as channel};
 
 use crate::{memory::MemoryBudget, tasks::Tasks};
-pub use change::{Diff, Observer, WatchScope};
-pub use kinds::{Change, Kind, Projected, State, Watched};
+pub use diff::Diff;
+pub use kinds::{Change, Kind, State, Watched};
+pub use observer::{Observer, WatchScope};
 pub use problems::Problems;
+pub use projected::Projected;
 pub use watch::{Clients, FAILURE_CLASSES, WatchMetrics, WatchProblem};
 
 /// The state of one watch, for a person.
@@ -72,9 +77,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the watches that the observer needs in another cluster, whose name is in their log lines. They begin when
-    /// the cluster has a client, and list again when the client is replaced. The cluster's metrics are those of all its
-    /// watches. A watch fails while the budget has no room for more objects.
+    /// Starts the watches that the observer needs in another cluster. Their log lines contain the name of the cluster.
+    /// They begin when the cluster has a client, and list again when the client is replaced. All watches of the cluster
+    /// write to `metrics`. A watch fails while the budget has no room for more objects.
     pub fn spawn_remote(
         name: &Arc<str>,
         clients: &watch::Clients,

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch as channel;
 
 use super::{
-    Cluster, Observer, Problems,
-    kinds::{Kind, KindVisitor, Projected, Watched, external_workload::ExternalWorkload, pod::Pod, service::Service},
+    Cluster, Observer, Problems, Projected,
+    kinds::{Kind, KindVisitor, Watched, external_workload::ExternalWorkload, pod::Pod, service::Service},
     watch::{Relist, WatchContext, WatchMemory, WatchMetrics, WatchStatus, guarded::Guarded},
 };
 use crate::memory::MemoryBudget;

@@ -1,8 +1,8 @@
 //! Access to the dashboard. Pure.
 //!
-//! * In: the setting, the address that a client connected to, its headers. Out: why the request is refused.
-//! * Always: by default only a port-forward is served. It connects to a loopback address in the Pod's network, which no
-//!   other Pod can reach.
+//! In: the setting, the address that a client connected to, its headers. Out: why the request is refused. Always holds:
+//! by default only a port-forward is served. It connects to a loopback address in the Pod's network, which no other Pod
+//! can reach.
 
 use std::net::IpAddr;
 
@@ -20,10 +20,11 @@ pub enum DashboardAccess {
     Off,
 }
 
-/// What browsers say in `Sec-Fetch-Site` about a request from a page of another site.
+/// The value that browsers set in `Sec-Fetch-Site` for a request from a page of another site.
 const OTHER_SITE: &str = "cross-site";
 
-/// The headers of a request that decide about access. The last three are what browsers say about its origin.
+/// The headers of a request that decide about access. Browsers set the last three; they describe the origin of the
+/// request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestOrigin<'a> {
     pub(super) host: Option<&'a str>,

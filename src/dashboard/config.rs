@@ -1,9 +1,9 @@
 //! One LinkerdConfig: where each value is from, what drifted, each namespace with its counts, and each workload with its
 //! place in the rollout.
 //!
-//! * In: the cached objects, and the saved bases from the API server. Out: what `explain --workloads` prints as JSON.
-//! * Always: one computation at a time, whose result, also a failure, serves all viewers for [`FRESH`]; the lock of the
-//!   state is held for a bounded number of workloads.
+//! In: the cached objects, and the saved bases from the API server. Out: what `explain --workloads` prints as JSON.
+//! Always holds: there is one computation at a time, whose result, also a failure, serves all viewers for [`FRESH`];
+//! the lock of the state is held for a bounded number of workloads.
 
 use std::{
     cmp::Reverse,
@@ -30,7 +30,7 @@ use crate::{
     linkerd_config::{base::Base, rollout},
 };
 
-/// For how long a result is used again. A cluster may have ten thousand workloads.
+/// The time for which a result is used again. A cluster may have ten thousand workloads.
 const FRESH: Duration = Duration::from_secs(3);
 /// The largest number of results that are kept.
 const KEPT: usize = 16;
@@ -73,7 +73,7 @@ struct NamespaceRow {
     pods: NamespacePods,
     /// The number of workloads with each decision.
     decisions: BTreeMap<&'static str, usize>,
-    /// How much attention the workload needs that needs the most.
+    /// The attention that the worst workload needs.
     #[serde(skip)]
     attention: u8,
 }

@@ -1,7 +1,7 @@
 //! Counts the ExternalWorkloads, and how many of them need attention.
 //!
-//! * In: the cached ExternalWorkloads and Services. Out: counts. Always: one computation at a time, whose result serves
-//!   all viewers for [`FRESH`]; the lock of the state is held for a bounded number of ExternalWorkloads.
+//! In: the cached ExternalWorkloads and Services. Out: counts. Always holds: there is one computation at a time, whose
+//! result serves all viewers for [`FRESH`]; the lock of the state is held for a bounded number of ExternalWorkloads.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::{sync::Mutex, task::yield_now, time::Instant};
 
 use crate::cluster::{Cluster, Kind, kinds::external_workload::ExternalWorkload};
 
-/// For how long a result is used again. A cluster may have many thousand ExternalWorkloads.
+/// The time for which a result is used again. A cluster may have many thousand ExternalWorkloads.
 const FRESH: Duration = Duration::from_secs(3);
 /// The number of ExternalWorkloads whose Services are looked up while the state is locked.
 const AT_ONCE: usize = 64;
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 64;
 pub(super) struct ExternalWorkloadCounts {
     pub(super) total: usize,
     pub(super) not_ready: usize,
-    /// Those that no Service selects, so that they are no endpoints.
+    /// The ExternalWorkloads that no Service selects: they are not endpoints.
     pub(super) without_service: usize,
 }
 

@@ -1,9 +1,8 @@
-//! What is wrong, worst first: the banner of the page. Pure.
+//! The banner of the page: the problems, worst first. Pure.
 //!
-//! * In: what `/ready` says, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out: sentences,
-//!   each with what to do.
-//! * Always: there is a first sentence, also if nothing is wrong; a kind that the cluster does not serve is no problem,
-//!   unless it is LinkerdConfig.
+//! In: the lines of `/ready`, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out:
+//! sentences, each with what to do. Always holds: there is a first sentence, also if nothing is wrong; a kind that the
+//! cluster does not serve is no problem, unless it is LinkerdConfig.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -29,10 +28,10 @@ const CHECK: &str = "linkerd-operator check";
 #[serde(rename_all = "camelCase")]
 pub(super) struct Headline {
     attention: Attention,
-    /// What the sentence is about: the process, or a LinkerdConfig. Empty if it is about neither.
+    /// The subject of the sentence: the process, or a LinkerdConfig. Empty if it is about neither.
     subject: String,
     reason: String,
-    /// What is wrong, in one sentence.
+    /// The problem, in one sentence.
     title: String,
     /// The details, which name objects.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +88,7 @@ impl Headline {
         }
     }
 
-    /// What the page shows if nothing needs attention.
+    /// The headline of a page on which nothing needs attention.
     fn all_is_well(process: &ProcessState<'_>, configs: &[ConfigRow]) -> Self {
         let quiet = |title: &str| Self {
             attention: Attention::Done,
@@ -129,7 +128,7 @@ pub(super) fn headlines(process: &ProcessState<'_>, configs: &[ConfigRow], now: 
     all
 }
 
-/// Returns the problems that `/ready` names, without that of the certificate.
+/// Returns the problems that `/ready` names, except the problem of the certificate.
 fn of_process(process: &ProcessState<'_>) -> Vec<Headline> {
     let expired = process.not_after.map(expired_at);
     let mut found = Vec::new();

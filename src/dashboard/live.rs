@@ -1,9 +1,9 @@
 //! The endpoints and the profile that a proxy receives for an authority, as server-sent events.
 //!
-//! * In: an authority, a context token. Out: the differences that the messages of `Get` and `GetProfile` make.
-//! * Always: they come from the process's own Destination API, over a socket, as for a proxy; a viewer that does not read
-//!   holds its streams back. The response ends when one of the streams ends, so that the browser connects again, and the
-//!   first differences of a response are the whole state. A stream that is refused for good does not end the other one.
+//! In: an authority, a context token. Out: the differences that the messages of `Get` and `GetProfile` make. Always
+//! holds: they come from the process's own Destination API, over a socket, as for a proxy; a viewer that does not read
+//! holds its streams back. The response ends when one of the streams ends, so that the browser connects again, and the
+//! first differences of a response are the whole state. A stream that is refused for good does not end the other one.
 
 use std::net::SocketAddr;
 

@@ -7,9 +7,9 @@
 //! | `/dashboard/config.json?name=&namespace=` | one LinkerdConfig as `explain --workloads` prints it |
 //! | `/dashboard/stream?authority=&token=`  | the endpoints and the profile that a proxy receives, as server-sent events |
 //!
-//! * In: handles of the parts of the process. Out: responses. Always: nothing is written; no secret is shown; by default
-//!   only a port-forward is served ([`access`](DashboardAccess)); the page loads nothing from elsewhere; the number of
-//!   streams has a limit.
+//! In: handles of the parts of the process. Out: responses. Always holds: nothing is written; no secret is shown; by
+//! default only a port-forward is served ([`access`](DashboardAccess)); the page loads nothing from elsewhere; the
+//! number of streams has a limit.
 
 mod access;
 mod config;

@@ -46,7 +46,7 @@ pub(super) struct Overview {
     now: Timestamp,
     ready: bool,
     waiting_for: Vec<String>,
-    /// What needs attention, worst first; never empty.
+    /// The findings that need attention, worst first; never empty.
     headlines: Vec<Headline>,
     /// The state of the process and of ExternalWorkloads.
     tiles: [Tile; 3],
@@ -64,7 +64,7 @@ pub(super) struct Overview {
     replicas: Option<usize>,
     /// The last Events that this process wrote, the latest one first.
     events: Vec<RecentEvent>,
-    /// Those in effect first, and of these the worst first.
+    /// The LinkerdConfigs that are in effect come first, and of these the worst.
     linkerd_configs: Vec<ConfigRow>,
     /// The number of LinkerdConfigs that are not listed.
     more_linkerd_configs: usize,

@@ -1,9 +1,8 @@
 //! The tiles of the page: each has one value, and lines below it. Pure.
 //!
-//! * In: the summary of a LinkerdConfig, counts, Leases, the expiry of the certificate, the time. Out: texts, each with
-//!   its tone.
-//! * Always: the tone is decided here and not in the browser, and a text says what its color says; what is not known is
-//!   not shown as good.
+//! In: the summary of a LinkerdConfig, counts, Leases, the expiry of the certificate, the time. Out: texts, each with
+//! its tone. Always holds: the tone is decided here and not in the browser, and a text says what its color says; what
+//! is not known is not shown as good.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,9 +1,9 @@
 //! The endpoints that the messages of a `Get` stream add up to.
 //!
-//! * In: messages of the stream, applied as the proxy applies them: the first `Add` of a stream replaces all, later
-//!   ones replace by address; `Remove` deletes; `NoEndpoints` clears.
-//! * Out: the current endpoints, and the change that each message made.
-//! * Always: no clock, no output. Addresses that the proxy could not use are left out, as the proxy does.
+//! In: messages of the stream, applied as the proxy applies them: the first `Add` of a stream replaces all, later ones
+//! replace by address; `Remove` deletes; `NoEndpoints` clears. Out: the current endpoints, and the change that each
+//! message made. Always holds: it reads no clock and prints nothing; addresses that the proxy could not use are left
+//! out, as the proxy does.
 
 use std::{
     collections::BTreeMap,

@@ -1,9 +1,8 @@
 //! A client of a Destination API: its connection, its streams, and the states that their messages add up to.
 //!
-//! * In: an address or a connected stream of bytes, an authority, a context token. Out: the messages of a stream, which
-//!   an [`AuthorityState`] turns into differences.
-//! * Always: connecting has a deadline. The reader of a stream sets the deadline of its messages, because a server may
-//!   hold back even the headers until it has a message to send.
+//! In: an address or a connected stream of bytes, an authority, a context token. Out: the messages of a stream, which
+//! an [`AuthorityState`] turns into differences. Always holds: connecting has a deadline. The reader of a stream sets
+//! the deadline of its messages, because a server may hold back even the headers until it has a message to send.
 
 pub mod endpoints;
 pub mod profile;

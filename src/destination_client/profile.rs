@@ -1,7 +1,7 @@
 //! The profile that the last message of a `GetProfile` stream contains.
 //!
-//! * In: messages of the stream, each of which replaces the one before. Out: the messages that differ, as JSON.
-//! * Always: the JSON is that of [`crate::proto`]; its fields have the names that `linkerd diagnostics profile` prints.
+//! In: messages of the stream, each of which replaces the one before. Out: the messages that differ, as JSON. Always
+//! holds: the JSON is that of [`crate::proto`]; its fields have the names that `linkerd diagnostics profile` prints.
 
 use serde::Serialize;
 use tonic::{Status, Streaming};

@@ -14,8 +14,8 @@ const REVIEWS: BucketSize = BucketSize { per_second: 10.0, burst: 50.0 };
 const REVIEWS_OF_NAMESPACE: BucketSize = BucketSize { per_second: 0.5, burst: 20.0 };
 /// Minimum interval between two Events of one object and reason.
 const PER_OBJECT: Duration = Duration::from_secs(60);
-/// How long a namespace that answered 403 gets no Events. An exhausted quota also causes 403, and retries do not change
-/// that.
+/// The time for which a namespace that answered 403 gets no Events. An exhausted quota also causes 403, and retries do
+/// not change that.
 const DENIED: Duration = Duration::from_secs(600);
 /// The same for a namespace that is being deleted: one with the same name may exist soon.
 const TERMINATING: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ pub struct RecentEvents(Arc<Mutex<VecDeque<RecentEvent>>>);
 /// An Event that was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RecentEvent {
-    /// When it was written last.
+    /// The time at which it was written last.
     pub time: Timestamp,
     #[serde(rename = "type")]
     pub type_: &'static str,

@@ -32,7 +32,7 @@ use prometheus::{
 };
 use tokio::{task::JoinError, time::Instant};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use self::{
     apply::{FailedWrite, Outcome, SliceWriter},
@@ -46,7 +46,7 @@ use crate::{
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::{Events, Notice, Reason},
     lease::Fence,
-    retry::{backoff, jittered},
+    retry::jittered,
     tasks::Tasks,
     write::WriteError,
 };
@@ -56,9 +56,6 @@ use crate::{
 pub const LEASE: &str = "linkerd-destination-endpoint-write";
 /// The queue name in the client-go metrics of Linkerd's destination. Dashboards select by it.
 pub const QUEUE: &str = "endpoints_controller_workqueue";
-
-const BACKOFF_BASE: Duration = Duration::from_millis(100);
-const BACKOFF_CAP: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub struct ExternalWorkloadSettings {
@@ -134,6 +131,8 @@ pub fn spawn(
 impl Reconciler for ExternalWorkloadReconciler {
     type Object = core::v1::Service;
     type Error = ReconcileError;
+    const BACKOFF: Duration = Duration::from_millis(100);
+    const FAILED: &'static str = "EndpointSlices could not be written, retrying";
 
     fn gate(&self) -> &LeaderGate {
         &self.gate
@@ -150,15 +149,9 @@ impl Reconciler for ExternalWorkloadReconciler {
         result
     }
 
-    fn failed(&self, service: &NamespacedName, error: &ReconcileError) -> Duration {
+    fn retry_after(&self, error: &ReconcileError) -> Duration {
         self.metrics.errors.with_label_values(&[error.label]).inc();
-        let failures = self.cache.count_failure(service);
-        if failures == 0 {
-            warn!(%service, %error, "EndpointSlices could not be written, retrying");
-        } else {
-            debug!(%service, %error, failures, "EndpointSlices could not be written, retrying");
-        }
-        backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after).min(BACKOFF_CAP)
+        error.retry_after
     }
 
     fn forget(&self, service: &NamespacedName) {
@@ -236,7 +229,8 @@ impl ExternalWorkloadReconciler {
         if outcome.stale {
             return Ok(Reconciled::Done(NextReconcile::After(self.cache.count_conflict(key))));
         }
-        let failures = self.cache.succeeded(key);
+        self.cache.succeeded(key);
+        let failures = self.gate.queue.forget_failures(key);
         if failures > 0 {
             info!(service = %key, failures, "EndpointSlice writes succeed again");
         }
@@ -251,7 +245,7 @@ impl ExternalWorkloadReconciler {
     fn emit_refusal(&self, service: &Service, failures: &[FailedWrite]) {
         let refused = failures.iter().find(|failure| matches!(failure.error, WriteError::Refused(_)));
         if let Some(failure) = refused
-            && self.cache.is_new_failure(&service.key, failure.error.label())
+            && self.cache.note_reported(&service.key, failure.error.label())
         {
             self.events.publish(Notice {
                 reason: Reason::EndpointSliceWriteFailed,

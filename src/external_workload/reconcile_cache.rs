@@ -35,8 +35,6 @@ pub(super) struct ServiceReconcileCache(Mutex<HashMap<NamespacedName, CacheEntry
 struct CacheEntry {
     unseen: Vec<Written>,
     written: Option<Instant>,
-    /// The number of consecutive failed reconciles.
-    failures: u32,
     /// The number of consecutive reconciles that found an object newer than the cache.
     conflicts: u32,
     /// The category of the last failure for which an Event was emitted.
@@ -103,16 +101,8 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Counts a failed reconcile. Returns the number of consecutive failures before it.
-    pub(super) fn count_failure(&self, service: &NamespacedName) -> u32 {
-        self.edit(service, |entry| {
-            entry.failures = entry.failures.saturating_add(1);
-            entry.failures - 1
-        })
-    }
-
-    /// Returns whether this failure category differs from the last reported one, and records it as reported.
-    pub(super) fn is_new_failure(&self, service: &NamespacedName, category: &'static str) -> bool {
+    /// Records the category of a failure as reported. Returns whether it differs from the last reported one.
+    pub(super) fn note_reported(&self, service: &NamespacedName, category: &'static str) -> bool {
         self.edit(service, |entry| entry.reported.replace(category) != Some(category))
     }
 
@@ -124,18 +114,16 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Records that every write of a plan succeeded. Returns the number of consecutive failures before it.
-    pub(super) fn succeeded(&self, service: &NamespacedName) -> u32 {
+    /// Records that every write of a plan succeeded.
+    pub(super) fn succeeded(&self, service: &NamespacedName) {
         let mut cache = self.0.lock();
-        let Some(entry) = cache.get_mut(service) else { return 0 };
-        let failures = std::mem::take(&mut entry.failures);
+        let Some(entry) = cache.get_mut(service) else { return };
         entry.conflicts = 0;
         entry.reported = None;
         entry.taken = HashSet::new();
         if entry.unseen.is_empty() && entry.findings.is_empty() {
             cache.remove(service);
         }
-        failures
     }
 
     fn edit<T>(&self, service: &NamespacedName, edit: impl FnOnce(&mut CacheEntry) -> T) -> T {
@@ -192,7 +180,7 @@ mod tests {
         assert_eq!(cache.wait_after_writes(&service(), &state.slices), Some(BETWEEN_WRITES));
         tokio::time::advance(BETWEEN_WRITES).await;
         assert_eq!(cache.wait_after_writes(&service(), &state.slices), None);
-        assert_eq!(cache.succeeded(&service()), 0);
+        cache.succeeded(&service());
         assert!(cache.0.lock().is_empty(), "an entry without content is removed");
     }
 
@@ -209,25 +197,22 @@ mod tests {
     }
 
     #[test]
-    fn too_many_taken_names_are_forgotten_but_the_failures_still_count() {
+    fn too_many_taken_names_are_forgotten() {
         let cache = ServiceReconcileCache::default();
-        cache.count_failure(&service());
         let names = |range: std::ops::Range<usize>| range.map(|number| number.to_string()).collect();
         assert!(!cache.add_taken(&service(), names(0..TAKEN_LIMIT)));
         assert!(cache.add_taken(&service(), names(TAKEN_LIMIT..TAKEN_LIMIT + 1)));
         assert!(cache.taken(&service()).is_empty());
-        assert_eq!(cache.count_failure(&service()), 1);
     }
 
     #[test]
-    fn conflicts_and_failures_are_counted_until_a_reconcile_succeeds() {
+    fn conflicts_are_counted_and_a_failure_is_reported_until_a_reconcile_succeeds() {
         let cache = ServiceReconcileCache::default();
         let pauses: Vec<u64> = (0..5).map(|_| cache.count_conflict(&service()).as_millis() as u64).collect();
         assert!(pauses[0] <= 1000 && pauses[4] >= 9000, "{pauses:?}");
-        assert!(cache.is_new_failure(&service(), "forbidden") && !cache.is_new_failure(&service(), "forbidden"));
-        assert_eq!((cache.count_failure(&service()), cache.count_failure(&service())), (0, 1));
-        assert_eq!(cache.succeeded(&service()), 2);
-        assert!(cache.is_new_failure(&service(), "forbidden"));
+        assert!(cache.note_reported(&service(), "forbidden") && !cache.note_reported(&service(), "forbidden"));
+        cache.succeeded(&service());
+        assert!(cache.note_reported(&service(), "forbidden"));
         assert!(cache.count_conflict(&service()) <= Duration::from_secs(1));
     }
 

@@ -57,7 +57,7 @@ fn warnings(version: &str, object: api::ExternalWorkload) -> Vec<String> {
                 .to_owned(),
         );
     } else {
-        warnings.extend(identity(&workload));
+        warnings.extend(identity_problem(&workload));
     }
     warnings.extend(match workload.addresses.is_empty() {
         true => Some("spec.workloadIPs is empty: the workload is an endpoint of no Service".to_owned()),
@@ -74,7 +74,7 @@ fn warnings(version: &str, object: api::ExternalWorkload) -> Vec<String> {
 }
 
 /// Returns a warning if proxies cannot parse the identity or the server name: they then connect without TLS.
-fn identity(workload: &ExternalWorkload) -> Option<String> {
+fn identity_problem(workload: &ExternalWorkload) -> Option<String> {
     let (identity, server_name) = (&*workload.mesh.identity, &*workload.mesh.server_name);
     let is_uri = identity.split_once("://").is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty());
     let (field, text, wanted) = if !is_uri {

@@ -1,4 +1,4 @@
-//! What strangers send, as bytes, through the code that the servers use: the entries of the fuzzer.
+//! The entries of the fuzzer: they send any bytes through the code that the servers use.
 //!
 //! In: any bytes. Out: nothing; a panic is a finding. Always holds: a target depends on its input alone, so that a finding
 //! is found again; it opens no connection to other hosts and writes no file.
@@ -44,7 +44,7 @@ pub fn get_request(data: &[u8]) {
     destination::fuzzing::get_request(data);
 }
 
-/// What a client of the Destination API sends after the preface of HTTP/2.
+/// The bytes that a client of the Destination API sends after the preface of HTTP/2.
 pub fn http2_frames(data: &[u8]) {
     destination::fuzzing::http2_frames(data);
 }

@@ -39,7 +39,7 @@ pub fn validation_review(data: &[u8]) {
     VALIDATORS.with(|validators| {
         let of_manager = validators.answer(Arc::clone(&validators.manager) as Arc<dyn Handler>, data);
         check(&of_manager, data, LONGEST_ANSWER);
-        // What a review says depends on the time only where roots are about to expire.
+        // The answer to a review depends on the time only if roots are about to expire.
         assert_eq!(of_manager, validators.answer(Arc::clone(&validators.manager) as Arc<dyn Handler>, data));
         let of_drop_in = validators.answer(Arc::clone(&validators.drop_in) as Arc<dyn Handler>, data);
         // It repeats the review. In JSON, a control character of YAML takes six bytes.

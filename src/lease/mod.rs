@@ -47,9 +47,9 @@ pub struct ElectionSettings {
     pub namespace: String,
     pub name: &'static str,
     pub identity: String,
-    /// How long other replicas wait after our last renewal before they take over. Whole seconds.
+    /// The time after our last renewal after which other replicas take over. Whole seconds.
     pub duration: Duration,
-    /// How long we keep leading without a renewal.
+    /// The time for which this process leads without a renewal.
     pub renew_deadline: Duration,
     pub retry_period: Duration,
 }

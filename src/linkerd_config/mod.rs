@@ -47,7 +47,6 @@ use std::{sync::Arc, time::Duration};
 use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
 
 pub(crate) use self::{
     base::baseline,
@@ -63,7 +62,6 @@ use crate::{
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::Events,
     lease::Fence,
-    retry::backoff,
     tasks::Tasks,
     text::hex,
     write::WriteError,
@@ -137,6 +135,8 @@ pub fn spawn(
 impl Reconciler for LinkerdConfigReconciler {
     type Object = api::LinkerdConfig;
     type Error = WriteError;
+    const BACKOFF: Duration = BACKOFF_BASE;
+    const FAILED: &'static str = "could not reconcile the LinkerdConfig, retrying";
 
     fn gate(&self) -> &LeaderGate {
         &self.gate
@@ -144,6 +144,7 @@ impl Reconciler for LinkerdConfigReconciler {
 
     fn begin(&self) {
         self.cache.clear();
+        self.gate.queue.forget_all_failures();
     }
 
     async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, WriteError> {
@@ -154,15 +155,8 @@ impl Reconciler for LinkerdConfigReconciler {
         }
     }
 
-    fn failed(&self, key: &NamespacedName, error: &WriteError) -> Duration {
-        let name = &key.name;
-        let failures = self.cache.note_failure(name);
-        if failures == 0 {
-            warn!(linkerd_config = %name, %error, "could not reconcile the LinkerdConfig, retrying");
-        } else {
-            debug!(linkerd_config = %name, %error, failures, "could not reconcile the LinkerdConfig, retrying");
-        }
-        backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after()).min(BACKOFF_CAP)
+    fn retry_after(&self, error: &WriteError) -> Duration {
+        error.retry_after()
     }
 
     fn forget(&self, key: &NamespacedName) {

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     api::{
-        INJECTORS_CONFIG_MAP,
+        INJECTORS_CONFIG_MAP, NamespacedName,
         linkerd_config::{ConditionReason, LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
@@ -112,7 +112,7 @@ impl LinkerdConfigReconciler {
             // The cache is stale, and the watch will soon update it. The status shows a conflict only if it repeats.
             Err(error) if is_conflict(&error) => {
                 self.cache.forget_base(&config.target.name);
-                if self.cache.note_failure(&config.name) < MAX_CONFLICTS {
+                if self.gate.queue.count_failure(&NamespacedName::cluster_scoped(&config.name)) < MAX_CONFLICTS {
                     return Ok(NextReconcile::After(CONFLICT_RETRY));
                 }
                 Some(error)
@@ -152,7 +152,7 @@ impl LinkerdConfigReconciler {
         if let Some(error) = failure {
             return Err(error);
         }
-        self.cache.note_success(&config.name);
+        self.gate.queue.forget_failures(&NamespacedName::cluster_scoped(&config.name));
         let revert_backoff = revert_backoff
             .filter(|_| matches!(plan.verdict, PlanVerdict::RepeatedDrift | PlanVerdict::InstallerReverts(_)));
         let delay = revert_backoff.or_else(|| sync_status?.recheck_after);
@@ -311,7 +311,7 @@ impl LinkerdConfigReconciler {
             self.events.publish(event);
         }
         self.update_status(config, before, after).await?;
-        self.cache.note_success(&config.name);
+        self.gate.queue.forget_failures(&NamespacedName::cluster_scoped(&config.name));
         Ok(NextReconcile::OnChange)
     }
 

@@ -36,7 +36,6 @@ struct ResourceEntry {
     last_status: Option<LastStatus>,
     /// The UID of the resource, and a status that a later one has to continue although it was not written.
     unwritten_status: Option<(Arc<str>, Arc<LinkerdConfigStatus>)>,
-    failures: u32,
     /// The first failed restore of the base for the deletion of the resource.
     restore_failed: Option<Instant>,
 }
@@ -187,21 +186,6 @@ impl ReconcileCache {
     /// Notes that we overwrote another writer. `installed` is the document of an installer that differs from the base.
     pub(super) fn note_revert(&self, config_map: &Arc<str>, installed: Option<&str>) {
         self.edit_target(config_map, |target| target.reverts.note(installed));
-    }
-
-    /// Counts a failed reconcile. Returns the number of consecutive failures before it.
-    pub(super) fn note_failure(&self, name: &Arc<str>) -> u32 {
-        self.edit_resource(name, |entry| {
-            entry.failures = entry.failures.saturating_add(1);
-            entry.failures - 1
-        })
-    }
-
-    /// Resets the number of consecutive failures.
-    pub(super) fn note_success(&self, name: &str) {
-        if let Some(entry) = self.resources.lock().get_mut(name) {
-            entry.failures = 0;
-        }
     }
 
     /// Notes that the restore of the base failed. Returns the time since the first failure.

@@ -1,7 +1,7 @@
 //! The Leases for which this process is a candidate.
 //!
-//! * In: the name of a Lease. Out: whether this process holds it.
-//! * Always: all Leases of a process have one identity and one timing.
+//! In: the name of a Lease. Out: whether this process holds it. Always holds: all Leases of a process have one identity
+//! and one timing.
 
 use prometheus::Registry;
 

@@ -1,7 +1,7 @@
 //! The jobs that read the watched objects: what each reads, and how it starts.
 //!
-//! * In: the arguments, [`Parts`]. Out: the tasks of the enabled jobs, in [`Process`].
-//! * Always: a kind that no enabled job reads is not watched; a job that is disabled starts nothing.
+//! In: the arguments, [`Parts`]. Out: the tasks of the enabled jobs, in [`Process`]. Always holds: a kind that no
+//! enabled job reads is not watched; a job that is disabled starts nothing.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::{
     webhook::Handler,
 };
 
-/// What the enabled jobs read.
+/// The observers of the enabled jobs.
 pub(super) struct Observers {
     destination: Option<Arc<DestinationObserver>>,
     external_workload: Option<Arc<ExternalWorkloadObserver>>,

@@ -4,8 +4,8 @@
 //! run: arguments ─▶ Parts ─▶ each job starts ─▶ admin ─▶ Process: until a signal arrives or a task ends
 //! ```
 //!
-//! * In: the arguments. Out: a process that runs the enabled jobs.
-//! * Always: addresses are bound before anything starts; all jobs share one set of watches.
+//! In: the arguments. Out: a process that runs the enabled jobs. Always holds: addresses are bound before anything
+//! starts; all jobs share one set of watches.
 
 mod elections;
 mod jobs;
@@ -40,7 +40,7 @@ use crate::{
     version, webhook,
 };
 
-/// What all jobs share.
+/// The parts that all jobs share.
 struct Parts {
     args: ManagerArgs,
     client: Client,

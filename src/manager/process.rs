@@ -1,8 +1,8 @@
 //! The life of the process: its tasks, what `/ready` waits for, and the order in which everything stops.
 //!
-//! * In: tasks and readiness checks of the jobs. Out: the answer of `/ready`, and the end of the process.
-//! * Always: every task has an owner, and a task that ends by itself ends the process; servers and writers stop first, then
-//!   Leases, then webhooks, then Events, then readers; each group has a deadline, and a second signal ends all at once.
+//! In: tasks and readiness checks of the jobs. Out: the answer of `/ready`, and the end of the process. Always holds:
+//! every task has an owner, and a task that ends by itself ends the process; servers and writers stop first, then
+//! Leases, then webhooks, then Events, then readers; each group has a deadline, and a second signal ends all at once.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -47,7 +47,7 @@ pub(super) struct Process {
 
 type ReadinessCheck = Box<dyn Fn() -> Vec<Wait> + Send + Sync>;
 
-/// What a part of the process waits for.
+/// A wait of a part of the process.
 pub(super) struct Wait {
     /// For people; `None` if another part has the text.
     pub(super) text: Option<String>,

@@ -1,8 +1,8 @@
 //! The webhook server: which reviews it answers, and with which certificate.
 //!
-//! * In: the arguments, the handler of the injector. Out: a server, and the controller of its certificate.
-//! * Always: in place of a container of Linkerd, one handler answers on every path; a certificate is followed, so that a
-//!   renewal needs no restart.
+//! In: the arguments, the handler of the injector. Out: a server, and the controller of its certificate. Always holds:
+//! in place of a container of Linkerd, one handler answers on every path; a certificate is followed, so that a renewal
+//! needs no restart.
 
 use std::sync::Arc;
 

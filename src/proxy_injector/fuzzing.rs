@@ -1,4 +1,4 @@
-//! What authors write into Pods, annotations and values, through the injector, for the fuzzer.
+//! For the fuzzer: any Pods, annotations and values, through the injector.
 
 use std::{cell::RefCell, sync::LazyLock};
 

@@ -98,7 +98,7 @@ impl InjectionHandler {
             let lookup = self.lookup.workload(&request.namespace, &pod.name, &pod.owner_references);
             if kind == ObjectKind::Pod { Some(lookup.await) } else { None }
         };
-        // Both may wait for the API server.
+        // Both lookups may wait for the API server.
         let (workload, namespace) = tokio::join!(workload, self.lookup.namespace(&request.namespace));
         let (namespace, unknown) = match namespace {
             Ok(namespace) => (namespace, None),
@@ -205,7 +205,7 @@ mod tests {
         ("/apis/batch/v1/namespaces/shop/jobs/annotated", "ja"),
     ];
 
-    /// What the API server received.
+    /// The answer that the API server received.
     #[derive(Default)]
     struct Received {
         /// The paths of reads.

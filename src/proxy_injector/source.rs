@@ -42,7 +42,7 @@ pub(super) struct CurrentConfiguration {
     canary: RwLock<CanaryConfiguration>,
 }
 
-/// The last texts.
+/// The texts that were read last.
 struct Latest {
     /// The error is a sentence about a file or a ConfigMap that cannot be read.
     texts: Result<Texts, String>,

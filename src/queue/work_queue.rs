@@ -10,7 +10,7 @@
 //!
 //! The metrics have the names and meanings of client-go's work queue.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
 use kube::{Resource, runtime::reflector::ObjectRef};
@@ -30,6 +30,8 @@ use crate::api::NamespacedName;
 /// A coalescing queue of objects.
 pub struct WorkQueue {
     queue: Mutex<FairQueue>,
+    /// The number of consecutive failed reconciles of each object.
+    failures: Mutex<HashMap<NamespacedName, u32>>,
     /// Something was added, or there is more room.
     changed: Notify,
     metrics: WorkQueueMetrics,
@@ -55,7 +57,8 @@ impl WorkQueue {
     /// Creates a queue and registers its metrics with the label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = WorkQueueMetrics::register(name, registry)?;
-        let queue = Arc::new(Self { queue: Mutex::default(), changed: Notify::new(), metrics });
+        let queue =
+            Arc::new(Self { queue: Mutex::default(), failures: Mutex::default(), changed: Notify::new(), metrics });
         registry.register(Box::new(Unfinished::new(name, Arc::clone(&queue))?))?;
         Ok(queue)
     }
@@ -125,8 +128,9 @@ impl WorkQueue {
         Processing { queue: Arc::clone(self), object: object.clone() }
     }
 
-    /// Removes an object that was deleted.
+    /// Removes an object that was deleted, with its failures.
     pub fn forget(&self, object: &NamespacedName) {
+        self.forget_failures(object);
         let mut queue = self.queue.lock();
         queue.remove(object);
         self.notify(queue);
@@ -142,6 +146,24 @@ impl WorkQueue {
     /// Counts a reconcile that failed and is retried after a delay.
     pub fn count_retry(&self) {
         self.metrics.retries.inc();
+    }
+
+    /// Counts a failed reconcile. Returns the number of consecutive failures before it.
+    pub fn count_failure(&self, object: &NamespacedName) -> u32 {
+        let mut failures = self.failures.lock();
+        let failures = failures.entry(object.clone()).or_default();
+        *failures = failures.saturating_add(1);
+        *failures - 1
+    }
+
+    /// Forgets the failures of an object whose reconcile succeeded. Returns their number.
+    pub fn forget_failures(&self, object: &NamespacedName) -> u32 {
+        self.failures.lock().remove(object).unwrap_or_default()
+    }
+
+    /// Forgets the failures of all objects.
+    pub fn forget_all_failures(&self) {
+        self.failures.lock().clear();
     }
 
     /// Removes and returns the objects that wait, sorted.
@@ -370,6 +392,18 @@ mod tests {
         assert_eq!(stream.next().await.unwrap().name, "b");
         drop(queue.start(&key("b")));
         assert_eq!(stream.next().await.unwrap().name, "a");
+    }
+
+    #[test]
+    fn failures_are_counted_until_a_reconcile_succeeds_or_the_object_is_deleted() {
+        let queue = queue();
+        assert_eq!([queue.count_failure(&key("a")), queue.count_failure(&key("a"))], [0, 1]);
+        assert_eq!(queue.count_failure(&key("b")), 0, "another object");
+        assert_eq!([queue.forget_failures(&key("a")), queue.forget_failures(&key("a"))], [2, 0]);
+        queue.forget(&key("b"));
+        assert_eq!([queue.count_failure(&key("a")), queue.count_failure(&key("b"))], [0, 0]);
+        queue.forget_all_failures();
+        assert!(queue.failures.lock().is_empty());
     }
 
     #[tokio::test]

@@ -1,9 +1,8 @@
 //! The catalogue of reasons: what each reason of a condition, a workload and an Event means, and what to do.
 //!
-//! * In: a reason. Out: its meaning and its remedy, for `status`, the dashboard and the generated page
-//!   `docs/src/reference/reasons.md`.
-//! * Always: a reason that the operator writes has an entry, and each entry is a reason that the operator writes; texts
-//!   are plain sentences without links, because a terminal shows them too.
+//! In: a reason. Out: its meaning and its remedy, for `status`, the dashboard and the generated page
+//! `docs/src/reference/reasons.md`. Always holds: a reason that the operator writes has an entry, and each entry is a
+//! reason that the operator writes; texts are plain sentences without links, because a terminal shows them too.
 
 mod conditions;
 mod events;

@@ -1,8 +1,8 @@
 //! Summarizes a LinkerdConfig for a person: whether it is in effect, how far its rollout is, and what to do next. Pure.
 //!
-//! * In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
-//!   `linkerd-operator status` prints and the dashboard shows.
-//! * Always: the sentence states the worst fact; a remedy comes from the catalogue of reasons.
+//! In: a LinkerdConfig with its status, whether it is the one in effect, the time. Out: a [`ConfigSummary`], which
+//! `linkerd-operator status` prints and the dashboard shows. Always holds: the sentence states the worst fact; a remedy
+//! comes from the catalogue of reasons.
 
 mod duration;
 #[cfg(test)]
@@ -25,7 +25,7 @@ use crate::{
     text::counted,
 };
 
-/// How much attention a LinkerdConfig needs.
+/// The degree of attention that a LinkerdConfig needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Attention {
@@ -50,7 +50,7 @@ pub struct ConfigSummary {
     pub attention: Attention,
     /// The reason of the condition that the sentence is about; empty if no condition exists yet.
     pub reason: String,
-    /// What the reason means, without details; absent if the sentence is not that of a condition.
+    /// The meaning of the reason, without details; absent if the sentence is not about a condition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<&'static str>,
     /// One sentence.

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(mistake(&"x".repeat(LONGEST + 1)), None);
     }
 
-    /// With such a filter, the library writes nothing of any other module.
+    /// With such a filter, the library writes nothing from other modules.
     #[test]
     fn with_a_word_alone_the_library_logs_nothing_else() {
         for (filter, logs) in

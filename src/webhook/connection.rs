@@ -33,13 +33,13 @@ use super::{
     answer::AnswerBody,
     certificate::ServingCertificate,
     connections::OpenConnection,
+    limits::Limits,
     requests::{Requests, WebhookAnswer, closing},
-    server::Limits,
 };
 
 /// The maximum length of the head of a request, and the read buffer of a connection. An API server sends less than 1 KiB.
 const BUFFER: usize = 8 << 10;
-/// What the TLS library may keep of an answer: one record.
+/// The maximum length of the part of an answer that the TLS library keeps: one record.
 const TLS_BUFFER: usize = 16 << 10;
 
 /// Serves each connection.
@@ -332,7 +332,7 @@ mod tests {
         timeout(SOON, silent.read_to_end(&mut Vec::new())).await.unwrap().ok();
     }
 
-    /// An API server keeps a connection for 90 s. One that the server closes first fails the request that is just sent.
+    /// An API server keeps a connection for 90 s. If our server closes it first, the request that is being sent fails.
     #[tokio::test]
     async fn a_connection_is_kept_for_longer_than_an_api_server_keeps_it() {
         assert!(Limits::DEFAULT.idle_time > Duration::from_secs(90));
@@ -368,7 +368,7 @@ mod tests {
     }
 
     const ATTACKER: [u8; 4] = [127, 0, 0, 2];
-    /// Its answer has more bytes than the buffers of a connection on this machine.
+    /// A request whose answer has more bytes than the buffers of a connection on this machine.
     const LONG: &[u8] = b"POST /long8 HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx";
 
     async fn called(running: &Running, calls: usize) {

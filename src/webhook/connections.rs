@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::{review_memory::HeldMemory, server::Limits};
+use super::{limits::Limits, review_memory::HeldMemory};
 use crate::memory::MemoryBudget;
 
 /// The time that every client has for a whole request, and to take an answer, whatever others wait for.
@@ -75,7 +75,7 @@ pub(super) struct OpenConnection {
     taken: Notify,
 }
 
-/// What the client of a connection has sent.
+/// The progress of the client of a connection.
 struct Activity {
     client: IpAddr,
     progress: Mutex<RequestProgress>,
@@ -95,12 +95,12 @@ enum Phase {
     /// Nothing of the next request has arrived.
     Idle,
     Head,
-    /// With the memory of the body so far.
+    /// A part of the body has arrived. With the memory that it takes.
     Body(usize),
-    /// The request is complete, and waits for memory that its own client has for others.
+    /// The request is complete, and waits for memory that other requests of its client have.
     Queued,
     UnderWay,
-    /// The answer is written, and its client has not taken it. With its memory.
+    /// The answer is written, and the client has not read it. With its memory.
     Answer(usize),
 }
 

@@ -15,8 +15,9 @@ use serde_json::Value;
 
 use super::{
     connections::{Connections, OpenConnection},
+    limits::Limits,
     requests::{Requests, WebhookAnswer, values},
-    server::{Handler, Limits},
+    server::Handler,
 };
 use crate::memory::MemoryBudget;
 

@@ -28,6 +28,7 @@ mod connections;
     reason = "a panic of a target is what the fuzzer looks for"
 )]
 pub(crate) mod fuzzing;
+mod limits;
 mod requests;
 pub mod review;
 mod review_memory;

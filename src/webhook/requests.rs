@@ -23,8 +23,9 @@ use tracing::{debug, error};
 
 use super::{
     connections::{OpenConnection, RECHECK},
+    limits::Limits,
     review_memory::{HeldMemory, ReviewMemory},
-    server::{Handler, Limits},
+    server::Handler,
 };
 use crate::contain::{Work, contain_future};
 
@@ -44,7 +45,7 @@ pub(super) struct Requests {
 pub(super) struct WebhookAnswer<B> {
     pub(super) response: Response<Full<Bytes>>,
     pub(super) memory: HeldMemory,
-    /// A body that is too long, of which the rest has not been read. The answer is the last one of its connection.
+    /// The rest of a body that is too long, which has not been read. The answer is the last one of its connection.
     pub(super) unread: Option<B>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct ReviewMemory {
     /// One permit for each KiB.
     all: Arc<Semaphore>,
     size: usize,
-    /// What each client may have. The share of a client ends with its last request.
+    /// The share of each client, which ends with its last request.
     shares: Mutex<HashMap<IpAddr, Weak<ClientShare>>>,
 }
 
@@ -174,7 +174,7 @@ mod tests {
         }
         timeout(Duration::from_secs(1), held.grow(17 * KIB, || {})).await.unwrap_err();
         assert_eq!(memory.free_kib(), 8, "what was waited for is not kept");
-        // The answer.
+        // The answer takes less than was reserved, then more.
         held.settle(9 * KIB);
         assert_eq!(memory.free_kib(), 7);
         held.settle(20 * KIB);

@@ -22,6 +22,7 @@ use super::{
     certificate::ServingCertificate,
     connection::{ConnectionServer, acceptor},
     connections::Connections,
+    limits::Limits,
     requests::Requests,
 };
 use crate::{listen, memory::MemoryBudget, resources::Resources};
@@ -45,59 +46,11 @@ pub struct WebhookServer {
     pub shutdown_delay: Duration,
 }
 
-/// The limits of the server. Tests lower them.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    /// The maximum number of connections. An API server opens one for each review under way.
-    pub(super) connections: usize,
-    /// Above it, there are few connections.
-    pub(super) memory: MemoryBudget,
-    /// The maximum length of a body. Linkerd's webhooks have the same.
-    pub(super) body: usize,
-    /// The maximum memory of all bodies and answers together.
-    pub(super) bodies: usize,
-    pub(super) handshake_time: Duration,
-    /// The timeout for the head of a request, from its first byte.
-    pub(super) header_time: Duration,
-    /// The timeout for a body, with the wait for memory. An API server waits for 10 s by default.
-    pub(super) body_time: Duration,
-    /// The timeout for the handler.
-    pub(super) handler: Duration,
-    /// The timeout for a client to take its answer.
-    pub(super) answer_time: Duration,
-    /// How long a connection may have no request. An API server closes its own ones after 90 s. It would lose a request
-    /// that it sends at the moment in which the server closes the connection.
-    pub(super) idle_time: Duration,
-    /// How long new connections are accepted after the request to stop.
-    pub(super) shutdown_delay: Duration,
-    /// The time for requests under way when the server stops.
-    pub(super) drain_time: Duration,
-}
-
-// === impl Limits ===
-
-impl Limits {
-    pub(super) const DEFAULT: Self = Self {
-        connections: 1000,
-        memory: MemoryBudget::UNLIMITED,
-        body: 10 << 20,
-        bodies: 40 << 20,
-        handshake_time: Duration::from_secs(10),
-        header_time: Duration::from_secs(10),
-        body_time: Duration::from_secs(10),
-        handler: Duration::from_secs(10),
-        answer_time: Duration::from_secs(10),
-        idle_time: Duration::from_secs(180),
-        shutdown_delay: Duration::ZERO,
-        drain_time: WebhookServer::DRAIN_TIME,
-    };
-}
-
 // === impl WebhookServer ===
 
 impl WebhookServer {
     /// The maximum time between the end of `shutdown_delay` and the end of the server.
-    pub const DRAIN_TIME: Duration = Duration::from_secs(4);
+    pub const DRAIN_TIME: Duration = Limits::DEFAULT.drain_time;
 
     /// Serves until `stop` is cancelled, for `shutdown_delay` longer, and then until the requests under way are answered,
     /// at most for [`Self::DRAIN_TIME`].

@@ -34,7 +34,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     certificate::ServingCertificate,
-    server::{Handler, Limits, WebhookServer},
+    limits::Limits,
+    server::{Handler, WebhookServer},
 };
 use crate::resources::Resources;
 

@@ -34,7 +34,7 @@ pub type ValidationRequest<'a> = ReviewRequest<&'a RawValue>;
 pub struct ValidationVerdict {
     /// Why the object is denied.
     pub denied: Option<String>,
-    /// What the author should know about an object that is allowed.
+    /// Warnings for the author of an object that is allowed.
     pub warnings: Vec<String>,
 }
 

@@ -16,7 +16,7 @@ use super::x509::TrustCertificate;
 
 const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// How long before its issue a certificate begins to be valid, for clocks that are behind.
+/// The time between the start of the validity of a certificate and its issue, for clocks that are behind.
 pub(super) const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
 
 /// A certificate authority and its key.

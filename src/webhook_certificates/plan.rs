@@ -24,14 +24,14 @@ use super::{
 
 /// The time that API servers get to read a webhook configuration.
 pub(super) const PROPAGATION: Duration = Duration::from_secs(10);
-/// How long authorities that are not in the Secret stay in a `caBundle` after a leaf was issued. Replicas use a new leaf
-/// within seconds.
+/// The time for which authorities that are not in the Secret stay in a `caBundle` after a leaf was issued. Replicas use
+/// a new leaf within seconds.
 const HANDOVER: SignedDuration = SignedDuration::from_hours(1);
-/// How long a missing leaf waits for a `caBundle` that cannot be written.
+/// The time for which a missing leaf waits for a `caBundle` that cannot be written.
 const PATIENCE: SignedDuration = SignedDuration::from_hours(1);
 /// The maximum number of authorities in a `caBundle`.
 const TRUSTED: usize = 8;
-/// The longest time until the next look.
+/// The longest time until the next pass.
 const RECHECK: Duration = Duration::from_secs(600);
 
 pub(super) struct Observation<'a> {
@@ -40,7 +40,8 @@ pub(super) struct Observation<'a> {
     /// The DNS names of the leaf.
     pub(super) names: &'a [String],
     pub(super) now: Timestamp,
-    /// For how long this leader has seen the newest authority in each `caBundle`; `None` if one lacks it.
+    /// The time for which this leader has seen the newest authority in each `caBundle`; `None` if a `caBundle` lacks
+    /// it.
     pub(super) published_for: Option<Duration>,
 }
 

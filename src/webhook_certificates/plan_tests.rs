@@ -23,7 +23,7 @@ struct World {
     skew: SignedDuration,
     secret: Option<Secret>,
     configurations: Vec<Value>,
-    /// Each state of the bundles of a configuration, with the time since which it is the state.
+    /// Each state of the bundles of a configuration, with the time at which it began.
     bundles: Vec<(Timestamp, Vec<TrustCertificate>)>,
     /// Each leaf, with the time since which replicas present it.
     leaves: Vec<(Timestamp, TrustCertificate)>,
@@ -299,7 +299,7 @@ fn certificates_from_the_future_are_replaced_once() {
         }
     }
     let authorities = world.issued.iter().filter(|why| why.contains("the authority is not valid yet")).count();
-    // By the leaders with the clocks 0 and -20, each with a leaf.
+    // The leaders with the clocks 0 and -20 issued them, each with a leaf.
     assert_eq!((authorities, world.issued.len()), (2, 4), "{:?}", world.issued);
 }
 

@@ -88,7 +88,7 @@ impl SecretChange {
                 labels: Some(labels),
                 ..ObjectMeta::default()
             },
-            // Not of type kubernetes.io/tls, of which no key can be deleted.
+            // The type is not kubernetes.io/tls, because no key of such a Secret can be deleted.
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         });

@@ -1,8 +1,8 @@
 //! The conditions of a LinkerdConfig: their types and reasons, and the only code that reads their text.
 //!
-//! * In: a status. Out: the condition of a type; its reason as a [`ConditionReason`].
-//! * Always: the names are part of the API and keep their meaning; a reason that only another version knows is read as no
-//!   reason, so a status of another version never decides anything.
+//! In: a status. Out: the condition of a type; its reason as a [`ConditionReason`]. Always holds: the names are part of
+//! the API and keep their meaning; a reason that only another version knows is read as no reason, so a status of
+//! another version never decides anything.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use strum::{EnumIter, EnumString, IntoStaticStr};

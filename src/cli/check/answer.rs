@@ -1,8 +1,8 @@
 //! Reads a page of a Pod: through a port-forward, to which no NetworkPolicy applies and which needs no token for the
 //! metrics, or else through the API server's proxy.
 //!
-//! * In: a Pod, a port, a path. Out: the text, or why it could not be read.
-//! * Always: the length of an answer and the time are bounded; an error page of the operator is an answer, too.
+//! In: a Pod, a port, a path. Out: the text, or why it could not be read. Always holds: the length of an answer and the
+//! time are bounded; an error page of the operator is an answer, too.
 
 use std::{error::Error, pin::pin, time::Duration};
 

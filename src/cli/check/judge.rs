@@ -1,8 +1,8 @@
 //! Decides which checks succeed.
 //!
-//! * In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`].
-//! * Always: the report fails if a check fails; a warning does not fail it, except for what was not looked at; only what
-//!   was read succeeds; each failure says what to do or where to look.
+//! In: [`CheckFacts`] or [`PreflightFacts`], or why there is no client. Out: a [`CheckReport`]. Always holds: the
+//! report fails if a check fails; a warning does not fail it, except for what was not looked at; only what was read
+//! succeeds; each failure says what to do or where to look.
 
 use std::collections::BTreeMap;
 
@@ -425,7 +425,7 @@ fn remote_clusters(replicas: &[CheckedReplica]) -> Vec<InstallationCheck> {
     };
     let mut checks: Vec<_> = clusters.into_iter().map(check).collect();
     if !unread.is_empty() {
-        // What some replicas see says nothing about the others.
+        // The answers of some replicas say nothing about the other replicas.
         checks.retain(|check| check.result != CheckResult::Success);
         checks.push(InstallationCheck::unread("other clusters can be watched", &Unread::denied(listed(&unread))));
     }

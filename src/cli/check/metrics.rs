@@ -1,7 +1,8 @@
 //! Reads the state of the other clusters from the metrics of a replica.
 //!
-//! * In: Prometheus' text format, from another process. Out: a [`CheckedCluster`] for each label `cluster`.
-//! * Always: a line that cannot be read is skipped; the number of clusters is bounded.
+//! In: Prometheus' text format, from another process. Out: a [`CheckedCluster`] for each label `cluster`. Always holds:
+//! a line that cannot be read is skipped; the number of clusters is bounded. The dashboard has the same facts as typed
+//! JSON, but it can be off, and replicas of another version may serve other fields; `/metrics` and its names are API.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ const MOST: usize = 200;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct CheckedCluster {
     pub(super) is_synced: bool,
-    /// How long a watch of the cluster has been failing.
+    /// The time for which a watch of the cluster has been failing.
     pub(super) failing_seconds: f64,
 }
 

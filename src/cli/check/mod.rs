@@ -5,9 +5,8 @@
 //! read: API server, /ready and /metrics of the replicas ──▶ CheckFacts ──▶ judge (pure) ──▶ CheckReport ──▶ print
 //! ```
 //!
-//! * In: a cluster, which it only reads. Out: text, or JSON in the form that `linkerd check` reads from its extensions;
-//!   an exit code.
-//! * Always: a read that fails is a result and does not end the command; each request has a deadline.
+//! In: a cluster, which it only reads. Out: text, or JSON in the form that `linkerd check` reads from its extensions;
+//! an exit code. Always holds: a read that fails is a result and does not end the command; each request has a deadline.
 
 mod answer;
 mod judge;
@@ -28,7 +27,7 @@ use tokio::time::{Instant, sleep};
 
 use self::judge::CheckReport;
 pub(super) use self::read::waiting_for;
-use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
 use crate::client;
 
 /// The interval of the attempts with `--wait`.

@@ -1,9 +1,8 @@
 //! The admission policies that limit the operator's accounts, and their bindings.
 //!
-//! * In: the policies and bindings of `config/admission-policy`, by name. Out: a check for their presence, and one for
-//!   the warnings of the API server about their expressions.
-//! * Always: without any of them, which the chart permits, there is a warning; if only some are missing, the
-//!   installation is incomplete, which is a failure.
+//! In: the policies and bindings of `config/admission-policy`, by name. Out: a check for their presence, and one for
+//! the warnings of the API server about their expressions. Always holds: without any of them, which the chart permits,
+//! there is a warning; if only some are missing, the installation is incomplete, which is a failure.
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};

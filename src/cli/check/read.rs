@@ -1,8 +1,8 @@
 //! Reads the facts of a cluster once.
 //!
-//! * In: a client. Out: [`CheckFacts`] or [`PreflightFacts`].
-//! * Always: nothing is written, except the access reviews of the preflight, which are not stored; a fact that cannot be
-//!   read is an error with its reason; the number of replicas and the length of each answer are bounded.
+//! In: a client. Out: [`CheckFacts`] or [`PreflightFacts`]. Always holds: nothing is written, except the access reviews
+//! of the preflight, which are not stored; a fact that cannot be read is an error with its reason; the number of
+//! replicas and the length of each answer are bounded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -148,7 +148,8 @@ impl CheckedConfig {
 // === impl CheckedReadiness ===
 
 impl CheckedReadiness {
-    /// Reads the answer of the operator. Returns `None` for that of another program, such as Linkerd's own container.
+    /// Reads the answer of the operator. Returns `None` for the answer of another program, such as Linkerd's own
+    /// container.
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let is_ready = match lines.next() {

@@ -1,7 +1,7 @@
 //! Facts that could not be read.
 //!
-//! * In: an error of a request. Out: whether a permission is missing, and the reason, which is the message of the API
-//!   server if it sent one.
+//! In: an error of a request. Out: whether a permission is missing, and the reason, which is the message of the API
+//! server if it sent one.
 
 use http::StatusCode;
 

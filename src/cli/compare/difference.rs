@@ -1,7 +1,7 @@
 //! How two answers to one request differ. Pure.
 //!
-//! * In: two first answers, the names of their servers. Out: a verdict, with a line for each difference.
-//! * Always: silence, and a message without endpoints, are the same answer: a proxy has no endpoint after both.
+//! In: two first answers, the names of their servers. Out: a verdict, with a line for each difference. Always holds:
+//! silence, and a message without endpoints, are the same answer: a proxy has no endpoint after both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

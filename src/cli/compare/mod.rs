@@ -1,8 +1,8 @@
 //! `linkerd-operator compare` sends the same requests to two Destination APIs, and prints where their answers differ.
 //!
-//! * In: two servers; authorities, or all Services of the cluster. Out: a table or JSON, and an exit code.
-//! * Always: a difference is printed only if it persists after the request was repeated, because endpoints change between
-//!   two requests. The number of concurrent requests is bounded.
+//! In: two servers; authorities, or all Services of the cluster. Out: a table or JSON, and an exit code. Always holds:
+//! a difference is printed only if it persists after the request was repeated, because endpoints change between two
+//! requests. The number of concurrent requests is bounded.
 
 mod difference;
 mod print;
@@ -23,9 +23,8 @@ use super::{
     OutputFormat,
     cluster_flags::ClusterFlags,
     connect::{ConnectArgs, Connector, host_and_port},
-    note,
     streams::first_answer,
-    write,
+    terminal::{note, write},
 };
 use crate::destination_client::{DestinationClient, endpoints::EndpointsState, profile::ProfileState};
 

@@ -1,6 +1,6 @@
 //! The differences as text and as a document.
 //!
-//! * In: comparisons. Out: whole lines. Always: equal answers are only counted.
+//! In: comparisons. Out: whole lines. Always holds: equal answers are only counted.
 
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! The requests that are sent to both servers.
 //!
-//! * In: authorities, or the Services of the cluster. Out: requests, each one once. Always: for a name, the
-//!   endpoints and the profile are requested; for an address, only the profile, as by a proxy.
+//! In: authorities, or the Services of the cluster. Out: requests, each one once. Always holds: for a name, the
+//! endpoints and the profile are requested; for an address, only the profile, as by a proxy.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     api::carries_tcp,
-    cli::{cluster_flags::ClusterFlags, without_repetitions},
+    cli::{authority_form::without_repetitions, cluster_flags::ClusterFlags},
 };
 
 /// The number of Services in one page of a list.

@@ -1,7 +1,7 @@
 //! Lists the workloads of the cluster once, with the projections that the rollout engine uses.
 //!
-//! * In: a client. Out: a [`State`] of the kinds that the engine watches.
-//! * Always: lists are read in pages; an object that cannot be decoded is named on standard error and skipped.
+//! In: a client. Out: a [`State`] of the kinds that the engine watches. Always holds: lists are read in pages; an
+//! object that cannot be decoded is named on standard error and skipped.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::{
@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use crate::{
-    cli::note,
+    cli::terminal::note,
     cluster::{
         Kind, Problems, State, Watched,
         kinds::{

@@ -1,8 +1,8 @@
 //! `linkerd-operator explain` prints the changes that a LinkerdConfig would make, the source of each value, and the
 //! state of the workloads.
 //!
-//! * In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code.
-//! * Always: the controller's own functions decide; nothing is written; no secret is shown.
+//! In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code. Always holds:
+//! the controller's own functions decide; nothing is written; no secret is shown.
 
 mod lists;
 mod read;
@@ -14,7 +14,7 @@ use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 use clap_complete::ArgValueCompleter;
 
-use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, write};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
 use crate::explain::{WorkloadsInput, output::ExplainOutput, print, workloads::DECISIONS};
 
 /// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.

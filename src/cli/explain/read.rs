@@ -1,8 +1,8 @@
 //! Reads the input of the controller once.
 //!
-//! * In: a client, a name or a manifest. Out: the resource, the resource in effect for its ConfigMap, and the objects
-//!   that the effective document is made of.
-//! * Always: the API server validates a manifest in a dry run, if the user has the permission for one.
+//! In: a client, a name or a manifest. Out: the resource, the resource in effect for its ConfigMap, and the objects
+//! that the effective document is made of. Always holds: the API server validates a manifest in a dry run, if the user
+//! has the permission for one.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{self, LINKERD_CONFIG_KIND, TRUST_ROOTS},
-    cli::{configs, explain::unknown_fields, note},
+    cli::{configs, explain::unknown_fields, terminal::note},
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{

@@ -1,6 +1,6 @@
 //! Fields that the schema of LinkerdConfig does not have.
 //!
-//! * In: the message with which the API server rejects them. Out: each of them, with the field that may be meant.
+//! In: the message with which the API server rejects them. Out: each of them, with the field that may be meant.
 
 use kube::CustomResourceExt;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! `linkerd-operator rollout` drives the rollout of a LinkerdConfig: pause, resume, retry, promote, abort, restart.
 //!
-//! * In: a command, the LinkerdConfig. Out: one merge patch with the rights of the user, and a line that says what it
-//!   changed. Always: a command that would change nothing writes nothing and says so; a dry run is validated by the API
-//!   server.
+//! In: a command, the LinkerdConfig. Out: one merge patch with the rights of the user, and a line that names the
+//! change. Always holds: a command that would change nothing writes nothing and says so; a dry run is validated by the
+//! API server.
 
 mod change;
 mod restart;
@@ -23,9 +23,9 @@ use self::change::{ConfigChange, Steps};
 use super::{
     cluster_flags::ClusterFlags,
     completion::CompletedName,
-    configs, note,
+    configs,
     status::{self, StatusArgs},
-    write,
+    terminal::{note, write},
 };
 use crate::{api, cluster::kinds::linkerd_config::LinkerdConfig};
 

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     api::linkerd_config::RolloutKind,
-    cli::{note, write},
+    cli::terminal::{note, write},
 };
 
 /// The annotation of a Pod template with which kubectl restarts a workload.

@@ -1,7 +1,7 @@
 //! `linkerd-operator status` prints the state of each LinkerdConfig on one screen, with what to do next.
 //!
-//! * In: the LinkerdConfigs and the operator's Lease, which it only reads. Out: text, or the document of the dashboard.
-//! * Always: what needs attention is first; with `--watch`, an answer that failed is printed and asked for again.
+//! In: the LinkerdConfigs and the operator's Lease, which it only reads. Out: text, or the document of the dashboard.
+//! Always holds: what needs attention is first; with `--watch`, a failed read is printed and retried.
 
 mod print;
 
@@ -20,7 +20,11 @@ use serde::Serialize;
 use tokio::time::sleep;
 
 use super::{
-    OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, configs, note, until_interrupted, write,
+    OutputFormat,
+    cluster_flags::ClusterFlags,
+    completion::CompletedName,
+    configs,
+    terminal::{note, until_interrupted, write},
 };
 use crate::{
     client,

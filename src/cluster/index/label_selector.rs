@@ -5,6 +5,7 @@
 //! be a hundred thousand.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -163,11 +164,7 @@ impl FromIterator<(String, Option<BTreeSet<String>>)> for LabelConditions {
 
 impl LabelConditions {
     fn get(&self, key: &str) -> Option<&LabelCondition> {
-        let found = self.0.binary_search_by(|(it, _)| {
-            #[cfg(test)]
-            counters::count_comparison();
-            (**it).cmp(key)
-        });
+        let found = self.0.binary_search_by(|(it, _)| compare(it, key));
         self.0.get(found.ok()?).map(|(_, condition)| condition)
     }
 }
@@ -176,9 +173,16 @@ impl LabelCondition {
     fn has(&self, value: &str) -> bool {
         match self {
             Self::AnyValue => true,
-            Self::OneOf(values) => values.contains(value),
+            Self::OneOf(values) => values.contains_by(|it| compare(it, value)),
         }
     }
+}
+
+/// Compares two keys or two values.
+fn compare(one: &str, other: &str) -> Ordering {
+    #[cfg(test)]
+    counters::count_comparison();
+    one.cmp(other)
 }
 
 // === impl ByLabelSelector ===
@@ -218,7 +222,7 @@ pub(crate) mod counters {
         EVALUATIONS.set(EVALUATIONS.get() + 1);
     }
 
-    pub(in crate::cluster::index) fn count_comparison() {
+    pub(super) fn count_comparison() {
         COMPARISONS.set(COMPARISONS.get() + 1);
     }
 

@@ -10,10 +10,7 @@
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
 use super::selector::{Labels, Pair};
-use crate::{
-    api::LONGEST_KEY,
-    cluster::kinds::{owner::Owner, pod::ContainerPort},
-};
+use crate::{api::LONGEST_KEY, cluster::kinds::container_port::ContainerPort};
 
 /// The number of values of a kind after which the older ones are forgotten. It is more than the largest cluster has
 /// nodes, whose names occur in any order.
@@ -94,13 +91,6 @@ impl SharedValues {
             self.ports.share(ports);
         }
     }
-
-    pub(in crate::cluster) fn owner(&mut self, owner: &mut Option<Owner>) {
-        if let Some(Owner { kind, name }) = owner {
-            self.text(kind);
-            self.text(name);
-        }
-    }
 }
 
 // === impl Recent ===
@@ -112,7 +102,7 @@ impl<T: ?Sized> Default for Recent<T> {
 }
 
 impl<T: Hash + Eq + Measured + ?Sized> Recent<T> {
-    /// Replaces the value by an equal one that is known. Returns whether there was one.
+    /// Replaces the value by a known equal value. Returns whether there was one.
     fn find(&mut self, value: &mut Arc<T>) -> bool {
         if let Some(known) = self.newer.get(&**value) {
             *value = Arc::clone(known);

@@ -101,13 +101,12 @@ impl<T: Stored> Store<T> {
         if known.len() == self.count { Vec::new() } else { self.keys().filter(|key| !known.contains(key)).collect() }
     }
 
-    /// Completes the object with what the API server does not send, and returns whether the store has an equal one.
-    pub(in crate::cluster) fn has_equal(&self, object: &mut Arc<T>) -> bool {
-        self.get(&object.key()).is_some_and(|known| {
-            // It has no other reference, so it is not copied.
-            Arc::make_mut(object).inherit(known);
-            **known == **object
-        })
+    /// Completes the object with the fields that the API server does not send. Returns the stored object with its key.
+    pub(in crate::cluster) fn complete(&self, object: &mut Arc<T>) -> Option<&Arc<T>> {
+        let known = self.get(&object.key())?;
+        // It has no other reference, so it is not copied.
+        Arc::make_mut(object).inherit(known);
+        Some(known)
     }
 
     /// The objects of a namespace whose names the index yields.
@@ -133,13 +132,11 @@ impl<T: Stored> Store<T> {
     pub(in crate::cluster) fn apply(&mut self, object: impl Into<Arc<T>>) -> Option<Diff<T>> {
         let mut object = object.into();
         let key = object.key();
-        let mut is_change = true;
-        if self.has_equal(&mut object) {
-            return None;
-        }
-        if let Some(known) = self.get(&key) {
-            is_change = object.is_change(known);
-        }
+        let is_change = match self.complete(&mut object) {
+            Some(known) if *known == object => return None,
+            Some(known) => object.is_change(known),
+            None => true,
+        };
         let old = self.remove(&key);
         Arc::make_mut(&mut object).prepare(&mut self.cluster);
         self.count += 1;

@@ -1,6 +1,6 @@
 //! A set of short texts that takes little more memory than the texts.
 
-use std::collections::BTreeSet;
+use std::{cmp::Ordering, collections::BTreeSet};
 
 /// Sorted texts, in two allocations. Equal sets are compared as one text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,10 +32,13 @@ impl TextSet {
     }
 
     pub fn contains(&self, text: &str) -> bool {
+        self.contains_by(|known| known.cmp(text))
+    }
+
+    /// Returns whether the set contains the text with which this compares a text of the set.
+    pub(super) fn contains_by(&self, mut compare: impl FnMut(&str) -> Ordering) -> bool {
         let found = self.ranges.binary_search_by(|(start, end)| {
-            #[cfg(test)]
-            super::label_selector::counters::count_comparison();
-            self.text.get(*start as usize..*end as usize).unwrap_or_default().cmp(text)
+            compare(self.text.get(*start as usize..*end as usize).unwrap_or_default())
         });
         found.is_ok()
     }

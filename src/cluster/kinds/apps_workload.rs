@@ -10,15 +10,15 @@ use kube::Resource;
 use serde::Deserialize;
 
 use super::{
-    config_annotations,
     inject::{Inject, OwnAnnotations},
+    linkerd_config::config_annotations,
     sidecar::NativeSidecarOverrides,
 };
 use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
     api::{NamespacedName, lean_metadata, parameter_resource},
     cluster::{
-        Problems, Projected, State,
+        Problems, Projected,
         index::{selector::Labels, store::Stored, workload_key::WorkloadKey},
     },
     text::truncate,
@@ -116,7 +116,7 @@ pub struct WorkloadProgress {
     pub misscheduled: i64,
 }
 
-/// How much time the owner of a workload allows for an update, in seconds.
+/// The time that the owner of a workload allows for an update, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadPace {
     /// `minReadySeconds`: how long a Pod is ready before it is available.
@@ -391,33 +391,6 @@ impl AppsKind for apps::StatefulSet {
 
 impl AppsKind for apps::DaemonSet {
     const KIND: WorkloadKind = WorkloadKind::DaemonSet;
-}
-
-// === impl State ===
-
-impl State {
-    /// The Deployment, StatefulSet or DaemonSet with the key.
-    pub fn apps_workload(&self, WorkloadKey { namespace, kind, name }: &WorkloadKey) -> Option<&Arc<AppsWorkload>> {
-        match kind.parse().ok()? {
-            WorkloadKind::Deployment => self.deployments.find(namespace, name).map(|it| &it.resource),
-            WorkloadKind::StatefulSet => self.stateful_sets.find(namespace, name).map(|it| &it.resource),
-            WorkloadKind::DaemonSet => self.daemon_sets.find(namespace, name).map(|it| &it.resource),
-        }
-    }
-
-    /// All Deployments, StatefulSets and DaemonSets.
-    pub fn apps_workloads(&self) -> impl Iterator<Item = &Arc<AppsWorkload>> {
-        let deployments = self.deployments.iter().map(|it| &it.resource);
-        let stateful_sets = self.stateful_sets.iter().map(|it| &it.resource);
-        deployments.chain(stateful_sets).chain(self.daemon_sets.iter().map(|it| &it.resource))
-    }
-
-    /// The Deployments, StatefulSets and DaemonSets of a namespace.
-    pub fn apps_workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<AppsWorkload>> {
-        let deployments = self.deployments.in_namespace(namespace).map(|it| &it.resource);
-        let stateful_sets = self.stateful_sets.in_namespace(namespace).map(|it| &it.resource);
-        deployments.chain(stateful_sets).chain(self.daemon_sets.in_namespace(namespace).map(|it| &it.resource))
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::Watched;
+use crate::cluster::{State, Watched};
 
 /// `ns/web` of generation 3, from `spec` and `status`.
 fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> AppsWorkload {

@@ -125,8 +125,8 @@ impl Stored for ConfigMap {
         self.key.clone()
     }
 
-    /// A manager that owns the bundle gets a new time for every field that it changes, so the time is kept while the
-    /// bundle is the same.
+    /// A manager that owns the bundle gets a new time for every field that it changes. So the time is kept while the
+    /// bundle does not change.
     fn inherit(&mut self, known: &Self) {
         if known.bundle == self.bundle {
             self.bundle_written = known.bundle_written;

@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::config_annotations;
 use crate::{
     api::{
-        self, INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER,
-        linkerd_config::Mode,
+        self, CONFIG_GROUP, INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
+        RESTORE_BASE_FINALIZER, linkerd_config::Mode,
     },
     cluster::{
         Problems, Projected,
@@ -111,6 +110,15 @@ impl Store<LinkerdConfig> {
     pub fn targets(&self) -> impl Iterator<Item = &NamespacedName> {
         self.namespace_index("").into_iter().flat_map(|(_, index)| index.values())
     }
+}
+
+/// Returns the annotations of the LinkerdConfig group.
+pub(in crate::cluster) fn config_annotations(
+    annotations: Option<BTreeMap<String, String>>,
+) -> BTreeMap<Box<str>, Box<str>> {
+    let is_ours = |key: &str| key.strip_prefix(CONFIG_GROUP).is_some_and(|rest| rest.starts_with('/'));
+    let ours = annotations.into_iter().flatten().filter(|(key, _)| is_ours(key));
+    ours.map(|(key, value)| (key.into(), value.into())).collect()
 }
 
 #[cfg(test)]

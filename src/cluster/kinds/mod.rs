@@ -4,6 +4,7 @@
 
 pub mod apps_workload;
 pub mod config_map;
+pub mod container_port;
 pub mod disruption_budget;
 pub mod endpoint_slice;
 pub mod external_workload;
@@ -23,44 +24,21 @@ pub mod service_profile;
 pub mod sidecar;
 pub mod windows;
 
-use std::{collections::BTreeMap, fmt::Debug, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::api::{apps::v1 as apps, batch::v1 as batch};
-use kube::Resource;
-use serde::de::DeserializeOwned;
 
 use super::{
-    Diff, Problems,
-    index::{
-        shared_values::SharedValues,
-        store::{Store, Stored},
-    },
+    Diff, Projected,
+    index::store::{Store, Stored},
 };
-use crate::api::{CONFIG_GROUP, NamespacedName};
+use crate::api::NamespacedName;
 use {
     apps_workload::AppsWorkloadOf, config_map::ConfigMap, disruption_budget::DisruptionBudget, endpoint_slice::Slice,
     external_workload::ExternalWorkload, linkerd_config::LinkerdConfig, namespace::Namespace, node::Node,
     owner::IntermediateOwner, pod::Pod, remote_kubeconfig::RemoteKubeconfig, server::Server, service::Service,
     service_profile::ServiceProfile,
 };
-
-/// How the objects of a watched kind are reduced to the fields that the process reads.
-pub trait Projected: Sized + Send + Sync + 'static {
-    /// The object as the API server sends it: only the fields that [`Projected::project`] reads.
-    type Wire: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
-    /// Linkerd's metric for the delay of its updates. Linkerd has none for kinds that it does not watch, or of which it
-    /// watches only the metadata.
-    const INFORMER_LAG: Option<&'static str> = None;
-    /// Whether a cluster may lack the kind, because its CRD is Linkerd's or ours.
-    const IS_OPTIONAL: bool = false;
-
-    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are ignored, and
-    /// named.
-    fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
-
-    /// Shares parts of the object with earlier objects that have equal parts.
-    fn share(&mut self, _: &mut SharedValues) {}
-}
 
 /// A watched kind: the projection of its objects, and where the [`State`] holds them. The table below implements it.
 pub trait Watched: Projected + Stored {
@@ -206,13 +184,4 @@ watched_kinds! {
     namespaces: Namespace(Namespace), "namespaces", "namespace_cache_size";
     remote_kubeconfigs: Secret(RemoteKubeconfig), "secrets", "secret_cache_size";
     disruption_budgets: PodDisruptionBudget(DisruptionBudget), "poddisruptionbudgets.policy", "poddisruptionbudget_cache_size";
-}
-
-/// Returns the annotations of the LinkerdConfig group.
-pub(in crate::cluster) fn config_annotations(
-    annotations: Option<BTreeMap<String, String>>,
-) -> BTreeMap<Box<str>, Box<str>> {
-    let is_ours = |key: &str| key.strip_prefix(CONFIG_GROUP).is_some_and(|rest| rest.starts_with('/'));
-    let ours = annotations.into_iter().flatten().filter(|(key, _)| is_ours(key));
-    ours.map(|(key, value)| (key.into(), value.into())).collect()
 }

@@ -55,6 +55,11 @@ impl Owner {
     pub fn is(&self, kind: &str) -> bool {
         &*self.kind == kind
     }
+
+    pub(super) fn share(&mut self, values: &mut SharedValues) {
+        values.text(&mut self.kind);
+        values.text(&mut self.name);
+    }
 }
 
 /// Returns the uid of the only owner.
@@ -81,7 +86,9 @@ where
 
     fn share(&mut self, values: &mut SharedValues) {
         values.text(&mut self.key.namespace);
-        values.owner(&mut self.owner);
+        if let Some(owner) = &mut self.owner {
+            owner.share(values);
+        }
     }
 }
 

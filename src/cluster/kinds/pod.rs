@@ -9,6 +9,7 @@ use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::Obje
 use serde::Deserialize;
 
 use super::{
+    container_port::{ContainerPort, ContainerPortObject},
     inject::Inject,
     owner::Owner,
     port_ranges::PortRanges,
@@ -21,7 +22,7 @@ use crate::api::{
     PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION,
 };
 use crate::{
-    api::{NamespacedName, Uid, carries_tcp, lean_metadata},
+    api::{NamespacedName, Uid, lean_metadata},
     cluster::{
         Problems, Projected,
         index::{
@@ -71,15 +72,6 @@ pub enum PodPhase {
     Running,
     /// `Succeeded` or `Failed`: another Pod may have its addresses by now.
     Finished,
-}
-
-/// A TCP port of a container, init containers included.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ContainerPort {
-    /// Empty for an unnamed port.
-    pub name: Arc<str>,
-    pub number: u16,
-    pub host_port: Option<u16>,
 }
 
 /// A Pod as the API server sends it.
@@ -133,15 +125,6 @@ struct Container {
     volume_mounts: HasToken,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ContainerPortObject {
-    name: Option<String>,
-    container_port: i64,
-    host_port: Option<i64>,
-    protocol: Option<String>,
-}
-
 // === impl Pod ===
 
 impl Pod {
@@ -160,12 +143,12 @@ impl Pod {
         self.is_control_plane() || self.labels.get(CNI_RESOURCE_LABEL).is_some()
     }
 
-    /// Its addresses in the Pod network.
+    /// Returns the addresses of the Pod in the Pod network.
     pub(in crate::cluster) fn own_addresses(&self) -> &[IpAddr] {
         if self.host_network || self.phase == PodPhase::Finished { &[] } else { &self.addresses }
     }
 
-    /// The host ports of its containers, at the addresses of its node.
+    /// Returns the host ports of the containers, at the addresses of the node.
     pub(in crate::cluster) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
         let addresses: &[IpAddr] = if self.phase == PodPhase::Finished { &[] } else { &self.host_addresses };
         let ports = self.ports.iter().filter_map(|port| port.host_port);
@@ -260,7 +243,9 @@ impl Projected for Pod {
             values.text(text);
         }
         values.labels(&mut self.labels);
-        values.owner(&mut self.owner);
+        if let Some(owner) = &mut self.owner {
+            owner.share(values);
+        }
         values.ports(&mut self.ports);
     }
 }
@@ -275,23 +260,6 @@ fn barrier(init_containers: &[Container], containers: &[Container], automount: O
         InjectionBarrier::None
     } else {
         InjectionBarrier::NoToken
-    }
-}
-
-impl ContainerPort {
-    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it. Returns
-    /// `None` for another protocol than TCP, too: two Pods may have one host port for two protocols, and proxies forward
-    /// TCP only.
-    fn parse(object: &ContainerPortObject) -> Option<Self> {
-        if !object.protocol.as_deref().is_none_or(carries_tcp) {
-            return None;
-        }
-        let port = |number| u16::try_from(number).ok().filter(|port| *port != 0);
-        Some(Self {
-            name: object.name.as_deref().unwrap_or_default().into(),
-            number: port(object.container_port)?,
-            host_port: object.host_port.and_then(port),
-        })
     }
 }
 

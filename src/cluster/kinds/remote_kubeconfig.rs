@@ -32,9 +32,9 @@ pub struct RemoteKubeconfig {
 pub enum LinkContent {
     /// The Secret is of another type.
     NoLink,
-    /// The Secret has no label with the name of a cluster, so it links none.
+    /// The Secret has no label with the name of a cluster, so it links no cluster.
     Unlabelled,
-    /// Whether the kubeconfig can be used is not known yet.
+    /// It is not known yet whether the kubeconfig can be used.
     Complete(Link),
     Incomplete {
         /// The cluster that the label names.

@@ -26,11 +26,12 @@ const SIDECAR_INIT_IMAGES: [&str; 2] = ["cr.l5d.io/linkerd/proxy-init:", "gcr.io
 pub enum InjectionBarrier {
     #[default]
     None,
-    /// It has a sidecar already, of Linkerd or of another mesh.
+    /// The Pod has a sidecar already, of Linkerd or of another mesh.
     Sidecar,
-    /// Its first container has no token of the ServiceAccount. A barrier only if proxies get no token of their own.
+    /// The first container has no token of the ServiceAccount. This is a barrier only if proxies get no token of their
+    /// own.
     NoToken,
-    /// It runs on Windows.
+    /// The Pod runs on Windows.
     Windows,
 }
 
@@ -39,9 +40,9 @@ pub enum InjectionBarrier {
 pub enum NetworkSetup {
     #[default]
     Unknown,
-    /// By its init container `linkerd-init`.
+    /// The init container `linkerd-init` redirects it.
     InitContainer,
-    /// By a CNI plugin; its init container `linkerd-network-validator` checks that.
+    /// A CNI plugin redirects it; the init container `linkerd-network-validator` verifies that.
     CniPlugin,
 }
 

@@ -285,7 +285,7 @@ impl WatchContext {
             Event::InitApply(object) => {
                 let key = NamespacedName::of(object.meta());
                 if T::INFORMER_LAG.is_some() {
-                    memory.is_new_update(object.meta());
+                    memory.note_update(object.meta());
                 }
                 let object = self.project::<T>(T::KIND, object, memory);
                 relist.add(&key, object, T::store(&self.state.read()));
@@ -304,7 +304,7 @@ impl WatchContext {
             }
             Event::Apply(object) => {
                 if T::INFORMER_LAG.is_some()
-                    && let Some(updated) = memory.is_new_update(object.meta())
+                    && let Some(updated) = memory.note_update(object.meta())
                 {
                     let lag = Timestamp::now().duration_since(updated).as_secs_f64();
                     self.metrics.observe_lag(T::KIND, lag.max(0.0));
@@ -368,7 +368,7 @@ impl WatchContext {
         };
         match projected {
             Ok(projected) => {
-                if memory.is_new_problem(&key, &problems) {
+                if memory.note_problems(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
                     memory.warnings.log("ignoring unusable parts of an object", &key, resource, &problems);
@@ -379,7 +379,7 @@ impl WatchContext {
                 self.metrics.undecodable.with_label_values(&[resource]).inc();
                 problems = Problems::default();
                 problems.add(format_args!("{error}"));
-                if memory.is_new_problem(&key, &problems) {
+                if memory.note_problems(&key, &problems) {
                     let what = "cannot read an object, keeping its last readable version";
                     memory.warnings.log(what, &key, resource, &problems);
                 }
@@ -431,15 +431,16 @@ pub(in crate::cluster) struct WatchMemory {
 }
 
 impl WatchMemory {
-    /// Returns the time of the object's last update if it differs from the previous one. Some changes do not set a new
-    /// time (the start of a deletion, an apply); they would look like an old update that arrives late.
-    fn is_new_update(&mut self, metadata: &ObjectMeta) -> Option<Timestamp> {
+    /// Records the object's last update. Returns its time if it differs from the previous one. Some changes do not set a
+    /// new time (the start of a deletion, an apply); they would look like an old update that arrives late.
+    fn note_update(&mut self, metadata: &ObjectMeta) -> Option<Timestamp> {
         let updated = last_update(metadata)?;
         let before = self.updated.insert(hash(&NamespacedName::of(metadata)), updated.as_second());
         (before != Some(updated.as_second())).then_some(updated)
     }
 
-    fn is_new_problem(&mut self, key: &NamespacedName, problems: &Problems) -> bool {
+    /// Records the problems of the object. Returns whether there are any that differ from those before.
+    fn note_problems(&mut self, key: &NamespacedName, problems: &Problems) -> bool {
         if problems.is_empty() {
             self.reported.remove(&hash(key));
             return false;

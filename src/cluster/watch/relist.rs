@@ -38,7 +38,7 @@ impl<T: Stored> Relist<T> {
             self.known.insert(known.key());
         }
         if let Some(mut object) = object.map(Arc::new)
-            && !store.has_equal(&mut object)
+            && store.complete(&mut object).is_none_or(|known| *known != object)
         {
             self.changed.push(object);
         }

@@ -61,10 +61,10 @@ pub(in crate::cluster) struct WatchStatus {
 #[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub(super) enum WatchFailure {
-    /// 404: the API server does not serve the kind.
+    /// The API server answered 404: it does not serve the kind.
     #[strum(serialize = "not_served")]
     KindMissing,
-    /// 401 and 403.
+    /// The API server answered 401 or 403.
     Denied(String),
     Unreachable(String),
     /// The objects of another cluster do not fit into the memory.

@@ -28,7 +28,7 @@ pub(super) struct Warnings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WarningLevel {
     Warn,
-    /// As a warning, and the next ones at the level debug.
+    /// As a warning that says that the next problems are logged at the level debug.
     LastWarn,
     Debug,
 }

@@ -1,4 +1,4 @@
-//! What large and malformed objects of one namespace cost: bytes, copies and comparisons, never time.
+//! The cost of large and malformed objects of one namespace: bytes, copies and comparisons, never time.
 
 use super::*;
 use crate::external_workload::ports::tests::COMPARISONS;

@@ -123,7 +123,7 @@ impl World {
     }
 }
 
-/// What the steps have put into the cluster.
+/// The objects that the steps have put into the cluster.
 struct Model {
     /// The readiness, the port and the families of each workload, by number.
     workloads: BTreeMap<usize, (bool, i32, u8)>,

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{NotRenderable, ProxyValues, image, set_pull_policy};
+use super::fields::{NotRenderable, image, set_pull_policy};
+use crate::values::ProxyValues;
 
 pub(in crate::proxy_injector) fn debug(values: &ProxyValues) -> Result<Value, NotRenderable> {
     let probe = json!({"exec": {"command": ["true"]}});

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{NotRenderable, ProxyValues, image, resources, set_pull_policy, token_mount};
-use crate::values::XTABLES_VOLUME;
+use super::fields::{NotRenderable, image, resources, set_pull_policy, token_mount};
+use crate::values::{ProxyValues, XTABLES_VOLUME};
 
 /// The user and the group of a container that does not run as root, if the values name none.
 const UNPRIVILEGED: i64 = 65534;

@@ -3,11 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    NotRenderable, ProxyValues, capabilities, check_networks, image, proxy_env, resources, set_pull_policy, token_mount,
+    fields::{NotRenderable, capabilities, check_networks, image, resources, set_pull_policy, token_mount},
+    proxy_env,
 };
 use crate::{
     api::PROXY_NAME,
-    values::{PODINFO_VOLUME, PROXY_MOUNTS, TOKEN_VOLUME},
+    values::{PODINFO_VOLUME, PROXY_MOUNTS, ProxyValues, TOKEN_VOLUME},
 };
 
 /// The inputs of the proxy container that are not values.

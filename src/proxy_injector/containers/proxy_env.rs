@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{NotRenderable, ProxyContext, ProxyValues};
+use super::{fields::NotRenderable, proxy::ProxyContext};
 use crate::{
     api::{CONFIG_HASH_ENV, PROXY_NAME},
-    values::{Parameters, ProxyContainerValues, ProxyEnvVar, TracingValues},
+    values::{Parameters, ProxyContainerValues, ProxyEnvVar, ProxyValues, TracingValues},
 };
 
 const PREFIX: &str = "LINKERD2_PROXY_";

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{NotRenderable, ProxyValues, image, resources, set_pull_policy};
+use super::fields::{NotRenderable, image, resources, set_pull_policy};
+use crate::values::ProxyValues;
 
 pub(in crate::proxy_injector) fn validator(values: &ProxyValues) -> Result<Value, NotRenderable> {
     let Some(validator) = &values.network_validator else { return Err(NotRenderable::missing("networkValidator")) };

@@ -25,7 +25,7 @@ const AT_ONCE: usize = 20;
 /// The average time between two reads, and how many are not delayed: more than the new objects of an installation.
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 50;
-/// How long an answer is used again. A namespace exists before the first Pod in it is reviewed.
+/// The time for which an answer is used again. A namespace exists before the first Pod in it is reviewed.
 const KEPT: Duration = Duration::from_secs(1);
 /// The maximum number of kept answers. With the longest names and annotations they take about two MiB.
 const ANSWERS: usize = 1000;

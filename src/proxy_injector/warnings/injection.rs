@@ -63,7 +63,7 @@ pub(in crate::proxy_injector) fn of_injection(
 fn of_workload(workload: &Workload, injects: bool, pod: &ReviewedMetadata, warnings: &mut AuthorWarnings) {
     let (OwnAnnotations { inject, keys }, kind) = (&workload.own_annotations, shown(&workload.annotated_kind));
     let is_lost = |key: &str| !pod.annotations.contains_key(key);
-    // One that agrees with the decision is harmless.
+    // An annotation that agrees with the decision is harmless.
     let is_harmless = *inject == Inject::Absent || (*inject != Inject::Disabled) == injects;
     if is_lost(INJECT_ANNOTATION) && !is_harmless {
         warnings.add(format_args!(

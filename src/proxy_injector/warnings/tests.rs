@@ -154,8 +154,8 @@ fn a_range_with_spaces_is_no_opaque_port() {
     assert_eq!(outcome.into_warnings(), [expected]);
 }
 
-/// What each program does with a text: the proxy (linkerd2-proxy, `app/src/env`), `linkerd-init` (linkerd2-proxy-init,
-/// `pkg/util` and `cmd`), the kubelet, and the validation of Pods.
+/// The way in which each program reads a text: the proxy (linkerd2-proxy, `app/src/env`), `linkerd-init`
+/// (linkerd2-proxy-init, `pkg/util` and `cmd`), the kubelet, and the validation of Pods.
 #[test]
 fn a_value_that_its_reader_cannot_use_has_a_warning() {
     const REJECTED: &str = "the API server rejects the Pod";

@@ -17,14 +17,14 @@ pub const DEEPEST: usize = 20;
 pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
 /// The size of what an override adds to its authority, in bytes: the keys and lengths of the nested messages, a weight,
 /// and a port with a pair of brackets.
-const AROUND: usize = 32;
+const OVERRIDE_OVERHEAD: usize = 32;
 /// The size of a route without its texts, matches and classes, in bytes. It includes the key of the metric label with
 /// the name, and a timeout that may be negative, which takes the longest encoding.
-const AROUND_ROUTE: usize = 54;
+const ROUTE_OVERHEAD: usize = 54;
 /// The size of a response class without its match, in bytes.
-const AROUND_CLASS: usize = 12;
+const CLASS_OVERHEAD: usize = 12;
 /// The size of the keys and lengths of a nested match, in bytes: it has up to three messages.
-const AROUND_MATCH: usize = 15;
+const MATCH_OVERHEAD: usize = 15;
 /// The maximum length of an override's authority in bytes: more than any host name and port.
 const MAX_AUTHORITY_BYTES: usize = 1024;
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
@@ -162,7 +162,7 @@ impl ProfileContent {
     /// An upper bound of the length of the message for any port, in bytes.
     fn longest(&self) -> usize {
         let routes: usize = self.routes.iter().map(Route::longest).sum();
-        let overrides: usize = self.overrides.iter().map(|it| it.authority.len() + AROUND).sum();
+        let overrides: usize = self.overrides.iter().map(|it| it.authority.len() + OVERRIDE_OVERHEAD).sum();
         routes + overrides
     }
 }
@@ -176,8 +176,8 @@ impl PartialEq for ProfileContent {
 
 impl Route {
     fn longest(&self) -> usize {
-        let classes: usize = self.response_classes.iter().map(|class| class.condition.longest() + AROUND_CLASS).sum();
-        self.name.len() + self.condition.longest() + classes + AROUND_ROUTE
+        let classes: usize = self.response_classes.iter().map(|class| class.condition.longest() + CLASS_OVERHEAD).sum();
+        self.name.len() + self.condition.longest() + classes + ROUTE_OVERHEAD
     }
 }
 
@@ -188,7 +188,7 @@ impl RequestMatch {
             Self::Method(text) | Self::PathRegex(text) => text.len(),
             Self::Not(inner) => inner.longest(),
         };
-        inner + AROUND_MATCH
+        inner + MATCH_OVERHEAD
     }
 }
 
@@ -199,7 +199,7 @@ impl ResponseMatch {
             Self::Status { .. } => 0,
             Self::Not(inner) => inner.longest(),
         };
-        inner + AROUND_MATCH
+        inner + MATCH_OVERHEAD
     }
 }
 
