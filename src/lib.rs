@@ -3,9 +3,9 @@
 //! ```text
 //! kube-apiserver ──watch──▶ cluster: State ──Change──▶ observers, one or more for each job
 //!                              │                         ├─ WorkQueue ─▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
-//!                              │                         ├─ DirtySet ──▶ linkerd_config::rollout: assess → schedule → restart ────write──▶ kube-apiserver
+//!                              │                         ├─ DirtySet ──▶ rollout: assess → schedule → restart ────────────────────write──▶ kube-apiserver
 //!                              └──────── read ──────────▶├─ DirtySet ──▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
-//!                                                        ├─ injector prober: do all injectors use the configuration?
+//!                                                        ├─ injection_probe: do all injectors use the configuration?
 //!                                                        └─ proxy_injector: reads its configuration again
 //!
 //! kube-apiserver ──review──▶ webhook ─┬─▶ proxy_injector: State, configuration → decision → JSON patch
@@ -53,6 +53,7 @@ pub mod external_workload;
 )]
 pub mod fuzz_targets;
 pub mod go;
+pub mod injection_probe;
 pub mod lease;
 pub mod linkerd_config;
 mod listen;
@@ -66,6 +67,7 @@ pub mod reasons;
 pub mod resources;
 mod response_limit;
 pub mod retry;
+pub mod rollout;
 pub mod service_profile_validator;
 pub mod summary;
 pub mod tasks;

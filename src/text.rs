@@ -9,6 +9,8 @@ use std::{
     fmt::{Display, Write},
 };
 
+use sha2::{Digest, Sha256};
+
 /// Returns the longest prefix of a text that has at most `bytes` bytes and ends between characters.
 pub fn truncate(text: &str, bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
@@ -71,6 +73,11 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
 /// Returns a count and its noun: `1 Pod`, `2 Pods`.
 pub fn counted(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// Returns the SHA-256 of the exact bytes, in the form of Linkerd's Pod annotation.
+pub fn sha256(bytes: impl AsRef<[u8]>) -> String {
+    hex(Sha256::digest(bytes))
 }
 
 /// Returns bytes as hexadecimal digits in lower case.

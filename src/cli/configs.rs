@@ -7,8 +7,7 @@ use kube::{Api, Client, Error, api::ListParams};
 
 use crate::{
     api::{self, INJECTORS_CONFIG_MAP, NamespacedName, linkerd_config::GlobalSpec},
-    cluster::{Problems, Projected, State, Watched, kinds::linkerd_config::LinkerdConfig},
-    linkerd_config::active,
+    cluster::{Problems, Projected, State, Watched, index::active_config, kinds::linkerd_config::LinkerdConfig},
 };
 
 /// Returns a state with all LinkerdConfigs and nothing else.
@@ -42,7 +41,7 @@ pub(super) fn named(state: &State, name: Option<&str>) -> Result<Arc<LinkerdConf
         }
         None => {
             let target = NamespacedName::new(GlobalSpec::default().linkerd_namespace, INJECTORS_CONFIG_MAP);
-            active::of(&state.linkerd_configs, &target)
+            active_config::of(&state.linkerd_configs, &target)
                 .with_context(|| format!("no LinkerdConfig is in effect for {target}: pass the name of one"))?
         }
     };

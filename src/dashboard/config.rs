@@ -27,7 +27,8 @@ use crate::{
     client,
     cluster::{Cluster, kinds::linkerd_config::LinkerdConfig},
     explain::{CachedObjects, ExplainInput, output::ExplainOutput, workloads::WorkloadRow},
-    linkerd_config::{base::Base, rollout},
+    linkerd_config::documents::base::Base,
+    rollout,
 };
 
 /// The time for which a result is used again. A cluster may have ten thousand workloads.

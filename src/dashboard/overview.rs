@@ -16,12 +16,12 @@ use crate::{
     api::NamespacedName,
     cluster::{
         Cluster, Kind, WatchReport,
+        index::active_config,
         kinds::{linkerd_config::LinkerdConfig, pod::PodPhase},
     },
     destination::RemoteReport,
     events::{RecentEvent, RecentEvents},
     lease::Leadership,
-    linkerd_config::active,
     summary::ConfigSummary,
     version,
 };
@@ -189,8 +189,11 @@ fn configs(cluster: &Cluster, now: Timestamp) -> (Vec<ConfigRow>, usize) {
     let (first, more) = {
         let state = cluster.read();
         let configs = &state.linkerd_configs;
-        let winners: BTreeSet<&str> =
-            configs.targets().filter_map(|target| active::of(configs, target)).map(|config| &*config.name).collect();
+        let winners: BTreeSet<&str> = configs
+            .targets()
+            .filter_map(|target| active_config::of(configs, target))
+            .map(|config| &*config.name)
+            .collect();
         let mut all: Vec<(bool, &Arc<LinkerdConfig>)> =
             configs.iter().map(|config| (winners.contains(&*config.name), config)).collect();
         all.sort_unstable_by_key(|(in_effect, config)| (!in_effect, &config.name));

@@ -13,7 +13,8 @@ use super::{
 use crate::{
     cluster::{Kind, Observer, testing::Feed},
     explain::testing::INSTALLED,
-    linkerd_config::{LinkerdConfigObserver, RolloutObserver},
+    linkerd_config::LinkerdConfigObserver,
+    rollout::RolloutObserver,
     values::Document,
 };
 

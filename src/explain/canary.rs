@@ -1,9 +1,8 @@
-//! The canary of a resource: which namespaces have the declared configuration before all others, and what promotes it.
-//! Pure.
+//! The canary of a resource: the namespaces that get the declared configuration first, and how to promote it. Pure.
 //!
-//! * In: the resource with its status, and the plan that holds the declared document back. Out: the JSON, and lines of
-//!   the text.
-//! * Always: the phase is the one in the status, which the operator wrote; no decision about the canary is made here.
+//! In: the resource with its status, and the plan that holds the declared document back. Out: the JSON, and lines of
+//! the text. Always holds: the phase is the one in the status, which the operator wrote; no decision about the canary
+//! is made here.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{LabelSelector, Time},
@@ -49,8 +48,8 @@ pub struct CanaryOutput {
     /// Whether the annotation that promotes the configuration is ignored, because it is from before the canary.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub promote_ignored: bool,
-    /// The command that promotes the configuration, or that removes the ignored annotation; absent if nothing promotes it
-    /// now.
+    /// The command that promotes the configuration, or that removes the ignored annotation; absent if nothing promotes
+    /// it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promote_command: Option<String>,
     /// The changes that only Pods of the canary namespaces get so far.

@@ -1,7 +1,7 @@
 //! Explains what a LinkerdConfig changes, where each value is from, and what the rollout decides about each workload.
 //!
-//! * In: the objects that the controller works on. Out: a document, and its text. Always: the controller's own functions
-//!   decide; nothing is written; no secret is shown.
+//! In: the objects that the controller works on. Out: a document, and its text. Always holds: the controller's own
+//! functions decide; nothing is written; no secret is shown.
 
 mod canary;
 pub mod output;
@@ -18,9 +18,11 @@ use crate::{
     api::NamespacedName,
     cluster::{
         State,
+        index::active_config,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
-    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles},
+    linkerd_config::{documents::base::Base, revert::predecessor::Predecessor},
+    rollout::trust::bundles::TrustBundles,
 };
 
 /// The cached objects that one LinkerdConfig is explained with.
@@ -61,7 +63,7 @@ impl CachedObjects {
     /// may be locked.
     pub fn of(state: &State, target: &NamespacedName) -> Self {
         Self {
-            winner: active::of(&state.linkerd_configs, target).cloned(),
+            winner: active_config::of(&state.linkerd_configs, target).cloned(),
             live: state.config_maps.get(target).cloned(),
             bundle: state.config_maps.trust_roots(&target.namespace).and_then(|roots| roots.bundle.clone()),
         }

@@ -1,8 +1,7 @@
 //! The output of `explain`. Pure.
 //!
-//! * In: the objects that were read. Out: the JSON document, which is also the source of the text.
-//! * Always: a resource that is not in effect is explained as if it were; each path of the effective document counts
-//!   once.
+//! In: the objects that were read. Out: the JSON document, which is also the source of the text. Always holds: a
+//! resource that is not in effect is explained as if it were; each path of the effective document counts once.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,15 +14,14 @@ use super::{
     workloads::{self, RolloutExplainer, WorkloadsOutput},
 };
 use crate::{
-    api::linkerd_config::{ConditionReason, ConditionType, DriftAction, LinkerdConfigStatus, Mode},
+    api::linkerd_config::{DriftAction, Mode},
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
-        conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
-        holds_back,
-        overlay::{self, Overlay},
-        plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
-        status::failed_hashes,
+        documents::overlay::{self, Overlay},
+        plan::{ConfigPlan, PlanInput, plan},
+        status::conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
         validation::{dangers, ineffective_values},
+        verdict::PlanVerdict,
     },
     text::counted,
     values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
@@ -36,6 +34,7 @@ const SYNCED: &str = "Synced";
 /// The maximum length of a value in the text.
 const LONGEST: usize = 40;
 
+/// The JSON document.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainOutput {
@@ -110,12 +109,14 @@ pub struct PodChange {
     pub value: Option<ShownValue>,
 }
 
+/// The changes of another writer.
 #[derive(Serialize)]
 pub struct DriftOutput {
     pub manager: String,
     pub paths: Vec<String>,
 }
 
+/// A reason why the document is not written.
 #[derive(Serialize)]
 pub struct ProblemOutput {
     pub path: String,
@@ -163,7 +164,7 @@ impl ExplainOutput {
         output
     }
 
-    /// Returns the output without workloads, and with the operator's namespace what explains them.
+    /// Returns the output without workloads, and, if the operator's namespace is given, the explainer of the workloads.
     pub fn of_values(
         input: &ExplainInput,
         all: bool,
@@ -173,25 +174,22 @@ impl ExplainOutput {
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let trust_bundles = input.trust_bundles();
-        let planned = |holds_back| match base {
+        let of_status = PlanInput::of(config, &config.status, &trust_bundles);
+        let planned = |holds_back: bool| match base {
             Ok(base) => plan(&PlanInput {
-                spec: &config.spec,
                 live: live.as_deref(),
                 document: document.as_ref(),
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
-                trust_bundles: &trust_bundles,
-                first_time: config.status.revisions.is_none(),
-                revert_suspended: is_revert_suspended(&config.status),
-                failed: failed_hashes(config, &config.status),
                 predecessor: predecessor.as_ref(),
                 holds_back,
+                ..of_status
             }),
             Err(unreadable) => ConfigPlan::only(PlanVerdict::InvalidBase(unreadable.clone())),
         };
         // The values are those of the declared document, which all namespaces get in the end.
         let declared = planned(false);
-        let held = holds_back(&config.spec).then(|| planned(true)).filter(|plan| plan.canary.is_some());
+        let held = of_status.holds_back.then(|| planned(true)).filter(|plan| plan.canary.is_some());
         let canary = held.as_ref().and_then(|plan| CanaryOutput::new(config, plan));
         let plan = held.as_ref().unwrap_or(&declared);
         let values = ValueRows::new(input, &declared);
@@ -255,7 +253,7 @@ impl ExplainOutput {
         self.in_effect && self.known && self.problems.is_empty()
     }
 
-    /// Returns whether the ConfigMap differs from what the resource declares, also if that is not to be written.
+    /// Returns whether the ConfigMap differs from the declared configuration, even if nothing would be written.
     pub fn is_different(&self) -> bool {
         self.reason != SYNCED
     }
@@ -339,11 +337,6 @@ impl ValueRows {
 fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Item = &'a Path> {
     let reports = input.config.spec.drift.action == DriftAction::Report;
     plan.drift.iter().filter(move |_| reports).flat_map(|drift| &drift.paths)
-}
-
-/// Returns whether the operator has suspended the revert of drift, which only the status records.
-fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
-    status.reason(ConditionType::Stalled).is_some_and(ConditionReason::is_contested)
 }
 
 fn warnings(input: &ExplainInput, plan: &ConfigPlan) -> Vec<String> {

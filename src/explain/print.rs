@@ -29,6 +29,7 @@ const MAX_UNCOVERED: usize = 100;
 /// The maximum number of changes in the line about new Pods.
 const MAX_SHOWN: usize = 10;
 
+/// The text with one row for each workload.
 pub fn text(output: &ExplainOutput) -> String {
     text_with(output, |workloads| each_workload(&workloads.workloads))
 }
@@ -199,7 +200,7 @@ fn head(output: &ExplainOutput) -> String {
     text
 }
 
-/// Says what the write does at once, whatever the rollout does with the Pods that are running.
+/// Describes the immediate effect of the write on new Pods, which does not depend on the rollout.
 fn new_pods(output: &ExplainOutput) -> String {
     let changes = &output.new_pods.changes;
     match (changes.is_empty(), &output.canary) {
@@ -216,6 +217,7 @@ fn new_pods(output: &ExplainOutput) -> String {
     }
 }
 
+/// Returns the first changes, and the number of the others.
 pub fn changes_text(changes: &[PodChange]) -> String {
     let shown = changes.iter().take(MAX_SHOWN).map(|change| match &change.value {
         Some(value) => format!("{} {}", change.path, value.text),

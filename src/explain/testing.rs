@@ -11,7 +11,7 @@ use crate::{
         Problems, Projected,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
-    linkerd_config::base::Base,
+    linkerd_config::documents::base::Base,
     values::Document,
 };
 

@@ -1,9 +1,8 @@
 //! The state of each meshed workload, and the decision of the rollout engine about it. Pure.
 //!
-//! * In: the objects that were read, the plan for the ConfigMap. Out: a row for each workload with meshed Pods, and the
-//!   totals.
-//! * Always: the functions of the engine decide, from the status of a resource that is in effect. For any other
-//!   resource the output is what the engine would decide once injectors use the planned document.
+//! In: the objects that were read, the plan for the ConfigMap. Out: a row for each workload with meshed Pods, and the
+//! totals. Always holds: the functions of the engine decide, from the status of a resource that is in effect. For any
+//! other resource, the output shows the decisions of the engine once injectors use the planned document.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -24,21 +23,21 @@ use crate::{
     linkerd_config::{
         active_canary, baseline,
         plan::ConfigPlan,
-        rollout::{
-            assess::{
-                annotations::RolloutState,
-                coverage::{CoverageGap, InjectionContext, gaps},
-                outdated::{PodClass, classify},
-                workload_state::{Assessment, Health, InProgress, SkipReason, WorkloadState},
-            },
-            assess_workload,
-            schedule::RolloutSchedule,
-            target::{RolloutContext, RolloutTarget},
+        rollout_target::{RolloutContext, rollout_target},
+    },
+    rollout::{
+        assess::{
+            annotations::RolloutState,
+            coverage::{CoverageGap, InjectionContext, gaps},
+            outdated::{PodClass, classify},
+            workload_state::{Assessment, Health, InProgress, SkipReason, WorkloadState},
         },
-        sha256,
+        assess_workload,
+        schedule::RolloutSchedule,
+        target::RolloutTarget,
     },
     summary::at_least,
-    text::counted,
+    text::{counted, sha256},
     values::Reading,
 };
 
@@ -70,6 +69,7 @@ pub struct RolloutOutput {
     pub at_least_seconds: Option<u64>,
 }
 
+/// One workload of the mesh.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadRow {
@@ -139,7 +139,7 @@ impl RolloutExplainer {
             trust_bundles,
             canary: active_canary(config, &status, plan.canary.as_ref()),
         };
-        let target = RolloutTarget::of(config, &status, &context);
+        let target = rollout_target(config, &status, &context);
         let known = |message: String, reason: Option<&str>| RolloutOutput {
             hash: target.proxies.injection_hash.is_some().then(|| target.key.to_string()),
             reason: reason.map(str::to_owned),
@@ -183,6 +183,7 @@ impl RolloutExplainer {
         self.schedule.set(workload, Some(assessment), Timestamp::UNIX_EPOCH);
     }
 
+    /// Returns the output for all added workloads.
     pub fn finish(self) -> WorkloadsOutput {
         let totals = &self.schedule.totals;
         let RolloutWorkloads { selected, pending, updating, .. } = totals.workloads;

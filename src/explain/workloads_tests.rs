@@ -19,7 +19,7 @@ use crate::{
         print::text,
         testing::{INSTALLED, config, input},
     },
-    linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
+    rollout::trust::bundles::{TrustBundle, TrustBundles},
     values::Document,
 };
 

@@ -12,8 +12,8 @@ use super::{number, quote::quoted, types::find};
 pub(crate) enum Shape {
     /// A string. Numbers and bools become strings.
     Text,
-    /// A string of the embedded struct with this name. Go's YAML reader does not find its type, so numbers and bools are
-    /// errors.
+    /// A string of the embedded struct with this name. Go's YAML reader does not find its type, so numbers and bools
+    /// are errors.
     EmbeddedText(&'static str),
     Bool,
     Uint32,
@@ -53,7 +53,7 @@ struct Decoder {
 /// Decodes a text. The recursion is bounded, because the parser limits the depth.
 ///
 /// # Errors
-/// Returns the text of the first error.
+/// The text of the first error.
 pub(crate) fn decode(text: &str, shape: &'static ObjectShape) -> Result<Value, String> {
     let value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut decoder = Decoder::default();

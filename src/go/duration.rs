@@ -35,7 +35,7 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
 /// Returns the duration in nanoseconds.
 ///
 /// # Errors
-/// Fails for a text that Go rejects.
+/// When Go rejects the text.
 pub(crate) fn checked(text: &str) -> Result<i64, InvalidDuration> {
     let invalid = || InvalidDuration::Syntax(text.to_owned());
     let (negative, rest) = match text.strip_prefix('-') {

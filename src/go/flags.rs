@@ -1,7 +1,7 @@
 //! The flags of Go programs, in the syntax of clap.
 //!
-//! In: arguments in Go's syntax. Out: arguments in clap's syntax, and values that Go's programs accept. Always holds: an
-//! unknown flag is kept under [`UNKNOWN_FLAG`], because a newer chart may have it.
+//! In: arguments in Go's syntax. Out: arguments in clap's syntax, and values that Go's programs accept. Always holds:
+//! an unknown flag is kept under [`UNKNOWN_FLAG`], because a newer chart may have it.
 
 use std::{
     any::TypeId,
@@ -13,7 +13,7 @@ use clap::{Arg, ArgAction, Command};
 
 use super::bool;
 
-/// The flag with which an unknown one is passed to clap, which would exit.
+/// The flag under which an unknown flag is passed to clap, which would exit otherwise.
 pub(crate) const UNKNOWN_FLAG: &str = "unknown-flag";
 
 /// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand of a container: clap

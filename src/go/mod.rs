@@ -1,5 +1,5 @@
-//! What is odd because Linkerd is written in Go: the forms of its durations, bools, flags, quoted texts, numbers and YAML
-//! scalars, and the types of its fields, with the rules by which its decoders find a field and convert a value.
+//! The rules of Go that Linkerd's formats follow: the forms of durations, bools, flags, quoted texts, numbers and YAML
+//! scalars, the types of fields, and how Go's decoders find a field and convert a value.
 //!
 //! Always holds: it imports no other module, and a text that Go rejects is rejected.
 

@@ -39,7 +39,8 @@ pub(crate) fn as_json(number: &Number) -> String {
     }
 }
 
-/// Spells a float with the fewest digits. It gets an exponent of `digits` or more digits, unless this is in the range.
+/// Spells a float with the fewest digits. An exponent outside of `without_exponent` is written with at least `digits`
+/// digits.
 fn spelled(float: impl Display + LowerExp, without_exponent: Range<i32>, digits: usize) -> String {
     let shortest = format!("{float:e}");
     let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));

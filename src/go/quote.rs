@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-/// Returns a text in double quotes, with Go's escapes. What is printable is decided by Rust's tables of Unicode, which
-/// may be newer or older than those of a Go program.
+/// Returns a text in double quotes, with Go's escapes. Rust's Unicode tables decide which characters are printable;
+/// they may be newer or older than those of a Go program.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

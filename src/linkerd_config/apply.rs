@@ -12,12 +12,11 @@ use tracing::{info, warn};
 use super::{
     LinkerdConfigReconciler,
     canary::CanaryDecision,
-    consistency::contradiction,
     dereference::ReconcileInput,
-    drift::with_drift_window,
-    plan::{ConfigPlan, PlanVerdict},
-    resolve_base::BaseChange,
-    status::kept_revisions,
+    documents::{drift::with_drift_window, resolve_base::BaseChange},
+    plan::ConfigPlan,
+    status::{consistency::contradiction, kept_revisions},
+    verdict::PlanVerdict,
     writer::written_revision,
 };
 use crate::{
@@ -44,7 +43,7 @@ pub(super) struct ReconcileOutcome {
     pub(super) rolls_back: bool,
     /// Why a required rollback restores nothing.
     pub(super) rollback_refused: Option<String>,
-    /// What happens to the document that the plan holds back, or that it promotes.
+    /// The decision about the document that the plan holds back or promotes.
     pub(super) canary: Option<CanaryDecision>,
 }
 
@@ -127,7 +126,8 @@ impl LinkerdConfigReconciler {
         if let Some(drift) = outcome.plan.drift.as_ref().filter(|_| outcome.plan.verdict != PlanVerdict::Drifted) {
             outcome.reverted = Some(self.keep_reverted(live, &drift.manager).await?);
         }
-        // The next change finds here what it replaces, also if the status says something else by then.
+        // The annotation keeps the revision that the next change replaces, even if the status names another one by
+        // then.
         let revision = outcome.plan.restored_revision.or(outcome.base_revision).unwrap_or_default();
         if outcome.plan.verdict == PlanVerdict::Restored {
             self.record_failure(config).await?;
@@ -144,8 +144,9 @@ impl LinkerdConfigReconciler {
         Ok(())
     }
 
-    /// Writes what failed into the status, before the fallback document: the next leader would otherwise write the failed
-    /// document once more. The document may prevent the creation of every Pod, so the rollback does not depend on it.
+    /// Writes the failure into the status before the fallback document is written: the next leader would otherwise
+    /// write the failed document again. The failed document may prevent the creation of every Pod, so the rollback
+    /// happens even if this write fails.
     async fn record_failure(&self, config: &LinkerdConfig) -> Result<(), WriteError> {
         let Some(known) = self.cache.unwritten_status(config) else { return Ok(()) };
         let stored = self.cache.last_status(config).unwrap_or_else(|| Arc::clone(&config.status));
@@ -228,7 +229,7 @@ impl LinkerdConfigReconciler {
     }
 }
 
-/// Returns the stored status with what a later one knows about failures. Its conditions stay: they still describe the
+/// Returns the stored status with the failures of a later one. The stored conditions stay: they still describe the
 /// ConfigMap.
 fn with_failure(stored: &LinkerdConfigStatus, known: &LinkerdConfigStatus) -> LinkerdConfigStatus {
     let mut status = stored.clone();

@@ -5,16 +5,20 @@
 use std::sync::Arc;
 
 use super::{
-    LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
-    revert::predecessor::Predecessor, status::failed_hashes, trust_anchors::bundles::TrustBundles,
+    LinkerdConfigReconciler,
+    documents::base::Base,
+    revert::predecessor::Predecessor,
+    status::{attempt::failed_hashes, denials::without_past_denials},
     writer::written_revision,
 };
 use crate::{
     api::{CANARY_CONFIG_MAP, linkerd_config::LinkerdConfigStatus},
     cluster::{
         Kind,
+        index::active_config,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
+    rollout::trust::bundles::TrustBundles,
     values::Reading,
     write::WriteError,
 };
@@ -65,7 +69,7 @@ impl LinkerdConfigReconciler {
         let ready = self.injectors.ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
             before: without_past_denials(before, ready.as_ref()),
-            active: active::of(&state.linkerd_configs, &config.target).cloned(),
+            active: active_config::of(&state.linkerd_configs, &config.target).cloned(),
             live,
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
             canary_map: state.config_maps.find(&config.target.namespace, CANARY_CONFIG_MAP).cloned(),
@@ -91,7 +95,7 @@ impl LinkerdConfigReconciler {
     /// Whether the resource is active now. Another resource may have become active since the reconcile began.
     pub(super) fn is_active(&self, config: &LinkerdConfig) -> bool {
         let state = self.gate.cluster.read();
-        active::of(&state.linkerd_configs, &config.target).is_some_and(|active| active.name == config.name)
+        active_config::of(&state.linkerd_configs, &config.target).is_some_and(|active| active.name == config.name)
     }
 
     /// Returns the documents of the plan.

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
     apply::RevertedDocument,
-    conditions::drift_paths,
-    plan::{ConfigPlan, PlanVerdict},
-    resolve_base::BaseChange,
+    documents::{drift::Drift, resolve_base::BaseChange},
+    plan::ConfigPlan,
+    status::conditions::drift_paths,
+    verdict::PlanVerdict,
 };
 use crate::{
     api::{
@@ -35,29 +36,49 @@ pub(super) struct EventInput<'a> {
 }
 
 pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
-    let EventInput { config, live, before, after, plan, written, reverted } = input;
-    let target = &config.target;
-    let mut notices = Vec::new();
-    let mut add = |reason, note: String| {
+    let EventInput { config, live, before, after, plan, written, .. } = input;
+    let mut found = condition_events(input);
+    found.extend(canary_event(before, after));
+    found.extend(rollout_events(before, after));
+    if let Some(plan) = plan {
+        found.extend(base_events(input, plan));
+    }
+    let reverted = plan.as_ref().and_then(|plan| plan.drift.as_ref()).filter(|drift| drift.reverted && *written);
+    let reverted = reverted.map(|drift| (Reason::DriftReverted, reverted_note(input, drift)));
+    found.extend(reverted.clone());
+    let of_resource = |(reason, note)| {
         let regarding = linkerd_config_reference(&config.name, &config.uid);
-        notices.push(Notice { reason, regarding, related: live.map(config_map_reference), note });
+        Notice { reason, regarding, related: live.map(config_map_reference), note }
     };
+    let of_config_map = |(reason, note)| {
+        let related = Some(linkerd_config_reference(&config.name, &config.uid));
+        live.map(|live| Notice { reason, regarding: config_map_reference(live), related, note })
+    };
+    let updated = updated_event(input).map(of_resource);
+    found.into_iter().map(of_resource).chain(reverted.and_then(of_config_map)).chain(updated).collect()
+}
+
+/// Returns the Events about conditions that changed, except those of rollouts.
+fn condition_events(input: &EventInput<'_>) -> Vec<(Reason, String)> {
+    let EventInput { config, before, after, .. } = input;
+    let mut found = Vec::new();
     let became = |type_, wanted| became(before, after, type_, wanted);
     if became(Accepted, ConditionReason::Conflicted) {
-        add(Reason::Conflicted, after.message(Accepted).to_owned());
+        found.push((Reason::Conflicted, after.message(Accepted).to_owned()));
     }
     if before.active == Some(false) && after.active == Some(true) {
-        add(Reason::Activated, format!("This LinkerdConfig is now in effect for ConfigMap {target}"));
+        let note = format!("This LinkerdConfig is now in effect for ConfigMap {}", config.target);
+        found.push((Reason::Activated, note));
     }
     // The conditions of the resource and of the document list problems in the same words.
     for (type_, subject) in [(Accepted, "The resource is invalid: "), (ConfigMapSynced, "")] {
         let invalid = [ConditionReason::Invalid, ConditionReason::ValidationFailed, ConditionReason::InvalidBase];
         if invalid.into_iter().any(|wanted| became(type_, wanted)) {
-            add(Reason::ValidationFailed, format!("{subject}{}", after.message(type_)));
+            found.push((Reason::ValidationFailed, format!("{subject}{}", after.message(type_))));
         }
     }
     if became(Stalled, ConditionReason::InstallerReverts) {
-        add(Reason::InstallerReverts, after.message(Stalled).to_owned());
+        found.push((Reason::InstallerReverts, after.message(Stalled).to_owned()));
     }
     let hash = after.injection_hash.as_deref().unwrap_or_default();
     for (sync_reason, reason, outcome) in [
@@ -66,86 +87,73 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         (ConditionReason::Denied, Reason::InjectorDenied, format!("Injectors deny configuration {hash}")),
     ] {
         if became(InjectorSynced, sync_reason) {
-            add(reason, format!("{outcome}: {}", after.message(InjectorSynced)));
+            found.push((reason, format!("{outcome}: {}", after.message(InjectorSynced))));
         }
     }
-    for (reason, note) in canary_event(before, after).into_iter().chain(rollout_events(before, after)) {
-        add(reason, note);
-    }
-    let Some(plan) = plan else { return notices };
+    found
+}
+
+/// Returns the Events about the trust anchors, the base, and the document in the ConfigMap.
+fn base_events(input: &EventInput<'_>, plan: &ConfigPlan) -> Vec<(Reason, String)> {
+    let EventInput { config, before, after, written, .. } = input;
+    let target = &config.target;
+    let mut found = Vec::new();
     let reuses = |status: &LinkerdConfigStatus| {
         status.trust_anchors.as_ref().is_some_and(|anchors| anchors.source.as_deref() == Some(TRUST_ROOTS))
     };
     if reuses(after) && !reuses(before) {
         let note = format!("The mesh keeps the trust anchors of ConfigMap {TRUST_ROOTS}");
-        add(Reason::TrustAnchorsReused, note);
+        found.push((Reason::TrustAnchorsReused, note));
     }
-    match &plan.base_change {
-        Some(BaseChange::Adopted) | None => {}
+    found.extend(match &plan.base_change {
+        Some(BaseChange::Adopted) | None => None,
         Some(BaseChange::Installed { manager }) => {
-            add(
-                Reason::BaseUpdated,
-                format!("{manager} installed another document in ConfigMap {target}; it is the new base"),
-            );
+            let note = format!("{manager} installed another document in ConfigMap {target}; it is the new base");
+            Some((Reason::BaseUpdated, note))
         }
         Some(BaseChange::Edited { manager }) => {
-            add(
-                Reason::BaseUpdated,
-                format!("The changes by {manager} to ConfigMap {target} are now part of the base"),
-            );
+            let note = format!("The changes by {manager} to ConfigMap {target} are now part of the base");
+            Some((Reason::BaseUpdated, note))
         }
-    }
+    });
     let bundles = (&before.trust_roots_sha256, &after.trust_roots_sha256);
     if let (Some(was), Some(is)) = bundles
         && was != is
     {
-        add(Reason::TrustRootsChanged, format!("The trust bundle in ConfigMap {TRUST_ROOTS} changed: SHA-256 {is}"));
+        let note = format!("The trust bundle in ConfigMap {TRUST_ROOTS} changed: SHA-256 {is}");
+        found.push((Reason::TrustRootsChanged, note));
     }
-    if let Some(drift) = &plan.drift {
-        let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
-        if drift.reverted || count(before) != count(after) {
-            add(
-                Reason::DriftDetected,
-                format!("{} changed {} in ConfigMap {target}", drift.manager, drift_paths(drift)),
-            );
+    let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
+    match &plan.drift {
+        Some(drift) if drift.reverted || count(before) != count(after) => {
+            let note = format!("{} changed {} in ConfigMap {target}", drift.manager, drift_paths(drift));
+            found.push((Reason::DriftDetected, note));
         }
-        if drift.reverted && *written {
-            let kept = match reverted {
-                Some(RevertedDocument::Kept(name)) => format!("; ControllerRevision {name} has the reverted document"),
-                Some(RevertedDocument::Failed(why)) => format!("; the reverted document could not be kept: {why}"),
-                Some(RevertedDocument::NotKept) | None => String::new(),
-            };
-            let note = match drift.paths.is_empty() {
-                true => {
-                    format!(
-                        "Reverted a change by {}: the document was missing or could not be parsed{kept}",
-                        drift.manager
-                    )
-                }
-                false => format!("Reverted changes by {} to {}{kept}", drift.manager, drift_paths(drift)),
-            };
-            add(Reason::DriftReverted, note.clone());
-            if let Some(live) = live {
-                let related = Some(linkerd_config_reference(&config.name, &config.uid));
-                notices.push(Notice {
-                    reason: Reason::DriftReverted,
-                    regarding: config_map_reference(live),
-                    related,
-                    note,
-                });
-                return add_updated_event(notices, input);
-            }
+        None if *written && plan.verdict == PlanVerdict::Restored => {
+            let note = format!("Restored the document from before the declared one in ConfigMap {target}");
+            found.push((Reason::ConfigRolledBack, note));
         }
-    } else if *written && plan.verdict == PlanVerdict::Restored {
-        add(
-            Reason::ConfigRolledBack,
-            format!("Restored the document from before the declared one in ConfigMap {target}"),
-        );
-    } else if *written {
-        let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
-        add(Reason::ConfigMapUpdated, format!("Wrote the declared configuration to ConfigMap {target}: hash {hash}"));
+        None if *written => {
+            let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
+            let note = format!("Wrote the declared configuration to ConfigMap {target}: hash {hash}");
+            found.push((Reason::ConfigMapUpdated, note));
+        }
+        Some(_) | None => {}
     }
-    add_updated_event(notices, input)
+    found
+}
+
+fn reverted_note(input: &EventInput<'_>, drift: &Drift) -> String {
+    let kept = match input.reverted {
+        Some(RevertedDocument::Kept(name)) => format!("; ControllerRevision {name} has the reverted document"),
+        Some(RevertedDocument::Failed(why)) => format!("; the reverted document could not be kept: {why}"),
+        Some(RevertedDocument::NotKept) | None => String::new(),
+    };
+    let Drift { manager, paths, .. } = drift;
+    match paths.is_empty() {
+        true => format!("Reverted a change by {manager}: the document was missing or could not be parsed{kept}"),
+        false => format!("Reverted changes by {manager} to {}{kept}", drift_paths(drift)),
+    }
 }
 
 /// Whether a condition has this reason, and had another one.
@@ -211,24 +219,19 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
     notices
 }
 
-/// Adds LinkerdConfigUpdated as the last Event, once for each generation that takes effect.
-fn add_updated_event(mut notices: Vec<Notice>, input: &EventInput<'_>) -> Vec<Notice> {
-    let EventInput { config, live, before, after, plan, .. } = input;
+/// Returns LinkerdConfigUpdated, once for each generation that takes effect.
+fn updated_event(input: &EventInput<'_>) -> Option<(Reason, String)> {
+    let EventInput { config, before, after, plan, .. } = input;
+    let plan = plan.filter(|plan| plan.verdict == PlanVerdict::Synced)?;
     let ready = |status: &LinkerdConfigStatus| status.reason(Ready) == Some(ConditionReason::Reconciled);
-    let synced = plan.is_some_and(|plan| plan.verdict == PlanVerdict::Synced);
     let is_new = before.observed_generation != after.observed_generation;
     // Neither a revert nor a replica that catches up is an update: the generation was already in effect.
     let good = |status: &LinkerdConfigStatus| status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
     let was_in_effect =
         after.reason(InjectorSynced) == Some(ConditionReason::AllReplicasCurrent) && good(before) == good(after);
-    let became_ready = !ready(before) && !was_in_effect && plan.is_some_and(|plan| plan.drift.is_none());
-    if synced && ready(after) && (is_new || became_ready) {
-        let note = format!("Generation {} is in effect", config.generation);
-        let related = live.map(config_map_reference);
-        let regarding = linkerd_config_reference(&config.name, &config.uid);
-        notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding, related, note });
-    }
-    notices
+    let became_ready = !ready(before) && !was_in_effect && plan.drift.is_none();
+    let is_update = ready(after) && (is_new || became_ready);
+    is_update.then(|| (Reason::LinkerdConfigUpdated, format!("Generation {} is in effect", config.generation)))
 }
 
 /// Returns the Event about the restore of the base for the deletion of a resource.

@@ -3,7 +3,7 @@
 //! ```text
 //! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                   └─▶ status, events (pure) ──▶ status, Events      (while leading)
-//!              injector: probes of the ready replicas ──┤
+//!       injection_probe: probes of the ready replicas ──┤
 //!              canary: a document that some namespaces get first
 //! ```
 //!
@@ -11,59 +11,52 @@
 //! of `data.values`, ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the
 //! resource does not declare keeps the installer's value; a document with problems is not written, and one that
 //! injectors deny is rolled back; the base is saved before the first write; without a change nothing is written. Only
-//! [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document. [`overlay`] maps the
-//! fields of the resource to paths in it. Two other modules read single paths: [`drift`] reads `cliVersion`, and
-//! [`control_plane::skew`] reads versions and `cniEnabled`.
+//! [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document. [`documents::overlay`]
+//! maps the fields of the resource to paths in it. Two other modules read single paths: [`documents::drift`] reads
+//! `cliVersion`, and [`documents::skew`] reads versions and `cniEnabled`.
 
-pub mod active;
 mod apply;
-pub mod base;
 mod canary;
 mod collector;
-pub mod conditions;
-mod consistency;
-pub mod control_plane;
 mod deletion;
 mod dereference;
-pub mod drift;
+pub mod documents;
 mod events;
-mod injector;
 mod installers;
 mod observer;
-pub mod overlay;
 pub mod plan;
 mod reconcile;
 mod reconcile_cache;
-mod resolve_base;
 pub mod revert;
-pub mod rollout;
+pub mod rollout_target;
 pub mod status;
-pub mod trust_anchors;
 pub mod validation;
+pub mod verdict;
 mod writer;
 
 use std::{sync::Arc, time::Duration};
 
 use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
-use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
-    base::baseline,
-    canary::{active_canary, holds_back, kept_canary},
+    canary::{active_canary, kept_canary},
+    documents::base::baseline,
 };
 use self::{
-    collector::LinkerdConfigCollector, deletion::release::Releaser, injector::Injectors,
-    reconcile_cache::ReconcileCache, rollout::Rollouts, writer::ConfigWriter,
+    collector::LinkerdConfigCollector, deletion::release::Releaser, reconcile_cache::ReconcileCache,
+    writer::ConfigWriter,
 };
-pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver, validation::LinkerdConfigValidator};
+pub use self::{observer::LinkerdConfigObserver, validation::LinkerdConfigValidator};
 use crate::{
     api::{self, NamespacedName},
+    cluster::index::active_config,
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::Events,
+    injection_probe::Injectors,
     lease::Fence,
+    rollout::{RolloutObserver, Rollouts},
     tasks::Tasks,
-    text::hex,
     write::WriteError,
 };
 
@@ -76,6 +69,7 @@ const CONCURRENCY: u16 = 4;
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
 
+/// The namespaces of the control plane and of the operator.
 #[derive(Clone, Debug)]
 pub struct Namespaces {
     pub control_plane: Arc<str>,
@@ -164,15 +158,10 @@ impl Reconciler for LinkerdConfigReconciler {
         let state = self.gate.cluster.read();
         let is_target = |config_map: &Arc<str>| {
             let target = NamespacedName::new(Arc::clone(&self.namespaces.control_plane), Arc::clone(config_map));
-            active::of(&state.linkerd_configs, &target).is_some()
+            active_config::of(&state.linkerd_configs, &target).is_some()
         };
         self.cache.forget(&key.name, is_target);
     }
-}
-
-/// Returns the SHA-256 of the exact bytes, in the form of Linkerd's Pod annotation.
-pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
-    hex(Sha256::digest(bytes))
 }
 
 #[cfg(test)]

@@ -7,12 +7,11 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::active;
 use crate::{
     api::{self, CANARY_CONFIG_MAP, INJECTOR, NamespacedName, OPERATOR_WEBHOOK_SERVICE, TRUST_ROOTS},
     cluster::{
         Change, Diff, Kind, Observer, State, WatchScope,
-        index::store::Store,
+        index::{active_config, store::Store},
         kinds::{endpoint_slice::Slice, linkerd_config::LinkerdConfig},
     },
     controller::ObjectNames,
@@ -21,8 +20,8 @@ use crate::{
 
 /// The kinds that the controller reads.
 pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice];
-/// The kinds of the controller and of the [release](super::deletion::release) of resources. The controller does not wait
-/// for namespaces, because users may withhold the permission.
+/// The kinds of the controller and of the [release](super::deletion::release) of resources. The controller does not
+/// wait for namespaces, because users may withhold the permission.
 const WATCHED: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice, Kind::Namespace];
 
 /// Adds the LinkerdConfigs that a change affects to the controller's queue.
@@ -85,17 +84,17 @@ impl Observer for LinkerdConfigObserver {
                 Change::ConfigMap(diff) => {
                     let key = &diff.latest().key;
                     match &*key.name {
-                        TRUST_ROOTS => add(&mut active::in_namespace(configs, &key.namespace)),
+                        TRUST_ROOTS => add(&mut active_config::in_namespace(configs, &key.namespace)),
                         // A resource that is no longer active takes its own canary back.
                         CANARY_CONFIG_MAP => add(&mut configs.iter().filter(|it| it.target.namespace == key.namespace)),
-                        _ => add(&mut active::of(configs, key).into_iter()),
+                        _ => add(&mut active_config::of(configs, key).into_iter()),
                     }
                 }
                 // When the endpoints of an injector change, the active LinkerdConfigs are checked against the new
                 // replicas.
                 Change::EndpointSlice(diff) => {
                     for namespace in changed_injectors(diff, &self.control_plane_namespace) {
-                        add(&mut active::in_namespace(configs, &namespace));
+                        add(&mut active_config::in_namespace(configs, &namespace));
                     }
                 }
                 _ => {}
@@ -106,7 +105,7 @@ impl Observer for LinkerdConfigObserver {
     }
 }
 
-/// Returns the namespaces whose ConfigMaps are read by the injectors whose ready endpoints the slice changes.
+/// If the slice changes the ready endpoints of injectors, returns the namespaces whose ConfigMaps these injectors read.
 fn changed_injectors(diff: &Diff<Slice>, control_plane: &Arc<str>) -> BTreeSet<Arc<str>> {
     let namespaces = diff.both().filter_map(|slice| slice.service()).filter_map(|service| match &*service.name {
         INJECTOR => Some(Arc::clone(&service.namespace)),
@@ -118,8 +117,8 @@ fn changed_injectors(diff: &Diff<Slice>, control_plane: &Arc<str>) -> BTreeSet<A
     if namespaces.is_empty() || ready(diff.old()) == ready(diff.current()) { BTreeSet::new() } else { namespaces }
 }
 
-/// Returns all resources for the ConfigMaps whose active resource changed, or began or ended to enforce. The status of
-/// each names the active one, and only one that enforces supersedes the others.
+/// Returns all resources for the ConfigMaps whose active resource changed, or began or stopped enforcing. The status of
+/// each resource names the active one, and only an active resource that enforces supersedes the others.
 fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec<&'a Arc<LinkerdConfig>> {
     let diffs: Vec<_> = changes
         .iter()
@@ -135,8 +134,8 @@ fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec
         let unchanged = configs.targeting(target).filter(|config| !changed.contains(&config.name));
         let old = diffs.iter().filter_map(|diff| diff.old()).filter(|old| old.target == *target);
         let place = |config: &Arc<LinkerdConfig>| (Arc::clone(&config.name), config.enforces());
-        let before = active::first(unchanged.chain(old)).map(place);
-        if before != active::of(configs, target).map(place) {
+        let before = active_config::first(unchanged.chain(old)).map(place);
+        if before != active_config::of(configs, target).map(place) {
             affected.extend(configs.targeting(target).filter(|config| !config.deleting));
         }
     }

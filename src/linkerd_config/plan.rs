@@ -2,35 +2,40 @@
 //!
 //! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write,
 //! a verdict. Always holds: a document that cannot be parsed exactly is overwritten only from a saved base; a document
-//! with problems is not written, unless they are the installer's and the injectors are probed; drift is computed against
-//! the configuration that was in force at our last write, not against the current one; after a plan was applied,
-//! planning again writes nothing.
+//! with problems is not written, unless they are the installer's and the injectors are probed; drift is computed
+//! against the configuration that was in force at our last write, not against the current one; after a plan was
+//! applied, planning again writes nothing.
 
 use super::{
-    base::Base,
     canary::{
-        self,
         document::{CanaryDocument, HeldInput, held},
+        problems::problems as canary_problems,
     },
-    control_plane::skew::{self, VersionSkew},
-    drift::Drift,
-    overlay::{self, Overlay, ValueSource},
-    resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, describe_unreadable, repair, resolve_base},
+    documents::{
+        base::Base,
+        drift::Drift,
+        overlay::{self, Overlay, ValueSource},
+        resolve_base::{BaseChange, BaseInput, ResolvedBase, describe_unreadable, repair, resolve_base},
+        skew::{self, VersionSkew},
+    },
     revert::predecessor::{NoFallback, Predecessor},
-    rollout,
-    trust_anchors::bundles::TrustBundles,
+    status::attempt::failed_hashes,
+    verdict::PlanVerdict,
 };
 use crate::{
     api::linkerd_config::{
-        DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode, ProxyShapeStatus, annotations::CONFIG_HASH_ANNOTATION,
+        ConditionReason, ConditionType, DriftAction, InjectorSyncMethod, LinkerdConfigSpec, LinkerdConfigStatus, Mode,
+        ProxyShapeStatus, annotations::CONFIG_HASH_ANNOTATION,
     },
-    cluster::kinds::config_map::ConfigMap,
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    rollout::{self, trust::bundles::TrustBundles},
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 
 const BY_INSTALLER: &str = "the installer set it: correct it there";
 const BY_RESOURCE: &str = "the resource sets it";
 
+/// The inputs of a plan.
 #[derive(Clone, Copy)]
 pub struct PlanInput<'a> {
     pub spec: &'a LinkerdConfigSpec,
@@ -49,7 +54,7 @@ pub struct PlanInput<'a> {
     /// Whether reverts are suspended, because other writers keep undoing them.
     pub revert_suspended: bool,
     /// The injection hashes of documents that the injectors denied, or that workloads failed with. If there is any, the
-    /// declared values failed, whatever the installer's document is by now.
+    /// declared values failed, also over another document of the installer.
     pub failed: &'a [String],
     /// The document before the one in effect, if a rollback may restore it.
     pub predecessor: Option<&'a Predecessor>,
@@ -57,6 +62,7 @@ pub struct PlanInput<'a> {
     pub holds_back: bool,
 }
 
+/// The planned writes, and the facts about them for the status.
 #[derive(Debug)]
 pub struct ConfigPlan {
     /// The base to save before the ConfigMap is written.
@@ -91,45 +97,35 @@ pub struct ConfigPlan {
     pub canary: Option<CanaryDocument>,
 }
 
+/// A planned write of the ConfigMap.
 #[derive(Debug)]
 pub struct ConfigMapWrite {
     pub values: String,
-    /// The hash of the declared document, without the reported changes of other writers.
+    /// The hash of the document in force, without the reported changes of other writers.
     pub hash: String,
     /// Whether the write overwrites a change of another writer.
     pub overwrites_others: bool,
 }
 
-/// The state of the ConfigMap once the plan is applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PlanVerdict {
-    Synced,
-    /// The resource cannot be applied.
-    Invalid(Vec<Problem>),
-    /// Linkerd cannot use the document that is in the ConfigMap, or that would be written.
-    ValidationFailed(Vec<Problem>),
-    TargetNotFound,
-    UnsupportedLayout,
-    /// The installed Linkerd is too old; the text says why.
-    UnsupportedVersion(String),
-    Immutable,
-    /// The installer's document is unknown, so the present document is not overwritten.
-    InvalidBase(String),
-    /// The declared document failed: the ConfigMap holds the document before it.
-    Restored,
-    /// The declared document is held back: the ConfigMap holds the document before it.
-    Canary,
-    /// Changes of other writers are kept, because drift.action is Report.
-    Drifted,
-    /// Changes of other writers are kept for now, because they recur after each revert.
-    RepeatedDrift,
-    /// The document of this installer is kept for now, because the installer keeps writing.
-    InstallerReverts(String),
-    /// Nothing is written, because mode is Observe; these paths would change.
-    Observing(Vec<Path>),
-    Suspended,
-    /// The reconcile failed before a plan was made.
-    Unknown,
+// === impl PlanInput ===
+
+impl<'a> PlanInput<'a> {
+    /// Returns the inputs that a resource and its status determine. The caller adds the objects that it read.
+    pub fn of(config: &'a LinkerdConfig, status: &'a LinkerdConfigStatus, trust_bundles: &'a TrustBundles) -> Self {
+        Self {
+            spec: &config.spec,
+            live: None,
+            document: None,
+            base: None,
+            bundle: None,
+            trust_bundles,
+            first_time: status.revisions.is_none(),
+            revert_suspended: status.reason(ConditionType::Stalled).is_some_and(ConditionReason::is_contested),
+            failed: failed_hashes(config, status),
+            predecessor: None,
+            holds_back: config.spec.canary.is_some() && config.spec.mode == Mode::Enforce,
+        }
+    }
 }
 
 // === impl ConfigPlan ===
@@ -197,10 +193,9 @@ fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
         (Some(text), Some(Ok((document, injection_hash)))) => {
             let secrets = document.private_keys();
             if secrets.is_empty() {
+                let found = FoundDocument { document: Some(document), injection_hash: injection_hash.as_ref() };
                 return match resolve_base(&base_input, &overlay, text, document) {
-                    Ok(resolved) => {
-                        plan_document(input, &overlay, live, resolved, Some((document, injection_hash.as_ref())))
-                    }
+                    Ok(resolved) => plan_document(input, &overlay, live, resolved, found),
                     Err(reason) => ConfigPlan::only(PlanVerdict::InvalidBase(reason)),
                 };
             }
@@ -217,7 +212,7 @@ fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
         _ => &[],
     };
     match repair(&base_input, problems) {
-        Some(resolved) => plan_document(input, &overlay, live, resolved, None),
+        Some(resolved) => plan_document(input, &overlay, live, resolved, FoundDocument::default()),
         None => ConfigPlan::only(broken),
     }
 }
@@ -225,7 +220,7 @@ fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
 /// Returns the overlay of a valid resource, or all problems of the resource.
 fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     let PlanInput { spec, document, base, bundle, .. } = *input;
-    let of_canary = canary::problems(spec);
+    let of_canary = canary_problems(spec);
     let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
     let of_rollout = [rollout::problems(spec), of_canary].concat();
     match Overlay::new(spec, bundle, known) {
@@ -238,64 +233,65 @@ fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     }
 }
 
-/// Plans the document over a resolved base. `found` is the document in the ConfigMap with its injection hash; `None` if
-/// it is missing or unusable.
+/// The documents of a plan.
+struct PlannedDocuments {
+    declared: Document,
+    /// The declared document, or the one that stays in force during a canary.
+    effective: Document,
+    /// The document for the ConfigMap, without reported changes: the effective one, or the fallback after a failure.
+    in_force: Document,
+    is_restored: bool,
+    canary: Option<CanaryDocument>,
+}
+
+/// The document in the ConfigMap with its injection hash; both `None` if it is missing or unusable.
+#[derive(Clone, Copy, Default)]
+struct FoundDocument<'a> {
+    document: Option<&'a Document>,
+    injection_hash: Option<&'a String>,
+}
+
+/// Plans the document over a resolved base.
 fn plan_document(
     input: &PlanInput<'_>,
     overlay: &Overlay,
     live: &ConfigMap,
     resolved: ResolvedBase,
-    found: Option<(&Document, Option<&String>)>,
+    found: FoundDocument<'_>,
 ) -> ConfigPlan {
     let ResolvedBase { mut base, base_change, drift, overwrites_others, installer } = resolved;
-    let (found, found_hash) = found.map_or((None, None), |(document, hash)| (Some(document), hash));
     let spec = input.spec;
     if let Some(reason) = skew::unsupported_linkerd(&base.document) {
         return ConfigPlan::only(PlanVerdict::UnsupportedVersion(reason));
     }
-    let declared = overlay.effective(&base.effective, &base.document);
-    let version_problems = skew::problems(&declared, &base.document);
-    let version_skew = skew::version_skew(&declared, &base.document);
-    let mut hashes = injection_hashes(input.base, found, found_hash);
-    let held = held_back(input, &declared, &base.document, live, found, &hashes);
-    let canary = held.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
-    if held.is_none() {
+    let mut hashes = injection_hashes(input.base, found);
+    let documents = match choose_documents(input, overlay, &base, live, found, &hashes) {
+        Ok(documents) => documents,
+        Err(verdict) => return ConfigPlan::only(verdict),
+    };
+    let PlannedDocuments { declared, effective, in_force, is_restored, canary } = documents;
+    if canary.is_none() {
         base.replaces_environment = overlay.replaces_environment();
     }
-    let effective = held.unwrap_or_else(|| declared.clone());
     base.effective = effective.clone();
     base.trust_bundles = input.trust_bundles.clone();
-    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
-    let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
-    let (is_restored, in_force) = match fallback {
-        Some(Ok(fallback)) => (true, fallback),
-        // A document that failed is not written again.
-        Some(Err(reason @ (NoFallback::Unusable(_) | NoFallback::Lost(_)))) if found != Some(&effective) => {
-            return ConfigPlan::only(PlanVerdict::InvalidBase(format!(
-                "the declared configuration failed, and {}",
-                reason.why()
-            )));
-        }
-        _ => (false, effective.clone()),
-    };
     let mut wanted = in_force.clone();
     // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);
-    if let (Some(drift), Some(found)) = (reported, found) {
-        copy_paths(&mut wanted, found, &drift.paths);
+    if let (Some(drift), Some(found)) = (reported, found.document) {
+        wanted.copy_paths(found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
-    let drift = drift.map(|drift| Drift { affects_injection, ..drift });
-    let differences = found.map(|found| found.differences(&wanted));
+    let affects_injection = found.document.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
+    let differences = found.document.map(|found| found.differences(&wanted));
     let is_equal = differences.as_ref().is_some_and(Vec::is_empty);
-    let injection_hash = match found_hash {
+    let injection_hash = match found.injection_hash {
         // A reported change may be one of the injection hash itself.
-        Some(found_hash) if is_reported && is_equal && InjectionHashes::is_hash(found_hash) => found_hash.clone(),
+        Some(hash) if is_reported && is_equal && InjectionHashes::is_hash(hash) => hash.clone(),
         _ => hashes.of(&wanted),
     };
     let installed_hash = Some(hashes.of(&base.document));
-    let is_synced = is_equal && found_hash == Some(&injection_hash);
+    let is_synced = is_equal && found.injection_hash == Some(&injection_hash);
     // Removing only the injection hash is reverted like any other change.
     let is_ours = live.annotations.get(CONFIG_HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
@@ -304,100 +300,140 @@ fn plan_document(
         hashes.learn(document, &hash);
     }
     base.injection_hashes = hashes;
+    let (base_problems, refused) = judge_problems(spec, overlay, &declared, &base.document);
+    let without_writes = ConfigPlan {
+        drift: drift.map(|drift| Drift { affects_injection, ..drift }),
+        control_plane_mismatch: control_plane_mismatch(&base.document, &wanted),
+        anchors: overlay.anchors_source(),
+        skew: skew::version_skew(&declared, &base.document),
+        base_problems,
+        effective: Some(effective),
+        ..ConfigPlan::only(PlanVerdict::Synced)
+    };
+    let verdict = match refused {
+        Some(refused) => Some(refused),
+        _ if spec.mode == Mode::Observe && is_equal => Some(PlanVerdict::Synced),
+        _ if spec.mode == Mode::Observe => Some(PlanVerdict::Observing(differences.unwrap_or_default())),
+        _ if input.revert_suspended && overwrites_others => {
+            Some(installer.map_or(PlanVerdict::RepeatedDrift, PlanVerdict::InstallerReverts))
+        }
+        _ => canary.as_ref().and_then(|canary| too_long(&canary.values)),
+    };
+    if let Some(verdict) = verdict {
+        return ConfigPlan { verdict, ..without_writes };
+    }
+    // A document that lacks only the injection hash counts as synced.
+    let is_kept = is_synced || live.immutable && is_equal;
+    let write = || ConfigMapWrite::new(&wanted, &injection_hash, &in_force, overwrites_others);
+    let write = (!is_kept).then(write);
+    let unwritable = match &write {
+        Some(_) if live.immutable => Some(PlanVerdict::Immutable),
+        Some(write) => too_long(&write.values),
+        None => None,
+    };
+    if let Some(verdict) = unwritable {
+        return ConfigPlan { verdict, ..without_writes };
+    }
+    let found_hash = found.injection_hash.filter(|hash| live.immutable && InjectionHashes::is_hash(hash)).cloned();
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
-    let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
-    // A rule may be wrong about an installer's document. The injectors are probed after every write.
-    let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
+    let predecessor = input.predecessor.filter(|_| is_restored);
+    ConfigPlan {
+        new_base: is_new_base.then_some(base),
+        base_change,
+        write,
+        verdict: in_force_verdict(is_restored, is_reported, canary.is_some()),
+        injection_hash: found_hash.or(Some(injection_hash)),
+        installed_hash,
+        restored_revision: predecessor.map(Predecessor::revision),
+        proxy_version: overlay::proxy_version(&wanted),
+        proxy_shape: Some(overlay::proxy_shape(&wanted)),
+        canary,
+        ..without_writes
+    }
+}
+
+fn in_force_verdict(is_restored: bool, is_reported: bool, is_held_back: bool) -> PlanVerdict {
+    match (is_restored, is_reported, is_held_back) {
+        (true, ..) => PlanVerdict::Restored,
+        (false, true, _) => PlanVerdict::Drifted,
+        (false, false, true) => PlanVerdict::Canary,
+        (false, false, false) => PlanVerdict::Synced,
+    }
+}
+
+/// Chooses the document for the ConfigMap: the declared one, the one from before a canary, or the one from before a
+/// failure.
+///
+/// # Errors
+/// When the declared document failed, and the one from before it cannot be restored.
+fn choose_documents(
+    input: &PlanInput<'_>,
+    overlay: &Overlay,
+    base: &Base,
+    live: &ConfigMap,
+    found: FoundDocument<'_>,
+    hashes: &InjectionHashes,
+) -> Result<PlannedDocuments, PlanVerdict> {
+    let declared = overlay.effective(&base.effective, &base.document);
+    let held = held_back(input, &declared, &base.document, live, found.document, hashes);
+    let canary = held.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
+    let effective = held.unwrap_or_else(|| declared.clone());
+    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
+    let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, hashes));
+    let (is_restored, in_force) = match fallback {
+        Some(Ok(fallback)) => (true, fallback),
+        // A document that failed is not written again.
+        Some(Err(reason @ (NoFallback::Unusable(_) | NoFallback::Lost(_)))) if found.document != Some(&effective) => {
+            let why = format!("the declared configuration failed, and {}", reason.why());
+            return Err(PlanVerdict::InvalidBase(why));
+        }
+        _ => (false, effective.clone()),
+    };
+    Ok(PlannedDocuments { declared, effective, in_force, is_restored, canary })
+}
+
+/// Returns the problems of the installer's document that do not prevent a write, and the verdict if there are others. A
+/// rule may be wrong about an installer's document, but the injectors are probed after every write.
+fn judge_problems(
+    spec: &LinkerdConfigSpec,
+    overlay: &Overlay,
+    declared: &Document,
+    installed: &Document,
+) -> (Vec<Problem>, Option<PlanVerdict>) {
+    let (of_base, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
         InjectorSyncMethod::Probe | InjectorSyncMethod::DryRun => {
-            let known = base.document.problems();
+            let known = installed.problems();
             declared.problems().into_iter().partition(|problem| known.contains(problem))
         }
         InjectorSyncMethod::Delay => (Vec::new(), declared.problems()),
     };
-    let problems = [problems, version_problems].concat();
-    let without_writes = |verdict| ConfigPlan {
-        effective: Some(effective.clone()),
-        drift: drift.clone(),
-        control_plane_mismatch: control_plane_mismatch.clone(),
-        anchors: overlay.anchors_source(),
-        skew: version_skew.clone(),
-        base_problems: base_problems.clone(),
-        ..ConfigPlan::only(verdict)
+    let is_declared = |problem: &Problem| overlay.source(&problem.path, declared) != ValueSource::Base;
+    let problems = problems.into_iter().chain(skew::problems(declared, installed));
+    let (own, of_installer): (Vec<_>, Vec<_>) = problems.partition(is_declared);
+    let of_installer: Vec<_> = of_installer.into_iter().map(|problem| noted(problem, BY_INSTALLER)).collect();
+    let verdict = match (own.is_empty(), of_installer.is_empty()) {
+        (true, true) => None,
+        (true, false) => Some(PlanVerdict::ValidationFailed(of_installer)),
+        (false, true) => Some(PlanVerdict::Invalid(own)),
+        (false, false) => {
+            let own = own.into_iter().map(|problem| noted(problem, BY_RESOURCE));
+            Some(PlanVerdict::Invalid(own.chain(of_installer).collect()))
+        }
     };
-    if !problems.is_empty() {
-        let is_declared = |problem: &Problem| overlay.source(&problem.path, &declared) != ValueSource::Base;
-        let (own, of_installer): (Vec<_>, Vec<_>) = problems.into_iter().partition(is_declared);
-        let of_installer: Vec<_> = of_installer.into_iter().map(|problem| noted(problem, BY_INSTALLER)).collect();
-        return without_writes(match (own.is_empty(), of_installer.is_empty()) {
-            (true, _) => PlanVerdict::ValidationFailed(of_installer),
-            (false, true) => PlanVerdict::Invalid(own),
-            (false, false) => {
-                let own = own.into_iter().map(|problem| noted(problem, BY_RESOURCE));
-                PlanVerdict::Invalid(own.chain(of_installer).collect())
-            }
-        });
-    }
-    if spec.mode == Mode::Observe {
-        return without_writes(match is_equal {
-            true => PlanVerdict::Synced,
-            false => PlanVerdict::Observing(differences.unwrap_or_default()),
-        });
-    }
-    if input.revert_suspended && overwrites_others {
-        return without_writes(installer.map_or(PlanVerdict::RepeatedDrift, PlanVerdict::InstallerReverts));
-    }
-    let verdict = match (is_restored, is_reported) {
-        (true, _) => PlanVerdict::Restored,
-        (false, true) => PlanVerdict::Drifted,
-        (false, false) if canary.is_some() => PlanVerdict::Canary,
-        (false, false) => PlanVerdict::Synced,
-    };
-    let new_base = is_new_base.then_some(base);
-    let plan = ConfigPlan {
-        new_base,
-        base_change,
-        injection_hash: Some(injection_hash),
-        installed_hash,
-        restored_revision: predecessor.filter(|_| is_restored).map(Predecessor::revision),
-        proxy_version: overlay::proxy_version(&wanted),
-        proxy_shape: Some(overlay::proxy_shape(&wanted)),
-        canary,
-        ..without_writes(verdict)
-    };
-    if let Some(problem) = plan.canary.as_ref().and_then(|canary| too_long(&canary.values)) {
-        return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
-    }
-    if is_synced {
-        return plan;
-    }
-    if live.immutable {
-        // A document that lacks only the injection hash counts as synced.
-        return match is_equal {
-            true => {
-                let found_hash = found_hash.filter(|hash| InjectionHashes::is_hash(hash)).cloned();
-                ConfigPlan { injection_hash: found_hash.or_else(|| plan.injection_hash.clone()), ..plan }
-            }
-            false => without_writes(PlanVerdict::Immutable),
-        };
-    }
-    let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
-    let write = ConfigMapWrite::new(&wanted, injection_hash, &in_force, overwrites_others);
-    if let Some(problem) = too_long(&write.values) {
-        return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
-    }
-    ConfigPlan { write: Some(write), ..plan }
+    (of_base, verdict)
 }
 
-/// Adds who wrote the value to the reason of a problem.
+/// Adds a note about the writer of the value to the reason of a problem.
 fn noted(problem: Problem, note: &str) -> Problem {
     Problem { reason: format!("{}; {note}", problem.reason), ..problem }
 }
 
-/// Returns the problem of a text that no reader would parse.
-fn too_long(values: &str) -> Option<Problem> {
+/// Returns the verdict about a text that is longer than a reader accepts.
+fn too_long(values: &str) -> Option<PlanVerdict> {
     let length = values.len();
     let reason = format!("it would have {length} bytes; the limit is {LONGEST} bytes");
-    (length > LONGEST).then(|| Problem { path: Path::default(), value: String::new(), reason })
+    let problem = || Problem { path: Path::default(), value: String::new(), reason };
+    (length > LONGEST).then(|| PlanVerdict::ValidationFailed(vec![problem()]))
 }
 
 /// Returns the document that stays in force while canary namespaces get the declared one; `None` if the declared one is
@@ -419,14 +455,14 @@ fn held_back(
     (hashes.of(&in_force) != hash).then_some(in_force)
 }
 
-/// Returns the known injection hashes. Bases of earlier versions of the operator do not have them, but the ConfigMap has
-/// the hash of the document that the operator wrote.
-fn injection_hashes(known: Option<&Base>, found: Option<&Document>, found_hash: Option<&String>) -> InjectionHashes {
+/// Returns the known injection hashes. Bases of earlier versions of the operator do not have them, but the ConfigMap
+/// has the hash of the document that the operator wrote.
+fn injection_hashes(known: Option<&Base>, found: FoundDocument<'_>) -> InjectionHashes {
     let mut hashes = known.map(|base| base.injection_hashes.clone()).unwrap_or_default();
-    if let (Some(found), Some(found_hash)) = (found, found_hash)
-        && known.is_none_or(|base| base.effective == *found)
+    if let (Some(document), Some(hash)) = (found.document, found.injection_hash)
+        && known.is_none_or(|base| base.effective == *document)
     {
-        hashes.learn_found(found, found_hash);
+        hashes.learn_found(document, hash);
     }
     hashes
 }

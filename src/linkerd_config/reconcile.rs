@@ -5,9 +5,10 @@
 //!   └────▶ prepare ─▶ dereference ─▶ plan (pure) ─▶ apply ─▶ status (pure) ─▶ Events, metrics, PUT of the status
 //! ```
 //!
-//! Always holds: what the status says is done before it is written, so that a reconcile after a crash repeats the other
-//! writes. Before, only what the next leader cannot find out is written: the time of a drift before its revert, and which
-//! document failed before it is rolled back. Neither waits for that write to succeed.
+//! Always holds: the status is written after the writes that it describes, so that a reconcile after a crash repeats
+//! those that are missing. Only facts that the next leader cannot find out are written earlier: the time of a drift,
+//! before its revert, and the document that failed, before its rollback. Neither the revert nor the rollback depends on
+//! the success of that write.
 
 use std::{slice, sync::Arc, time::Duration};
 
@@ -16,32 +17,32 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     LinkerdConfigReconciler,
     apply::ReconcileOutcome,
-    base::baseline,
-    canary::{CanaryAction, active_canary, decides, holds_back, kept_canary, next_status},
-    conditions::{KEPT_WITH_DRIFT, explain_refused_rollback},
+    canary::{CanaryAction, active_canary, decides, kept_canary, next_canary},
     dereference::{PlanDocuments, ReconcileInput},
+    documents::base::baseline,
     events::{EventInput, events_for},
-    injector::{ExpectedInjection, SyncRequest, SyncStatus},
-    plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
-    rollout::{
-        self,
-        target::{RolloutContext, RolloutTarget},
-    },
-    sha256,
+    plan::{ConfigPlan, PlanInput, plan},
+    rollout_target::{RolloutContext, rollout_target},
     status::{
-        ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status, within_limit,
+        ActiveStatusInput, active_status, attempt::failed_hashes, conditions::KEPT_WITH_DRIFT, conflicted_status,
+        foreign_namespace_status, rollout_status::RolloutPart, within_limit,
     },
-    trust_anchors::bundles::TrustBundles,
+    verdict::PlanVerdict,
     writer::written_revision,
 };
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP, NamespacedName,
-        linkerd_config::{ConditionReason, LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
+        linkerd_config::{
+            CanaryStatus, ConditionReason, ConditionType, LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus,
+        },
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     controller::NextReconcile,
+    injection_probe::{ExpectedInjection, SyncRequest, SyncStatus},
     retry::backoff,
+    rollout::trust::bundles::TrustBundles,
+    text::sha256,
     write::WriteError,
 };
 
@@ -79,7 +80,8 @@ impl LinkerdConfigReconciler {
         }
         if let Some(active) = active.as_ref().filter(|active| active.name != config.name) {
             self.take_back_canary(config, canary_map.as_deref()).await?;
-            // Otherwise the ConfigMap keeps what this resource wrote, and its deletion restores the base.
+            // If the active resource does not enforce, the ConfigMap keeps the document of this one, and its deletion
+            // restores the base.
             if config.finalized && active.enforces() {
                 self.writer.set_finalizer(&config.name, false).await?;
             }
@@ -94,7 +96,7 @@ impl LinkerdConfigReconciler {
         self.reconcile_active(&input).await
     }
 
-    /// Ends what this process does on behalf of a resource that is deleted, or not in effect any more.
+    /// Ends the rollout and the probes for a resource that is deleted or no longer in effect.
     pub(super) fn stand_down(&self, name: &str) {
         self.rollouts.end(name);
         self.injectors.stop(name);
@@ -124,8 +126,13 @@ impl LinkerdConfigReconciler {
         }
         let before = outcome.written_status.clone().unwrap_or_else(|| input.before.clone());
         let now = Timestamp::now();
-        let sync_status = self.sync_status(input, &before, &outcome, failure.as_ref(), now);
-        let after = self.next_status(input, &before, &outcome, failure.as_ref(), sync_status.as_ref(), now);
+        let canary = match failure {
+            Some(_) => kept_canary(config, &before),
+            None => next_canary(config, &before, &outcome.plan, outcome.canary.as_ref(), now),
+        };
+        let facts = Facts { input, before: &before, outcome: &outcome, failure: failure.as_ref(), canary, now };
+        let sync_status = self.sync_status(&facts);
+        let after = self.next_status(&facts, sync_status.as_ref());
         self.restart_late_injectors(config, &before, &after).await?;
         let ReconcileOutcome { plan, written, reverted, .. } = &outcome;
         let event_input = EventInput {
@@ -193,7 +200,7 @@ impl LinkerdConfigReconciler {
             revert_suspended,
             requires_rollback,
         };
-        make_plan(&plan_input, holds_back(&config.spec), outcome);
+        make_plan(&plan_input, true, outcome);
         outcome.canary = match &outcome.plan.canary {
             Some(document) => self.decide_canary(input, document, Timestamp::now()),
             None => None,
@@ -201,7 +208,7 @@ impl LinkerdConfigReconciler {
         if outcome.canary.as_ref().is_some_and(|canary| canary.action == CanaryAction::Promote) {
             make_plan(&plan_input, false, outcome);
             if !decides(&outcome.plan.verdict) {
-                // The ConfigMap cannot have the document, so the canary stays as it is.
+                // The document cannot be written for all namespaces, so the canary stays as it is.
                 outcome.canary = None;
             }
         }
@@ -214,14 +221,8 @@ impl LinkerdConfigReconciler {
 
     /// Returns whether the injectors use the document of the plan; `None` if the plan has no such document or was not
     /// applied.
-    fn sync_status(
-        &self,
-        input: &ReconcileInput,
-        before: &LinkerdConfigStatus,
-        outcome: &ReconcileOutcome,
-        failure: Option<&WriteError>,
-        now: Timestamp,
-    ) -> Option<SyncStatus> {
+    fn sync_status(&self, facts: &Facts<'_>) -> Option<SyncStatus> {
+        let Facts { input, before, outcome, failure, ref canary, now } = *facts;
         let ReconcileInput { config, live, .. } = input;
         let ReconcileOutcome { plan, written, .. } = outcome;
         let Some(hash) = plan.injection_hash.as_ref().filter(|_| failure.is_none()) else {
@@ -234,31 +235,20 @@ impl LinkerdConfigReconciler {
         let in_force_before = [PlanVerdict::Restored, PlanVerdict::Drifted, PlanVerdict::Canary];
         let is_proven = in_force_before.contains(&plan.verdict) || good == Some(hash);
         let live = live.as_deref();
-        let canary = next_status(config, before, plan, outcome.canary.as_ref(), now);
         let canary = self.canary_probe(config, canary.as_ref());
-        let request = SyncRequest { config, before, live, expected, canary, written: *written, is_proven, now };
+        let advanced = injectors_advanced(before, now);
+        let request = SyncRequest { config, advanced, live, expected, canary, written: *written, is_proven, now };
         Some(self.injectors.sync_status(&self.gate.cluster, request))
     }
 
     /// Returns the next status, and gives the rollout its target.
-    fn next_status(
-        &self,
-        input: &ReconcileInput,
-        before: &LinkerdConfigStatus,
-        outcome: &ReconcileOutcome,
-        failure: Option<&WriteError>,
-        sync_status: Option<&SyncStatus>,
-        now: Timestamp,
-    ) -> LinkerdConfigStatus {
+    fn next_status(&self, facts: &Facts<'_>, sync_status: Option<&SyncStatus>) -> LinkerdConfigStatus {
+        let Facts { input, before, outcome, failure, ref canary, now } = *facts;
         let config = &input.config;
         let enforce = config.spec.mode == Mode::Enforce;
         let base_revision = outcome.base_revision.filter(|_| enforce);
         let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
         let trust_bundle = trust_bundles.in_effect(input.bundle());
-        let canary = match failure {
-            Some(_) => kept_canary(config, before),
-            None => next_status(config, before, &outcome.plan, outcome.canary.as_ref(), now),
-        };
         let mut after = active_status(ActiveStatusInput {
             config,
             before,
@@ -270,7 +260,7 @@ impl LinkerdConfigReconciler {
             base_revision,
             written_revision: input.live.as_deref().and_then(written_revision),
             sync_status,
-            canary,
+            canary: canary.clone(),
             is_contested: self.cache.contested_for(&config.target.name).is_some(),
             bundle: input.bundle(),
             trust_key: trust_bundle.as_ref().map(|bundle| bundle.key.as_str()),
@@ -284,15 +274,18 @@ impl LinkerdConfigReconciler {
                 trust_bundles,
                 canary: active_canary(config, &after, outcome.plan.canary.as_ref()),
             };
-            let target = RolloutTarget::of(config, &after, &context);
+            let target = rollout_target(config, &after, &context);
             let progress = self.rollouts.progress(&target);
-            let progress = progress.as_deref();
-            // Workloads that run with another document do not prove the declared one.
-            let declared = base_revision.filter(|_| outcome.plan.verdict == PlanVerdict::Synced);
-            rollout::status::set_rollout_status(&mut after, before, &target, progress, declared, now);
-            if let Some(why) = &outcome.rollback_refused {
-                explain_refused_rollback(&mut after, why);
-            }
+            let part = RolloutPart {
+                before,
+                target: &target,
+                progress: progress.as_deref(),
+                // Workloads that run with another document do not prove the declared one.
+                revision: base_revision.filter(|_| outcome.plan.verdict == PlanVerdict::Synced),
+                rollback_refused: outcome.rollback_refused.as_deref(),
+                now,
+            };
+            after = part.add_to(after);
             self.rollouts.set_target(target);
         }
         within_limit(after)
@@ -327,7 +320,20 @@ impl LinkerdConfigReconciler {
     }
 }
 
-/// What every plan of one reconcile has in common.
+/// The inputs of the next status, besides the answers of the injectors.
+struct Facts<'a> {
+    input: &'a ReconcileInput,
+    /// The status that was written last.
+    before: &'a LinkerdConfigStatus,
+    outcome: &'a ReconcileOutcome,
+    /// Why the plan was not applied.
+    failure: Option<&'a WriteError>,
+    /// The next `status.canary`.
+    canary: Option<CanaryStatus>,
+    now: Timestamp,
+}
+
+/// The common inputs of all plans of one reconcile.
 struct PlanContext<'a> {
     input: &'a ReconcileInput,
     documents: &'a PlanDocuments,
@@ -336,23 +342,21 @@ struct PlanContext<'a> {
     requires_rollback: bool,
 }
 
-fn make_plan(context: &PlanContext<'_>, holds_back: bool, outcome: &mut ReconcileOutcome) {
+/// Makes the plan. `may_hold_back` is whether a canary may hold the declared document back.
+fn make_plan(context: &PlanContext<'_>, may_hold_back: bool, outcome: &mut ReconcileOutcome) {
     let PlanContext { input, documents, trust_bundles, revert_suspended, requires_rollback } = *context;
     let ReconcileInput { config, before, live, .. } = input;
     let PlanDocuments { live: document, base, predecessor } = documents;
-    let failed = failed_hashes(config, before);
+    let of_status = PlanInput::of(config, before, trust_bundles);
     let plan = plan(&PlanInput {
-        spec: &config.spec,
         live: live.as_deref(),
         document: document.as_deref(),
         base: base.as_deref(),
         bundle: input.bundle(),
-        trust_bundles,
-        first_time: before.revisions.is_none(),
         revert_suspended,
-        failed,
         predecessor: predecessor.as_ref(),
-        holds_back,
+        holds_back: may_hold_back && of_status.holds_back,
+        ..of_status
     });
     if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
         outcome.baseline = baseline(document.as_deref(), base.as_deref());
@@ -388,6 +392,15 @@ fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &Co
     let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
     let fallback = predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes);
     fallback.err().map(|reason| format!("not rolled back, because {}", reason.why()))
+}
+
+/// Returns when the injectors last came closer to the configuration: a change of the counts, or the time when the
+/// condition became False.
+fn injectors_advanced(before: &LinkerdConfigStatus, now: Timestamp) -> Timestamp {
+    let condition = before.condition(ConditionType::InjectorSynced).filter(|it| it.status == "False");
+    let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);
+    let counted = before.injector.as_ref().and_then(|injector| Some(injector.last_probe_time.as_ref()?.0));
+    counted.map_or(waiting, |counted| counted.max(waiting))
 }
 
 /// Whether the write failed because the cached object is stale.

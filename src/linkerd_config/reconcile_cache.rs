@@ -5,18 +5,20 @@
 //! and the first failed restore decides when a deletion no longer waits. The other entries only save reads and repeated
 //! reconciles.
 //!
-//! A new leader begins with an empty cache. What failed is in the stored status before a fallback document is written.
-//! Without the other entries, a revert happens earlier, or a deletion waits longer.
+//! A new leader begins with an empty cache. The stored status names the failed documents before a fallback document is
+//! written, unless the write of the status fails. Without the other entries, a revert happens earlier, or a deletion
+//! waits longer.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{base::Base, installers::revert_history::RevertHistory, trust_anchors::bundles::TrustBundles};
+use super::{documents::base::Base, installers::revert_history::RevertHistory};
 use crate::{
-    api::LinkerdConfigStatus,
+    api::{LinkerdConfigStatus, version_number},
     cluster::kinds::linkerd_config::LinkerdConfig,
+    rollout::trust::bundles::TrustBundles,
     values::{Document, Reading},
 };
 
@@ -200,11 +202,6 @@ impl ReconcileCache {
     fn edit_resource<T>(&self, name: &Arc<str>, edit: impl FnOnce(&mut ResourceEntry) -> T) -> T {
         edit(self.resources.lock().entry(Arc::clone(name)).or_default())
     }
-}
-
-/// The resourceVersions of one kind are increasing numbers.
-fn version_number(version: &str) -> u64 {
-    version.parse().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -20,8 +20,10 @@ use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry
 use serde_json::{Value, json};
 
 use super::{
-    base::{Base, MAX_REVISIONS},
-    drift::last_writer,
+    documents::{
+        base::{Base, MAX_REVISIONS},
+        drift::last_writer,
+    },
     plan::ConfigMapWrite,
     revert::{
         kept::{self, MAX_REVERTED},
@@ -162,8 +164,8 @@ impl ConfigWriter {
         self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
     }
 
-    /// Keeps a reverted document, and deletes the oldest ones. Returns the name of its ControllerRevision; `None` if the
-    /// text must not be kept.
+    /// Keeps a reverted document, and deletes the oldest ones. Returns the name of its ControllerRevision; `None` if
+    /// the text must not be kept.
     pub(super) async fn keep_reverted(
         &self,
         config_map: &str,
@@ -333,8 +335,8 @@ fn is_linkerd_config_owner(owner: &OwnerReference) -> bool {
     owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP)
 }
 
-/// Returns the revision in the annotation of the ConfigMap, which any writer may have changed: the one whose declared
-/// document it has.
+/// Returns the revision whose declared document the ConfigMap has, from its annotation, which any writer may have
+/// changed.
 pub(super) fn written_revision(live: &ConfigMap) -> Option<i64> {
     live.annotations.get(BASE_REVISION_ANNOTATION)?.parse().ok()
 }

@@ -21,8 +21,9 @@ use crate::{
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
     lease::Leadership,
-    linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
+    linkerd_config::{self, LinkerdConfigObserver},
     proxy_injector::{self, InjectorObserver},
+    rollout::RolloutObserver,
     webhook::Handler,
 };
 

@@ -1,9 +1,9 @@
 //! The order in which objects are reconciled.
 //!
-//! In: objects that are added, at once or after a delay; the begin and the end of each reconcile. Out: the next object.
-//! Always holds: an object waits at most once, and does not wait while it is delayed; the object that has waited for the
-//! longest time is next; one that is added during its reconcile is next after those that wait when the reconcile ends;
-//! no more objects are given out than can be reconciled at once.
+//! In: objects that are added, at once or after a delay; the start and the end of each reconcile. Out: the next object.
+//! Always holds: an object waits at most once, and does not wait while it is delayed; the object that has waited for
+//! the longest time is next; an object that is added during its reconcile is queued behind those that wait when the
+//! reconcile ends; no more objects are given out than can be reconciled at once.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -30,7 +30,7 @@ pub(super) struct FairQueue {
 // === impl FairQueue ===
 
 impl FairQueue {
-    /// Returns false if the object waits already.
+    /// Adds an object. Returns false if the object waits already.
     pub(super) fn add(&mut self, object: NamespacedName, since: Instant) -> bool {
         if self.waiting.contains_key(&object) {
             return false;
@@ -43,7 +43,7 @@ impl FairQueue {
         true
     }
 
-    /// Adds an object at a time. The earliest time counts.
+    /// Adds an object when the time `due` comes. The earliest time counts.
     pub(super) fn add_at(&mut self, object: NamespacedName, due: Instant) {
         if self.waiting.contains_key(&object) || self.due.get(&object).is_some_and(|earlier| *earlier <= due) {
             return;

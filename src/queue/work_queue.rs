@@ -1,9 +1,9 @@
 //! The objects that a controller has to reconcile.
 //!
-//! In: names, from cluster observers, changes of leadership, reconciles and other components. Out: a stream of names for
-//! kube-runtime's Controller. Always holds: an object waits at most once, so there are never more entries than objects;
-//! one that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only after that; the
-//! object that has waited for the longest time is next.
+//! In: names, from cluster observers, changes of leadership, reconciles and other components. Out: a stream of names
+//! for kube-runtime's Controller. Always holds: an object waits at most once, so there are never more entries than
+//! objects; an object that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only
+//! after that; the object that has waited for the longest time is next.
 //!
 //! The Controller gets a name only when it has room for one, because it does not keep the order of names that wait: see
 //! [`crate::controller`].
@@ -32,7 +32,7 @@ pub struct WorkQueue {
     queue: Mutex<FairQueue>,
     /// The number of consecutive failed reconciles of each object.
     failures: Mutex<HashMap<NamespacedName, u32>>,
-    /// Something was added, or there is more room.
+    /// Notified when an object is added, or when there is more room.
     changed: Notify,
     metrics: WorkQueueMetrics,
 }
@@ -100,7 +100,7 @@ impl WorkQueue {
                         None => std::future::pending().await,
                     }
                 };
-                // `notify_one` keeps its permit, so a change between the look and the wait is not missed.
+                // `notify_one` keeps its permit, so a change between the check and the wait is not missed.
                 tokio::select! {
                     () = queue.changed.notified() => {}
                     () = due => {}
@@ -109,7 +109,7 @@ impl WorkQueue {
         })
     }
 
-    /// Returns the object whose turn it is, if there is room for it, and when the next delay ends.
+    /// Returns the next object, if there is room for it, and when the next delay ends.
     fn next(&self, concurrency: u16) -> (Option<NamespacedName>, Option<Instant>) {
         let mut queue = self.queue.lock();
         self.metrics.adds.inc_by(queue.add_due(Instant::now()));

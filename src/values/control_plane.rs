@@ -1,9 +1,8 @@
 //! The values that Linkerd's control plane reads from its own flags, and not from the ConfigMap. Pure.
 //!
-//! In: the installer's document, the document that proxies get. Out: the paths at which they differ. In: a part of a
-//! document. Out: the paths that no proxy gets.
-//! Always holds: an installer renders the flags and its document from the same values, so the control plane uses the
-//! values of the installer's document.
+//! In: the installer's document and the document that proxies get, or a patch. Out: the paths at which the two
+//! documents differ, or the paths of the patch that no proxy gets. Always holds: an installer renders the flags and its
+//! document from the same values, so the control plane uses the values of the installer's document.
 
 use serde_json::{Map, Value};
 
@@ -31,8 +30,8 @@ pub fn control_plane_mismatch(installed: &Document, proxies: &Document) -> Vec<P
     FLAGS.into_iter().filter(differs).map(Path::from).collect()
 }
 
-/// Returns the topmost keys of a patch that only the installer reads, to render the control plane, sorted. A null removes a
-/// key and is not among them.
+/// Returns the topmost keys of a patch that only the installer reads, to render the control plane, sorted. A null
+/// removes a key and is not among them.
 pub fn control_plane_keys(patch: &Map<String, Value>) -> Vec<Path> {
     let mut found = Vec::new();
     for (key, value) in patch.iter().filter(|(_, value)| !value.is_null()) {

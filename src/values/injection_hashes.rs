@@ -24,8 +24,8 @@ impl InjectionHashes {
         self.known(document).map_or_else(|| document.injection_hash().to_string(), str::to_owned)
     }
 
-    /// Returns whether a text in the place of a hash can be one, of any version of the operator. Anyone who may edit the
-    /// document can write another text there.
+    /// Whether a text can be a hash of any version of the operator. Anyone who may edit the document can replace its
+    /// hash with another text.
     pub fn is_hash(text: &str) -> bool {
         (1..=MAX_HASH_BYTES).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -39,10 +39,11 @@ impl InjectionHashes {
         }
     }
 
-    /// Notes the hash in the document that was found in the ConfigMap. Another hash of the present version is not kept: if it
-    /// differs from the computed one, the document or the hash was edited.
+    /// Notes the hash in the document that was found in the ConfigMap. A hash of the present version that differs from
+    /// the computed one is ignored, because the document or the hash was edited, unless it is the one with unknown
+    /// keys.
     pub fn learn_found(&mut self, found: &Document, hash: &str) {
-        // Keys that Linkerd does not have counted before.
+        // The hash once included the keys that Linkerd does not have.
         let earlier = Hash::of(&with_unknown_keys(found.as_map())).to_string();
         if hash == earlier || !Hash::is_comparable(hash, &found.injection_hash().to_string()) {
             self.learn(found, hash);

@@ -10,7 +10,8 @@ use super::{
 use crate::go::types::GoType;
 
 /// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
-/// keys that are absent. Unknown keys of the injected maps count only if the injector may be of a version that uses them.
+/// keys that are absent. Unknown keys of the injected maps count only if the injector may be of a version that uses
+/// them.
 pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
     let mut subset = injected_part(map);
     drop_unknown(&mut subset);

@@ -1,6 +1,9 @@
 //! The reasons why a text is not a values document.
 
-use super::{LONGEST, Path, read::DEEPEST};
+use super::{Path, read::DEEPEST};
+
+/// The maximum length of a document's text, in bytes.
+pub const LONGEST: usize = 512 << 10;
 
 /// The reason why a text is not a values document. Messages name positions and keys, never values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -20,6 +20,7 @@ pub enum LinkerdVersion {
     Stable(StableRelease),
 }
 
+/// The release edge-`year`.`month`.`number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeRelease {
     pub year: u16,
@@ -37,6 +38,7 @@ pub struct StableRelease {
 // === impl LinkerdVersion ===
 
 impl LinkerdVersion {
+    /// Parses a tag; `None` for a tag of another form.
     pub fn parse(tag: &str) -> Option<Self> {
         if let Some(edge) = tag.strip_prefix("edge-") {
             let [year, month, number] = numbers(edge)?;

@@ -6,6 +6,7 @@
 
 mod canonical;
 mod control_plane;
+mod findings;
 mod hash;
 mod injection_hash_lines;
 mod injection_hashes;
@@ -47,21 +48,20 @@ pub(crate) use rules::{
 };
 pub use {
     control_plane::{control_plane_keys, control_plane_mismatch},
+    findings::Problem,
     hash::Hash,
     injection_hash_lines::without_injection_hash_lines,
     injection_hashes::InjectionHashes,
-    invalid::InvalidDocument,
+    invalid::{InvalidDocument, LONGEST},
     linkerd_version::{EdgeRelease, LinkerdVersion},
     path::Path,
-    problems::{Problem, patch_problems},
+    problems::patch_problems,
     redact::{shown, visible},
     rules::strings::unusable_trust_anchors,
     trust_bundle::UnusableTrustBundle,
     unknown_keys::{MODEL_VERSION, meant_key, unknown_keys},
 };
 
-/// The maximum length of a document's text, in bytes.
-pub const LONGEST: usize = 512 << 10;
 /// The list of environment variables that has the injection hash as an entry.
 const INJECTION_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
 
@@ -170,6 +170,7 @@ impl Document {
         map.insert(last.to_string(), canonical::canonical_value(&path, value));
     }
 
+    /// Removes a value, and returns it.
     pub fn remove(&mut self, path: &Path) -> Option<Value> {
         let path = canonical::canonical_path(path);
         let (last, above) = path.keys().split_last()?;
@@ -189,38 +190,6 @@ impl Document {
         }
     }
 
-    /// Returns all known reasons why the injector would deny Pods or crash, why injected Pods would be rejected or
-    /// could not start, and private keys.
-    pub fn problems(&self) -> Vec<Problem> {
-        problems::problems(self)
-    }
-
-    /// Returns the problems with which no Pod that the operator's own injector injects can run.
-    pub fn injection_problems(&self) -> Vec<Problem> {
-        problems::of_injection(self)
-    }
-
-    /// Returns the values that affect injection and have no effect, because the program that reads them ignores them.
-    pub fn ineffective_values(&self) -> Vec<Problem> {
-        problems::ineffective(self)
-    }
-
-    /// Returns the amounts that the API server accepts, and with which no proxy can run: probably their unit is wrong.
-    pub fn doubtful_values(&self) -> Vec<Problem> {
-        problems::doubtful(self)
-    }
-
-    /// Returns the problems that the other document does not have.
-    pub fn problems_added_to(&self, other: &Self) -> Vec<Problem> {
-        let known = other.problems();
-        self.problems().into_iter().filter(|problem| !known.contains(problem)).collect()
-    }
-
-    /// Returns the private keys in the document. A document with private keys must not even be copied.
-    pub fn private_keys(&self) -> Vec<Problem> {
-        problems::private_keys(self)
-    }
-
     /// The hash of all values. The order of keys, quoting, comments and the form of numbers do not change it.
     pub fn hash(&self) -> Hash {
         Hash::of(&self.0)
@@ -235,6 +204,16 @@ impl Document {
     /// Returns the part of the document that affects injection: two documents inject the same if it is equal.
     pub fn injection_subset(&self) -> Self {
         Self(injection_subset::injection_subset(&self.0))
+    }
+
+    /// Copies the values at these paths from another document. A path that it does not have is removed.
+    pub fn copy_paths(&mut self, from: &Self, paths: &[Path]) {
+        for path in paths {
+            match from.get(path) {
+                Some(value) => self.set(path, value.clone()),
+                None => drop(self.remove(path)),
+            }
+        }
     }
 
     /// Returns the paths of leaves that only one document has, or that differ, sorted.

@@ -2,116 +2,84 @@
 //!
 //! Always holds: all problems are reported together, up to a limit; no problem shows the value of a secret.
 
-use std::fmt;
-
 use serde_json::{Map, Value};
 
-use super::{Path, injection_subset::injected_part, model::VALUES, path::shortened, read::DEEPEST, rules};
+use super::{
+    Document, Path,
+    findings::{Findings, KEY, Problem},
+    injection_subset::injected_part,
+    model::VALUES,
+    read::DEEPEST,
+    rules,
+};
 use crate::{api::quantity::Quantity, go::types::GoType};
 
-/// The maximum number of problems that are reported.
-const MOST: usize = 100;
-const SHOWN: usize = 60;
-pub(super) const HIDDEN: &str = "(not shown)";
-pub(super) const KEY: &str = "PRIVATE KEY-----";
+impl Document {
+    /// Returns all known reasons why the injector would deny Pods or crash, why injected Pods would be rejected or
+    /// could not start, and private keys.
+    pub fn problems(&self) -> Vec<Problem> {
+        found(|problems| {
+            for (key, value) in self.as_map() {
+                let path = Path::default().with(key);
+                check_private(&path, value, problems);
+                if !is_within(value, DEEPEST - 1) {
+                    problems.add(&path, None, format!("must not be nested more than {DEEPEST} levels deep"));
+                }
+            }
+            check_map(&Path::default(), self.as_map(), &VALUES, problems);
+            rules::check(self, problems);
+        })
+    }
 
-/// A reason not to write a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    pub path: Path,
-    /// The shortened value; empty for an absent value, and hidden if it may be a secret.
-    pub value: String,
-    pub reason: String,
-}
+    /// Returns the problems with which no Pod that the operator's own injector injects can run.
+    pub fn injection_problems(&self) -> Vec<Problem> {
+        found(|problems| {
+            check_map(&Path::default(), &injected_part(self.as_map()), &VALUES, problems);
+            rules::check_injected(self, problems);
+        })
+    }
 
-#[derive(Default)]
-pub(super) struct Findings(Vec<Problem>);
+    /// Returns the values that affect injection and have no effect, because the program that reads them ignores them.
+    pub fn ineffective_values(&self) -> Vec<Problem> {
+        found(|problems| rules::check_ineffective(self, problems))
+    }
 
-// === impl Problem ===
+    /// Returns the amounts that the API server accepts, and with which no proxy can run: probably their unit is wrong.
+    pub fn doubtful_values(&self) -> Vec<Problem> {
+        found(|problems| rules::check_doubtful(self, problems))
+    }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, value, reason } = self;
-        match (path.keys().is_empty(), value.as_str()) {
-            // A problem of the whole document.
-            (true, _) => write!(f, "the document: {reason}"),
-            (false, "") => write!(f, "{path}: {reason}"),
-            (false, HIDDEN) => write!(f, "{path} {HIDDEN}: {reason}"),
-            (false, value) => write!(f, "{path} ({value}): {reason}"),
-        }
+    /// Returns the problems that the other document does not have.
+    pub fn problems_added_to(&self, other: &Self) -> Vec<Problem> {
+        let known = other.problems();
+        self.problems().into_iter().filter(|problem| !known.contains(problem)).collect()
+    }
+
+    /// Returns the private keys in the document. A document with private keys must not even be copied.
+    pub fn private_keys(&self) -> Vec<Problem> {
+        found(|problems| {
+            for (key, value) in self.as_map() {
+                check_private(&Path::default().with(key), value, problems);
+            }
+        })
     }
 }
 
-// === impl Findings ===
-
-impl Findings {
-    pub(super) fn add(&mut self, path: &Path, value: Option<&Value>, reason: impl Into<String>) {
-        if self.0.len() < MOST {
-            let value = value.map(|value| shown(path, value)).unwrap_or_default();
-            self.0.push(Problem { path: path.clone(), value, reason: reason.into() });
-        }
-    }
-
-    pub(super) fn sorted(mut self) -> Vec<Problem> {
-        self.0.sort_by(|one, other| one.path.cmp(&other.path));
-        self.0
-    }
-}
-
-pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
+fn found(check: impl FnOnce(&mut Findings)) -> Vec<Problem> {
     let mut problems = Findings::default();
-    for (key, value) in document.as_map() {
-        let path = Path::default().with(key);
-        check_private(&path, value, &mut problems);
-        if !is_within(value, DEEPEST - 1) {
-            problems.add(&path, None, format!("must not be nested more than {DEEPEST} levels deep"));
-        }
-    }
-    check_map(&Path::default(), document.as_map(), &VALUES, &mut problems);
-    rules::check(document, &mut problems);
-    problems.sorted()
-}
-
-/// Returns the problems with which no injected Pod can run.
-pub(super) fn of_injection(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Findings::default();
-    check_map(&Path::default(), &injected_part(document.as_map()), &VALUES, &mut problems);
-    rules::check_injected(document, &mut problems);
-    problems.sorted()
-}
-
-/// Returns the values without effect.
-pub(super) fn ineffective(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Findings::default();
-    rules::check_ineffective(document, &mut problems);
-    problems.sorted()
-}
-
-/// Returns the amounts with which no proxy can run.
-pub(super) fn doubtful(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Findings::default();
-    rules::check_doubtful(document, &mut problems);
-    problems.sorted()
-}
-
-/// Returns the private keys in a document.
-pub(super) fn private_keys(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Findings::default();
-    for (key, value) in document.as_map() {
-        check_private(&Path::default().with(key), value, &mut problems);
-    }
+    check(&mut problems);
     problems.sorted()
 }
 
 /// Checks `spec.values` for keys that differ from one of Linkerd's only in case, for private keys, and for nulls that
 /// remove required keys. The types of values are checked in the merged document.
 pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
-    let mut problems = Findings::default();
-    for (key, value) in patch {
-        check_private(&Path::default().with(key), value, &mut problems);
-    }
-    check_patch(&Path::default(), patch, &VALUES, &mut problems);
-    problems.sorted()
+    found(|problems| {
+        for (key, value) in patch {
+            check_private(&Path::default().with(key), value, problems);
+        }
+        check_patch(&Path::default(), patch, &VALUES, problems);
+    })
 }
 
 fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
@@ -220,25 +188,6 @@ fn is_quantity(value: &Value) -> bool {
         _ => return false,
     };
     text.parse::<Quantity>().is_ok()
-}
-
-/// Returns whether a value may be a secret. Environment variables may contain secrets too.
-pub(super) fn is_secret(path: &Path) -> bool {
-    path.keys().iter().any(|key| {
-        let key = key.to_ascii_lowercase();
-        key == "keypem" || key.ends_with("env")
-    })
-}
-
-fn shown(path: &Path, value: &Value) -> String {
-    match value {
-        _ if is_secret(path) => HIDDEN.to_owned(),
-        Value::String(text) if text.contains(KEY) => HIDDEN.to_owned(),
-        Value::String(text) => Value::from(shortened(text, SHOWN)).to_string(),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "a map".to_owned(),
-        value => value.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -370,7 +319,7 @@ mod tests {
         document.set(&path("proxy.logHTTPHeaders"), json!("é".repeat(10_000)));
         assert!(is_within(&json!([[], {}, 1]), 2) && !is_within(&json!([[], {}, 1]), 1));
         let problems = document.problems();
-        assert_eq!(problems.len(), MOST);
+        assert_eq!(problems.len(), super::super::findings::MOST);
         assert!(
             problems
                 .iter()

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::{
     Path,
+    findings::{HIDDEN, KEY, is_secret},
     path::shortened,
-    problems::{HIDDEN, KEY, is_secret},
 };
 
 const PEM: &str = "-----BEGIN ";

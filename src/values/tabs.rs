@@ -1,9 +1,9 @@
 //! The tabs before the first character of a line, of which Go's YAML parser accepts some. Pure.
 //!
-//! In: a text, and its events. Out: the first tab that Go rejects. Always holds: a tab is accepted only where Go reads a
-//! blank or a part of a scalar: between the tokens of a flow collection, as in indented JSON; within a quoted scalar;
-//! and within or behind any other scalar that is indented deeply enough with spaces. The work is linear in the length of
-//! the text.
+//! In: a text, and its events. Out: the first tab that Go rejects. Always holds: a tab is accepted only where Go reads
+//! a blank or a part of a scalar: between the tokens of a flow collection, as in indented JSON; within a quoted scalar;
+//! and within or behind any other scalar that is indented deeply enough with spaces. The work is linear in the length
+//! of the text.
 
 use std::str::SplitInclusive;
 

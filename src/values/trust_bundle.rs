@@ -1,10 +1,10 @@
-//! Whether a proxy can start with a bundle of trust anchors. Pure.
+//! Checks whether a proxy can start with a bundle of trust anchors. Pure.
 //!
-//! In: a PEM text. Out: why no proxy can start with it, or why it must not reach Pods. Always holds: the rules are those
-//! of both programs that read the bundle in each Pod; no reason shows any of the text.
+//! In: a PEM text. Out: why no proxy can start with it, or why it must not reach Pods. Always holds: the rules are
+//! those of both programs that read the bundle in each Pod; no reason shows any of the text.
 //!
-//! `linkerd2-proxy-identity` reads it first, with Go's `encoding/pem` and `crypto/x509`. It ends with an error unless it
-//! can parse every certificate, and at text without PEM after the last one. `linkerd2-proxy` reads it with
+//! `linkerd2-proxy-identity` reads it first, with Go's `encoding/pem` and `crypto/x509`. It ends with an error unless
+//! it can parse every certificate, and at text without PEM after the last one. `linkerd2-proxy` reads it with
 //! rustls-pki-types, all or nothing, and skips a certificate that webpki does not accept.
 
 use rustls::pki_types::{
@@ -13,11 +13,11 @@ use rustls::pki_types::{
 };
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
-use super::problems::KEY;
+use super::findings::KEY;
 
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
-/// The begin of PEM in base64.
+/// The beginning of a PEM text in Base64.
 const ENCODED: &str = "LS0tLS1CRUdJTi";
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The sign of an integer, in its first byte in DER.
@@ -86,7 +86,7 @@ impl UnusableTrustBundle {
         if bundle.starts_with(ENCODED) {
             return Err(Self::Encoded);
         }
-        // A line ends at each of them for the proxy, and at none for Go.
+        // The proxy ends a line at a lone carriage return, and Go does not.
         if bundle.split("\r\n").any(|part| part.contains('\r')) {
             return Err(Self::CarriageReturns);
         }
@@ -96,7 +96,7 @@ impl UnusableTrustBundle {
     }
 }
 
-/// Checks that the begin and the end of each certificate is a line. Where it is not, readers skip the certificate.
+/// Checks that each certificate begins and ends with a line of its own. Otherwise readers skip the certificate.
 fn check_lines(bundle: &str) -> Result<(), UnusableTrustBundle> {
     for (at, line) in bundle.lines().enumerate().filter(|(_, line)| line.contains(BEGIN) || line.contains(END)) {
         let line_number = at + 1;
@@ -134,7 +134,8 @@ fn is_readable(certificate: &CertificateDer<'_>) -> bool {
     webpki::anchor_from_trusted_cert(certificate).is_ok() && X509Certificate::from_der(certificate).is_ok_and(is_go_s)
 }
 
-/// Checks the sections and the text beside the certificates. Go reads up to the first section that is not a certificate.
+/// Checks the sections and the text beside the certificates. Go reads up to the first section that is not a
+/// certificate.
 fn check_other_text(bundle: &str) -> Result<(), UnusableTrustBundle> {
     let mut sections = bundle.lines().filter(|line| line.starts_with("-----BEGIN ")).map(|line| line.trim() == BEGIN);
     match sections.next() {

@@ -15,11 +15,12 @@ use crate::{go::types::GoType, text::suggestion::meant_path};
 /// The version of Linkerd whose types the model has.
 pub const MODEL_VERSION: &str = "edge-26.8.3";
 
-/// The keys of the chart that Linkerd's Go types do not have. Parts of the control plane have further ones.
+/// The top-level keys of the chart that Linkerd's Go types do not have. Parts of the control plane have further such
+/// keys.
 pub(super) const OF_CHART: [&str; 4] = ["commonLabels", "enablePprof", "kubeAPI", "runtimeClassName"];
 
-/// Returns the topmost unknown keys of a patch, sorted, except those below parts that only the chart reads. A null removes
-/// a key and is not among them.
+/// Returns the topmost unknown keys of a patch, sorted, except those below parts that only the chart reads. A null
+/// removes a key and is not among them.
 pub fn unknown_keys(patch: &Map<String, Value>) -> Vec<Path> {
     let mut found = Vec::new();
     for (key, value) in patch.iter().filter(|(_, value)| !value.is_null()) {
@@ -36,7 +37,7 @@ pub fn unknown_keys(patch: &Map<String, Value>) -> Vec<Path> {
     found
 }
 
-/// Returns the path that an unknown one may stand for.
+/// Returns the known path that the author of an unknown one may mean.
 pub fn meant_key(unknown: &Path) -> Option<String> {
     let mut known = Vec::new();
     known_paths(&Path::default(), &VALUES, &mut known);

@@ -25,7 +25,7 @@ use super::{
     limits::Limits,
     requests::Requests,
 };
-use crate::{listen, memory::MemoryBudget, resources::Resources};
+use crate::{listen, resources::Resources};
 
 /// Answers the requests of a webhook.
 pub trait Handler: Send + Sync + 'static {

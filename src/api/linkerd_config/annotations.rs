@@ -2,7 +2,7 @@
 
 // === on the LinkerdConfig, by people ===
 
-/// Any new value retries what failed.
+/// Any new value retries the failed documents and workloads.
 pub const RETRY_ANNOTATION: &str = "config.linkerd.io/retry";
 /// The hash of an approved bundle that has no trust anchor of some running Pods.
 pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
@@ -11,11 +11,11 @@ pub const PROMOTE_ANNOTATION: &str = "config.linkerd.io/promote";
 
 // === on the ConfigMaps, by the operator ===
 
-/// The hash of the declared document that the operator wrote.
+/// The hash of the document that the operator wrote: the declared one, or the one that is in force instead.
 pub const CONFIG_HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 /// The revision whose declared document the ConfigMap has.
 pub const BASE_REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
-/// Of a canary: the UID of the LinkerdConfig that declares it.
+/// The UID of the LinkerdConfig that declares the canary.
 pub const CANARY_OWNER_ANNOTATION: &str = "config.linkerd.io/canary-owner";
 
 // === on workloads, not on their Pod templates, by the operator ===

@@ -110,6 +110,11 @@ impl ConditionReason {
         condition.reason.parse().ok()
     }
 
+    /// Whether this reason of RolloutComplete says that the document in force is not the declared one.
+    pub fn is_undeclared(self) -> bool {
+        matches!(self, Self::Canary | Self::RolledBack | Self::WaitingForConfigMap)
+    }
+
     /// Whether this is a reason of Stalled while another writer keeps undoing the operator's writes.
     pub fn is_contested(self) -> bool {
         Self::CONTESTED.contains(&self)

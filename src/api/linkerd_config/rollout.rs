@@ -267,8 +267,8 @@ impl RolloutKind {
 // === impl RolloutTrigger ===
 
 impl RolloutTrigger {
-    /// Missing proxies and proxies of another shape are no consequence of a change of the configuration, so restarts for
-    /// them are enabled explicitly.
+    /// Missing proxies and proxies of another shape are no consequence of a change of the configuration, so restarts
+    /// for them are enabled explicitly.
     const DEFAULT: [Self; 3] = [Self::ProxyConfig, Self::ProxyVersion, Self::TrustRoots];
 
     pub fn as_str(self) -> &'static str {

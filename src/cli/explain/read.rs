@@ -28,7 +28,7 @@ use crate::{
         },
     },
     explain::{CachedObjects, ExplainInput},
-    linkerd_config::base::Base,
+    linkerd_config::documents::base::Base,
     values::manifest,
 };
 

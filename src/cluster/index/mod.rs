@@ -1,5 +1,6 @@
 //! Object stores, and lookups by address, label, selector and owner.
 
+pub mod active_config;
 pub mod address;
 pub mod label_selector;
 pub mod members;

@@ -1,6 +1,6 @@
 //! Decides the next step of a canary: a declared document that the canary namespaces get first. Pure.
 //!
-//! In: the [`CanaryFacts`], which are what the API server, the injectors and the rollout show. Out: the next action and
+//! In: the [`CanaryFacts`] from the API server, the injectors and the rollout. Out: the next action and
 //! `status.canary`. Always holds: a document is promoted only after evidence that every selected workload of the canary
 //! namespaces runs with it, or by the annotation; a document that failed is not tried again before a retry; the same
 //! facts give the same decision, so that the next leader continues where the previous one stopped.
@@ -20,12 +20,17 @@ use crate::{
             annotations::PROMOTE_ANNOTATION,
         },
     },
-    linkerd_config::rollout::totals::CanaryTotals,
+    injection_probe::{CanaryAdoption, InjectorKind},
+    rollout::totals::CanaryTotals,
 };
+
+use CanaryAction::{Hold, Promote, TakeBack, Write};
+use CanaryPhase::{AwaitingPromotion, Failed, Progressing, Promoted, Soaking, Unsupported, Waiting};
 
 /// The maximum number of namespaces in a status.
 const MAX_NAMESPACES: usize = 10;
-/// The interval at which a canary is looked at without a change: namespaces and timeouts of the injectors cause none.
+/// The interval at which a canary is decided again without a change: neither a change of namespaces nor a timeout of
+/// the injectors triggers a reconcile.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The inputs of a decision.
@@ -63,25 +68,6 @@ pub(super) enum WrittenCanary {
     Current,
 }
 
-/// The program of the ready injectors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::linkerd_config) enum InjectorKind {
-    /// Not all ready replicas have answered, or none is ready.
-    Unknown,
-    Operators,
-    /// The name of a replica that is not the operator's.
-    Other(String),
-}
-
-/// Whether the injectors use the document for the canary namespaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::linkerd_config) enum CanaryAdoption {
-    Waiting,
-    Adopted,
-    /// The name of a replica that does not use it in time.
-    Refused(String),
-}
-
 /// The selected workloads of the canary namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CanaryWorkloads {
@@ -110,137 +96,186 @@ pub(in crate::linkerd_config) struct CanaryDecision {
     pub(in crate::linkerd_config) recheck_after: Duration,
 }
 
+/// The facts, and the values derived from them for this document.
+struct Case<'a> {
+    facts: &'a CanaryFacts<'a>,
+    /// `status.canary`, if it is about this document and its phase is not Failed.
+    known: Option<&'a CanaryStatus>,
+    /// Whether the annotation that would promote the document is from before the canary.
+    promote_ignored: Option<bool>,
+}
+
 /// Decides about a declared document that differs from the one in force.
 pub(super) fn decide(facts: &CanaryFacts<'_>) -> CanaryDecision {
-    use CanaryAction::{Hold, Promote, TakeBack, Write};
-    use CanaryPhase::{AwaitingPromotion, Failed, Progressing, Promoted, Soaking, Unsupported, Waiting};
-    let CanaryFacts { spec, rollout, hash, now, .. } = *facts;
     let failed = facts.known.filter(|known| known.phase == Failed && !facts.is_retried);
-    let known = facts.known.filter(|known| known.hash == hash && known.phase != Failed);
+    let known = facts.known.filter(|known| known.hash == facts.hash && known.phase != Failed);
     // An annotation from before the canary may be left over from an earlier canary of the same configuration.
-    let annotated = facts.promote == Some(hash);
+    let annotated = facts.promote == Some(facts.hash);
     let promote_ignored = (annotated && known.is_none_or(|known| known.promote_ignored == Some(true))).then_some(true);
-    let kept = |known: &CanaryStatus| CanaryStatus { promote_ignored, ..known.clone() };
-    let next = |action, phase: CanaryPhase, message: String| {
+    let case = Case { facts, known, promote_ignored };
+    // The declared values failed. The hash does not matter: another document of the installer changes it.
+    if let Some(failed) = failed {
+        return CanaryDecision { status: failed.clone(), ..case.next(TakeBack, Failed, String::new()) };
+    }
+    if annotated && promote_ignored.is_none() {
+        let message = format!("the annotation {PROMOTE_ANNOTATION} promoted the configuration");
+        return case.next(Promote, Promoted, message);
+    }
+    if let Some(waits) = case.waits_for_write() {
+        return waits;
+    }
+    if let Some(failure) = facts.workloads.as_ref().and_then(|workloads| failure(workloads, facts.rollout)) {
+        let message = format!("workloads failed with the configuration: {failure}; {RETRY}");
+        return case.next(TakeBack, Failed, message);
+    }
+    if facts.written != WrittenCanary::Current {
+        return case.next(Write, Progressing, "the canary namespaces get the configuration".to_owned());
+    }
+    if let Some(waits) = case.waits_for_injectors() {
+        return waits;
+    }
+    match &facts.workloads {
+        Some(workloads) => case.judge(workloads),
+        None => case.unchanged_or("the workloads of the canary namespaces are being assessed"),
+    }
+}
+
+// === impl Case ===
+
+impl Case<'_> {
+    fn next(&self, action: CanaryAction, phase: CanaryPhase, message: String) -> CanaryDecision {
+        let Self { facts, known, promote_ignored } = *self;
         let since = known.filter(|known| known.phase == phase).and_then(|known| known.since.clone());
         let status = CanaryStatus {
             phase,
-            hash: hash.to_owned(),
-            since: since.or(Some(Time(now))),
+            hash: facts.hash.to_owned(),
+            since: since.or(Some(Time(facts.now))),
             namespaces: facts.namespaces.iter().take(MAX_NAMESPACES).map(ToString::to_string).collect(),
             promote_ignored,
             message,
         };
         CanaryDecision { action, status, recheck_after: RECHECK_INTERVAL }
-    };
-    // The declared values failed, whatever the installer's document and thereby the hash is by now.
-    if let Some(failed) = failed {
-        return CanaryDecision { status: failed.clone(), ..next(TakeBack, Failed, String::new()) };
     }
-    if annotated && promote_ignored.is_none() {
-        return next(Promote, Promoted, format!("the annotation {PROMOTE_ANNOTATION} promoted the configuration"));
+
+    /// Leaves a canary as it is.
+    fn keep(&self, known: &CanaryStatus) -> CanaryDecision {
+        let status = CanaryStatus { promote_ignored: self.promote_ignored, ..known.clone() };
+        CanaryDecision { status, ..self.next(Hold, known.phase, String::new()) }
     }
-    // A former leader may have deleted the ConfigMap because of a failure that its status does not show yet.
-    let is_unassessed = facts.injectors == InjectorKind::Unknown
-        || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && facts.probed.is_ok();
-    let active = known.filter(|known| known.phase.is_active());
-    if let Some(active) = active.filter(|_| facts.written == WrittenCanary::Absent && is_unassessed) {
-        return CanaryDecision { status: kept(active), ..next(Hold, active.phase, String::new()) };
+
+    fn progressing(&self, message: &str) -> CanaryDecision {
+        self.next(Hold, Progressing, message.to_owned())
     }
-    match (facts.written, &facts.injectors) {
-        (WrittenCanary::Foreign, _) => {
-            let message = format!(
-                "another writer created ConfigMap {CANARY_CONFIG_MAP}, so the operator does not write it: delete it"
-            );
-            return next(Hold, Waiting, message);
+
+    /// Keeps a soak that has begun: without evidence, as after a change of the leader, it neither ends nor begins
+    /// again.
+    fn unchanged_or(&self, message: &str) -> CanaryDecision {
+        self.begun_soak().map_or_else(|| self.progressing(message), |known| self.keep(known))
+    }
+
+    fn begun_soak(&self) -> Option<&CanaryStatus> {
+        self.known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion))
+    }
+
+    /// Returns the decision of a canary whose ConfigMap cannot be written yet.
+    fn waits_for_write(&self) -> Option<CanaryDecision> {
+        let facts = self.facts;
+        // A former leader may have deleted the ConfigMap because of a failure that its status does not show yet.
+        let is_unassessed = facts.injectors == InjectorKind::Unknown
+            || facts.injectors == InjectorKind::Operators && facts.workloads.is_none() && facts.probed.is_ok();
+        let active = self.known.filter(|known| known.phase.is_active());
+        if let Some(active) = active.filter(|_| facts.written == WrittenCanary::Absent && is_unassessed) {
+            return Some(self.keep(active));
         }
-        (WrittenCanary::Absent, InjectorKind::Unknown) => {
-            let message = "not every replica of the proxy injector has answered yet, so it is unknown whether they support a canary";
-            return next(Hold, Waiting, message.to_owned());
-        }
-        (WrittenCanary::Absent, InjectorKind::Other(replica)) => return next(Hold, Unsupported, unsupported(replica)),
-        (WrittenCanary::Absent, InjectorKind::Operators) => {
-            if let Err(why) = &facts.probed {
-                return next(Hold, Waiting, why.clone());
+        let (phase, message) = match (facts.written, &facts.injectors) {
+            (WrittenCanary::Foreign, _) => {
+                let message = format!(
+                    "another writer created ConfigMap {CANARY_CONFIG_MAP}, so the operator does not write it: delete it"
+                );
+                (Waiting, message)
             }
-        }
-        _ => {}
-    }
-    if let Some(failure) = facts.workloads.as_ref().and_then(|workloads| failure(workloads, rollout)) {
-        return next(TakeBack, Failed, format!("workloads failed with the configuration: {failure}; {RETRY}"));
-    }
-    if facts.written != WrittenCanary::Current {
-        return next(Write, Progressing, "the canary namespaces get the configuration".to_owned());
-    }
-    // Without evidence, as after a change of the leader, a soak is neither promoted nor begun again.
-    let unchanged = || {
-        let begun = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
-        begun.map(|known| CanaryDecision { status: kept(known), ..next(Hold, known.phase, String::new()) })
-    };
-    let progressing = |message: &str| next(Hold, Progressing, message.to_owned());
-    let probed = match &facts.probed {
-        Ok(probed) => probed.join(", "),
-        Err(why) => return unchanged().unwrap_or_else(|| progressing(why)),
-    };
-    match (&facts.adoption, &facts.injectors) {
-        (CanaryAdoption::Refused(_), InjectorKind::Other(replica)) => {
-            return next(TakeBack, Unsupported, unsupported(replica));
-        }
-        (CanaryAdoption::Refused(replica), _) => {
-            let message = format!(
-                "{replica} does not inject the configuration into Pods of these canary namespaces: {probed}; see its log, and \
-                 the annotations of these namespaces; {RETRY}"
-            );
-            return next(TakeBack, Failed, message);
-        }
-        (CanaryAdoption::Waiting, _) => {
-            return unchanged().unwrap_or_else(|| {
-                progressing("waiting for the injectors to use the configuration for the canary namespaces")
-            });
-        }
-        (CanaryAdoption::Adopted, _) => {}
-    }
-    let Some(CanaryWorkloads { totals, failure: first_failure }) = &facts.workloads else {
-        return unchanged().unwrap_or_else(|| progressing("the workloads of the canary namespaces are being assessed"));
-    };
-    let CanaryTotals { selected, updated, uninjected, .. } = *totals;
-    if selected == 0 {
-        return progressing(&format!(
-            "no meshed workload of the canary namespaces opted in, so nothing shows that the configuration works; to promote it \
-             nevertheless, {}",
-            to_promote(promote_ignored)
-        ));
-    }
-    if uninjected > 0 {
-        let first = first_failure.as_deref().unwrap_or("see status.rollout.failures");
-        return progressing(&format!("workloads of the canary namespaces have Pods without a proxy: {first}"));
-    }
-    if updated < selected {
-        return progressing(&format!(
-            "{updated} of {selected} selected workloads of the canary namespaces run with the configuration"
-        ));
-    }
-    let all = format!("all {selected} selected workloads of the canary namespaces run with the configuration");
-    let begun = known.filter(|known| matches!(known.phase, Soaking | AwaitingPromotion));
-    if begun.is_some_and(|known| known.phase == AwaitingPromotion) || soak_left(spec, begun, now).is_none() {
-        return match spec.promotion {
-            CanaryPromotion::Manual => {
-                next(Hold, AwaitingPromotion, format!("{all}; to promote it, {}", to_promote(promote_ignored)))
+            (WrittenCanary::Absent, InjectorKind::Unknown) => {
+                let message = "not every replica of the proxy injector has answered yet, so it is unknown whether they support a canary";
+                (Waiting, message.to_owned())
             }
-            CanaryPromotion::Automatic if rollout.paused => {
-                next(Hold, AwaitingPromotion, format!("{all}; not promoted while spec.rollout.paused is true"))
-            }
-            CanaryPromotion::Automatic => next(Promote, Promoted, all),
+            (WrittenCanary::Absent, InjectorKind::Other(replica)) => (Unsupported, unsupported(replica)),
+            (WrittenCanary::Absent, InjectorKind::Operators) => (Waiting, facts.probed.as_ref().err()?.clone()),
+            (WrittenCanary::Outdated | WrittenCanary::Current, _) => return None,
         };
+        Some(self.next(Hold, phase, message))
     }
-    let left = soak_left(spec, begun, now).unwrap_or_default();
-    let decision = next(Hold, Soaking, format!("{all}; the soak takes {:?}", spec.soak()));
-    CanaryDecision { recheck_after: left.min(RECHECK_INTERVAL), ..decision }
+
+    /// Returns the decision of a canary that the injectors have not adopted.
+    fn waits_for_injectors(&self) -> Option<CanaryDecision> {
+        let facts = self.facts;
+        let probed = match &facts.probed {
+            Ok(probed) => probed.join(", "),
+            Err(why) => return Some(self.unchanged_or(why)),
+        };
+        match (&facts.adoption, &facts.injectors) {
+            (CanaryAdoption::Refused(_), InjectorKind::Other(replica)) => {
+                Some(self.next(TakeBack, Unsupported, unsupported(replica)))
+            }
+            (CanaryAdoption::Refused(replica), _) => {
+                let message = format!(
+                    "{replica} does not inject the configuration into Pods of these canary namespaces: {probed}; see its log, \
+                     and the annotations of these namespaces; {RETRY}"
+                );
+                Some(self.next(TakeBack, Failed, message))
+            }
+            (CanaryAdoption::Waiting, _) => {
+                Some(self.unchanged_or("waiting for the injectors to use the configuration for the canary namespaces"))
+            }
+            (CanaryAdoption::Adopted, _) => None,
+        }
+    }
+
+    /// Decides by the workloads, after their failures were found not to end the canary.
+    fn judge(&self, workloads: &CanaryWorkloads) -> CanaryDecision {
+        let CanaryFacts { spec, rollout, now, .. } = *self.facts;
+        let CanaryTotals { selected, updated, uninjected, .. } = workloads.totals;
+        if selected == 0 {
+            return self.progressing(&format!(
+                "no meshed workload of the canary namespaces opted in, so nothing shows that the configuration works; to promote it \
+                 nevertheless, {}",
+                to_promote(self.promote_ignored)
+            ));
+        }
+        if uninjected > 0 {
+            let first = workloads.failure.as_deref().unwrap_or("see status.rollout.failures");
+            return self.progressing(&format!("workloads of the canary namespaces have Pods without a proxy: {first}"));
+        }
+        if updated < selected {
+            return self.progressing(&format!(
+                "{updated} of {selected} selected workloads of the canary namespaces run with the configuration"
+            ));
+        }
+        let all = format!("all {selected} selected workloads of the canary namespaces run with the configuration");
+        let begun = self.begun_soak();
+        let left = soak_left(spec, begun, now);
+        match left.filter(|_| begun.is_none_or(|known| known.phase != AwaitingPromotion)) {
+            Some(left) => {
+                let decision = self.next(Hold, Soaking, format!("{all}; the soak takes {:?}", spec.soak()));
+                CanaryDecision { recheck_after: left.min(RECHECK_INTERVAL), ..decision }
+            }
+            None => match spec.promotion {
+                CanaryPromotion::Manual => {
+                    let message = format!("{all}; to promote it, {}", to_promote(self.promote_ignored));
+                    self.next(Hold, AwaitingPromotion, message)
+                }
+                CanaryPromotion::Automatic if rollout.paused => {
+                    let message = format!("{all}; not promoted while spec.rollout.paused is true");
+                    self.next(Hold, AwaitingPromotion, message)
+                }
+                CanaryPromotion::Automatic => self.next(Promote, Promoted, all),
+            },
+        }
+    }
 }
 
 const RETRY: &str = "it was taken back; to retry, change the resource or its annotation config.linkerd.io/retry";
 
-/// Returns what promotes a canary at once.
+/// Returns how to promote a canary at once, for people.
 fn to_promote(is_ignored: Option<bool>) -> String {
     match is_ignored {
         Some(true) => format!(

@@ -20,8 +20,10 @@ use crate::{
     },
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
-        base::Base,
-        overlay::{proxy_shape, proxy_version},
+        documents::{
+            base::Base,
+            overlay::{proxy_shape, proxy_version},
+        },
         revert::redeclare::redeclare,
     },
     values::Document,
@@ -60,8 +62,8 @@ pub(in crate::linkerd_config) struct CanaryContent {
     pub(in crate::linkerd_config) owner: (Arc<str>, Arc<str>),
 }
 
-/// Returns the document that namespaces have while another one is tried: the installer's present document with the
-/// values that were declared at our last write, and with the trust anchors of the declared document.
+/// Returns the document of all other namespaces during a canary: the installer's present document with the values that
+/// were declared at our last write, and with the trust anchors of the declared document.
 pub(in crate::linkerd_config) fn held(input: &HeldInput<'_>) -> Document {
     let HeldInput { saved, live, found, first_time, installed, declared } = *input;
     let written = live.annotations.get(CONFIG_HASH_ANNOTATION);
@@ -95,7 +97,7 @@ impl CanaryContent {
         Self { values: document.values.clone(), namespaces, owner }
     }
 
-    /// Compares it with the ConfigMap that exists.
+    /// Compares the content with the existing ConfigMap.
     pub(super) fn compare(&self, found: Option<&ConfigMap>) -> WrittenCanary {
         let Some(found) = found else { return WrittenCanary::Absent };
         if !found.is_operators() {

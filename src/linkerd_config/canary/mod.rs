@@ -8,11 +8,12 @@
 //!
 //! In: a plan that holds the declared document back. Out: the ConfigMap that the operator's injector reads for the
 //! canary namespaces, and `status.canary`. Always holds: `linkerd-config` has the document from before until the canary
-//! is promoted; a ConfigMap of another writer is neither changed nor deleted; a plan that failed or was not made changes
-//! nothing; a resource that is not active, does not enforce or is being deleted takes its own canary back.
+//! is promoted; a ConfigMap of another writer is neither changed nor deleted; a plan that failed or was not made
+//! changes nothing; a resource that is not active, does not enforce or is being deleted takes its own canary back.
 
 pub(super) mod decision;
 pub(super) mod document;
+pub(super) mod problems;
 mod write;
 
 use std::{sync::Arc, time::Duration};
@@ -20,25 +21,21 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::jiff::Timestamp;
 use tracing::info;
 
-pub(super) use self::decision::{CanaryAction, CanaryAdoption, CanaryDecision, InjectorKind};
+pub(super) use self::decision::{CanaryAction, CanaryDecision};
 use self::{
     decision::{CanaryFacts, CanaryWorkloads, decide, without_held_document},
     document::{CanaryContent, CanaryDocument},
+    problems::namespaces_of,
 };
 use super::{
-    LinkerdConfigReconciler,
-    dereference::ReconcileInput,
-    injector::CanaryProbe,
-    plan::{ConfigPlan, PlanVerdict},
-    rollout::{assess::selection::LabelFilter, progress::RolloutProgress, target::ActiveCanary},
-    status::is_current,
+    LinkerdConfigReconciler, dereference::ReconcileInput, plan::ConfigPlan, status::attempt::is_current,
+    verdict::PlanVerdict,
 };
 use crate::{
     api::{
-        CANARY_CONFIG_MAP, INJECT_ANNOTATION, KUBE_SYSTEM, LinkerdConfigSpec, LinkerdConfigStatus,
+        CANARY_CONFIG_MAP, INJECT_ANNOTATION, KUBE_SYSTEM, LinkerdConfigStatus,
         linkerd_config::{
-            CanaryPhase, CanarySpec, CanaryStatus, ConditionReason, ConditionType, InjectorSyncMethod, Mode,
-            RolloutTrigger,
+            CanaryPhase, CanarySpec, CanaryStatus, ConditionReason, ConditionType, Mode,
             annotations::{CANARY_OWNER_ANNOTATION, PROMOTE_ANNOTATION},
         },
     },
@@ -46,46 +43,15 @@ use crate::{
         State,
         kinds::{config_map::ConfigMap, inject::Inject, linkerd_config::LinkerdConfig, namespace::Namespace},
     },
-    values::{Path, Problem},
+    injection_probe::CanaryProbe,
+    rollout::{assess::selection::LabelFilter, progress::RolloutProgress, target::ActiveCanary},
     write::WriteError,
 };
 
 const NO_NAMESPACE: &str = "no namespace has the labels of spec.canary.namespaceSelector";
-/// The maximum number of canary namespaces for which a replica is probed, so that one annotation does not decide.
+/// The maximum number of canary namespaces for which a replica is probed; more than one, because an annotation of a
+/// namespace can make its injection fail.
 const MAX_PROBED: usize = 3;
-
-/// Returns the problems of `spec.canary` that the schema does not detect.
-pub(super) fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
-    let Some(canary) = &spec.canary else { return Vec::new() };
-    let problem = |keys: &[&str], reason: &str| Problem {
-        path: Path::from(keys),
-        value: String::new(),
-        reason: reason.to_owned(),
-    };
-    let is_valid = matches!(namespaces_of(canary), LabelFilter::Matching(selector) if !selector.is_empty());
-    let selector = (!is_valid).then(|| {
-        problem(&["spec", "canary", "namespaceSelector"], "it is not a valid label selector, or it selects everything")
-    });
-    let method = (spec.injector_sync.method != InjectorSyncMethod::Probe).then(|| {
-        problem(
-            &["spec", "canary"],
-            "it needs injectorSync.method Probe: only the answers of the replicas show which injector they are",
-        )
-    });
-    let is_trigger = |trigger: &RolloutTrigger| spec.rollout.triggers.contains(trigger);
-    let triggers = (![RolloutTrigger::ProxyConfig, RolloutTrigger::ProxyVersion].iter().all(is_trigger)).then(|| {
-        problem(
-            &["spec", "rollout", "triggers"],
-            "spec.canary needs ProxyConfig and ProxyVersion: otherwise workloads that do not run with the configuration \
-             count as up to date",
-        )
-    });
-    selector.into_iter().chain(method).chain(triggers).collect()
-}
-
-fn namespaces_of(canary: &CanarySpec) -> LabelFilter {
-    LabelFilter::of(Some(&canary.namespace_selector))
-}
 
 /// Returns the configuration of the canary namespaces while they have one of their own.
 pub(crate) fn active_canary(
@@ -104,19 +70,14 @@ pub(crate) fn active_canary(
     })
 }
 
-/// Whether the verdict decides about the document that all namespaces have. With another one, nothing is known about it,
-/// or nothing is written.
+/// Whether the verdict determines the document that all namespaces have. With any other verdict, that document is
+/// unknown or not written.
 pub(super) fn decides(verdict: &PlanVerdict) -> bool {
     matches!(verdict, PlanVerdict::Synced | PlanVerdict::Drifted | PlanVerdict::Restored | PlanVerdict::Canary)
 }
 
-/// Whether a declared document that affects injection is held back for the canary namespaces.
-pub(crate) fn holds_back(spec: &LinkerdConfigSpec) -> bool {
-    spec.canary.is_some() && spec.mode == Mode::Enforce
-}
-
 /// Returns the next `status.canary`.
-pub(super) fn next_status(
+pub(super) fn next_canary(
     config: &LinkerdConfig,
     before: &LinkerdConfigStatus,
     plan: &ConfigPlan,
@@ -134,14 +95,14 @@ pub(super) fn next_status(
     }
 }
 
-/// Returns `status.canary` after a reconcile that decided nothing about the canary. A failed canary that must be retried
-/// is left out: the status of the new generation would otherwise say that the retry failed.
+/// Returns `status.canary` after a reconcile that decided nothing about the canary. A failed canary that must be
+/// retried is left out: the status of the new generation would otherwise say that the retry failed.
 pub(crate) fn kept_canary(config: &LinkerdConfig, before: &LinkerdConfigStatus) -> Option<CanaryStatus> {
     before.canary.clone().filter(|canary| canary.phase != CanaryPhase::Failed || is_current(config, before))
 }
 
-/// Returns whether the injectors have had their timeout for this document. The condition InjectorSynced may show a
-/// timeout from before the canary.
+/// Whether the timeout of the injectors has passed for this document. The condition InjectorSynced may show a timeout
+/// from before the canary.
 fn is_late(before: &LinkerdConfigStatus, hash: &str, timeout: Duration, now: Timestamp) -> bool {
     let canary = before.canary.as_ref().filter(|canary| canary.hash == hash && canary.phase.is_active());
     let since = canary.and_then(|canary| canary.since.as_ref());

@@ -1,12 +1,12 @@
 use serde_json::{Value, json};
 
-use super::*;
+use super::{problems::problems, *};
 use crate::{
     api::{NamespacedName, linkerd_config::Mode},
     cluster::{Problems, Projected, testing::Feed},
-    linkerd_config::{
+    linkerd_config::status::{
         conditions::{add_canary, condition_rows, to_conditions},
-        status::conflicted_status,
+        conflicted_status,
     },
 };
 
@@ -92,7 +92,7 @@ fn a_plan_that_decides_nothing_leaves_the_canary_as_it_is() {
     let spec = json!({"canary": selector()});
     let next = |spec: &Value, verdict| {
         let plan = ConfigPlan { injection_hash: Some("fedcba9876543210".to_owned()), ..ConfigPlan::only(verdict) };
-        next_status(&config(spec), &status(CanaryPhase::Soaking), &plan, None, Timestamp::UNIX_EPOCH)
+        next_canary(&config(spec), &status(CanaryPhase::Soaking), &plan, None, Timestamp::UNIX_EPOCH)
     };
     for verdict in [PlanVerdict::Invalid(Vec::new()), PlanVerdict::Suspended, PlanVerdict::Observing(Vec::new())] {
         assert_eq!(next(&spec, verdict), Some(canary(CanaryPhase::Soaking)));
@@ -107,7 +107,7 @@ fn a_resource_that_does_not_enforce_has_no_canary() {
         let spec = json!({"canary": selector(), "mode": mode});
         let next = |phase| {
             let plan = ConfigPlan::only(PlanVerdict::Suspended);
-            next_status(&config(&spec), &status(phase), &plan, None, Timestamp::UNIX_EPOCH).map(|canary| canary.phase)
+            next_canary(&config(&spec), &status(phase), &plan, None, Timestamp::UNIX_EPOCH).map(|canary| canary.phase)
         };
         for phase in [CanaryPhase::Progressing, CanaryPhase::Soaking, CanaryPhase::AwaitingPromotion] {
             assert_eq!(next(phase), None, "{mode} {phase:?}");

@@ -1,7 +1,7 @@
 //! The writes of the canary's ConfigMap.
 //!
-//! Always holds: a ConfigMap is changed or deleted only at the resourceVersion that was read, so that the one of another
-//! writer is not affected.
+//! Always holds: a ConfigMap is changed or deleted only at the resourceVersion that was read, so that a change by
+//! another writer is never overwritten.
 
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{DeleteParams, Preconditions};
@@ -21,7 +21,7 @@ use crate::{
 // === impl ConfigWriter ===
 
 impl ConfigWriter {
-    /// Writes the ConfigMap of the canary. `found` is the one that exists.
+    /// Writes the ConfigMap of the canary. `found` is the existing one.
     pub(in crate::linkerd_config) async fn write_canary(
         &self,
         found: Option<&ConfigMap>,

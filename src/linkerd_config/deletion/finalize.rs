@@ -1,9 +1,10 @@
-//! The deletion of a LinkerdConfig with our finalizer, by the leader. Without a control plane's namespace no replica
-//! leads: then [`release`](super::release) removes the finalizer.
+//! The deletion of a LinkerdConfig with our finalizer, by the leader. Without the control plane's namespace no replica
+//! leads; then [`release`](super::release) removes the finalizer.
 //!
 //! Always holds: the finalizer is removed after a restore, after a rejection that a retry does not change, and after
-//! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit. The base is not restored only if the
-//! resource does not request it, or if a resource that enforces takes over: no other one writes the ConfigMap.
+//! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit. The restore is skipped only if the
+//! resource does not request it, or if another resource takes over and enforces: a resource that does not enforce never
+//! writes the ConfigMap.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::{
     controller::NextReconcile,
     events::Reason,
     linkerd_config::{
-        LinkerdConfigReconciler, base::Base, dereference::ReconcileInput, events::restore_event, writer::RestoreOutcome,
+        LinkerdConfigReconciler, dereference::ReconcileInput, documents::base::Base, events::restore_event,
+        writer::RestoreOutcome,
     },
     write::WriteError,
 };
@@ -24,15 +26,15 @@ use crate::{
 const MAX_RETRIES: Duration = Duration::from_secs(300);
 
 impl LinkerdConfigReconciler {
-    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource takes over, or if
-    /// the resource was suspended, observed or retained the document when it was deleted.
+    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource takes over and
+    /// enforces, or if the deleted resource had a mode other than Enforce or the policy Retain.
     pub(in crate::linkerd_config) async fn finalize(
         &self,
         input: &ReconcileInput,
     ) -> Result<NextReconcile, WriteError> {
         let ReconcileInput { config, active, canary_map, .. } = input;
         match self.take_back_canary(config, canary_map.as_deref()).await {
-            // The garbage collector deletes the ConfigMap together with the resource.
+            // The garbage collector deletes the canary's ConfigMap together with the resource.
             Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
                 warn!(linkerd_config = %config.name, %error, "could not delete the configuration of the canary namespaces");
             }

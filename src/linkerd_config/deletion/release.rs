@@ -5,10 +5,11 @@
 //! ```
 //!
 //! The Lease and the Role of the controller are in that namespace. Without it no replica can lead, and the ConfigMaps
-//! may never be listed, so the controller cannot decide about the finalizer. In: LinkerdConfigs and Namespaces. Out: the
-//! removal of our finalizer, by any replica. Always holds: the API server confirmed that the namespace is missing or is
-//! being deleted, so there is nothing to restore; the finalizer is removed only from the version of the resource that
-//! was read, and only if that is being deleted; nothing else is written. So two replicas may do it at the same time.
+//! may never be listed, so the controller cannot decide about the finalizer. In: LinkerdConfigs and Namespaces. Out:
+//! the removal of our finalizer, by any replica. Always holds: the API server confirmed that the namespace is missing
+//! or is being deleted, so there is nothing to restore; the finalizer is removed only from the version of the resource
+//! that was read, and only if that is being deleted; nothing else is written. So two replicas may do it at the same
+//! time.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -42,7 +43,8 @@ pub(in crate::linkerd_config) struct Releaser {
     control_plane: Arc<str>,
 }
 
-/// Returns the names of the resources for the control plane that wait for us, if its namespace is gone.
+/// Returns the names of the resources that wait for the removal of our finalizer, if the control plane's namespace is
+/// gone.
 fn waiting(state: &State, control_plane: &str) -> Vec<Arc<str>> {
     if state.namespaces.find("", control_plane).is_some_and(|namespace| !namespace.deleting) {
         return Vec::new();
@@ -75,7 +77,8 @@ impl Releaser {
                     failures = 0;
                     changed.notified().await;
                 } else {
-                    // A change need not follow: the cache may be ahead of the API server that answered, or behind it.
+                    // There may be no further change: the cache may be ahead of the API server that answered, or behind
+                    // it.
                     let delay = backoff(failures, BACKOFF_BASE, BACKOFF_CAP);
                     failures += 1;
                     let _ = timeout(delay, changed.notified()).await;
@@ -135,8 +138,8 @@ impl Releaser {
         }
     }
 
-    /// Reads the namespace from the API server, because the cache may lag behind it. The operator may list namespaces
-    /// and not get them.
+    /// Reads the namespace from the API server, because the cache may lag behind it. It sends a list, because the
+    /// operator has no permission to get namespaces.
     async fn is_namespace_gone(&self) -> Result<bool, WriteError> {
         let params = ListParams::default().fields(&format!("metadata.name={}", self.control_plane));
         let found = send(self.namespaces.list_metadata(&params)).await?;

@@ -1,4 +1,4 @@
-//! The gate of rollouts, and a ConfigMap that another writer keeps changing: the condition Stalled.
+//! Tests of the gate of rollouts and the condition Stalled while another writer keeps changing the ConfigMap.
 
 use serde_json::json;
 
@@ -6,10 +6,8 @@ use super::*;
 use crate::{
     api::linkerd_config::Mode,
     cluster::{Problems, Projected},
-    linkerd_config::{
-        rollout::target::{RolloutContext, RolloutTarget},
-        trust_anchors::bundles::TrustBundles,
-    },
+    linkerd_config::rollout_target::{RolloutContext, rollout_target},
+    rollout::trust::bundles::TrustBundles,
 };
 
 const NOW: &str = "2026-01-01T00:00:00Z";
@@ -69,7 +67,7 @@ fn gate_of(spec: &serde_json::Value, status: &LinkerdConfigStatus) -> Option<&'s
         trust_bundles: TrustBundles::default(),
         canary: None,
     };
-    RolloutTarget::of(&config, status, &context).gates.closed.map(|gate| gate.reason.as_str())
+    rollout_target(&config, status, &context).gates.closed.map(|gate| gate.reason.as_str())
 }
 
 #[test]

@@ -16,8 +16,8 @@ use crate::{
 /// a person who applies an edited copy use them.
 const KUBECTL_APPLY: [&str; 2] = ["kubectl-client-side-apply", "kubectl"];
 
-/// The default pattern of Argo CD, and the field manager of a person who edits an object in its user interface, which the
-/// pattern must not match.
+/// The default pattern of Argo CD, and the field manager of a person who edits an object in its user interface, which
+/// the pattern must not match.
 const ARGO_CD: &str = "argocd-*";
 const ARGO_CD_EDITOR: &str = "argocd-server";
 

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{linkerd_config::sha256, retry::backoff};
+use crate::{retry::backoff, text::sha256};
 
 /// More overwrites than this within [`WINDOW`] suspend further ones. An installer that runs in a loop causes them too.
 const MAX: usize = 5;
@@ -21,9 +21,9 @@ const MAX_INSTALLED: usize = 10;
 /// The overwrites of one ConfigMap.
 #[derive(Default)]
 pub(in crate::linkerd_config) struct RevertHistory {
-    /// Another writer undid our write.
+    /// The times at which we overwrote a writer that had undone our write.
     reverts: Times,
-    /// An installer wrote a document for the first time.
+    /// The times at which we overwrote a document that an installer wrote for the first time.
     installations: Times,
     /// The SHA-256 of the last documents that installers wrote.
     installed: VecDeque<String>,
@@ -75,8 +75,8 @@ impl Times {
         }
     }
 
-    /// Returns the times that count. More than [`MAX`] within [`WINDOW`] count until there was none for that time: the
-    /// backoff must not start again because the first ones are old.
+    /// Returns the times that count. Once there are more than [`MAX`], all count until the last one is older than
+    /// [`WINDOW`], so that the backoff does not start again when the first ones become old.
     fn recent(&mut self) -> &mut VecDeque<Instant> {
         let is_old = |time: Option<&Instant>| time.is_some_and(|time| time.elapsed() >= WINDOW);
         let times = &mut self.0;

@@ -265,7 +265,7 @@ fn an_edited_copy_of_our_document_with_another_version_is_drift_whoever_wrote_it
         cluster.reconcile();
         assert_eq!(cluster.document(), installed, "{manager}");
 
-        // What Linkerd's chart renders is an installation, also with another field manager.
+        // A document of Linkerd's chart is an installation, also with another field manager.
         let mut upgrade = Document::parse(INSTALLED).unwrap();
         upgrade.set(&Path::from(&VERSION[..]), json!("linkerd/cli other"));
         created_by(&mut cluster, "linkerd/helm 2");
@@ -276,7 +276,7 @@ fn an_edited_copy_of_our_document_with_another_version_is_drift_whoever_wrote_it
     }
 }
 
-/// Without the ControllerRevisions nothing tells the declared values from the installer's.
+/// Without the ControllerRevisions, nothing distinguishes the declared values from the installer's.
 #[test]
 fn an_edited_copy_of_our_document_is_not_adopted_when_the_base_is_lost() {
     let mut cluster = Cluster::new(&debug());

@@ -85,7 +85,7 @@ fn a_denied_document_is_rolled_back_to_the_last_good_one_and_not_retried() {
     assert_eq!((cluster.document(), cluster.injection_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
     assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
-    // Another document is tried: the failures are those of a generation.
+    // Another document is tried: failures count for one generation only.
     cluster.failed.clear();
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();

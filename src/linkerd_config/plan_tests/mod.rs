@@ -306,7 +306,7 @@ fn a_suspect_value_of_the_installer_is_kept_with_a_warning_if_the_injectors_are_
     assert_eq!((cluster.value(&suspect), cluster.value(&LOG_LEVEL)), (Some(json!("all")), Some(json!("debug"))));
     assert!(cluster.is_settled());
 
-    // What the resource declares is still refused, and so is a suspect value if no injector is probed.
+    // A declared value is still refused, and so is a suspect value of the installer if no injector is probed.
     let mut values = debug();
     values["values"] = json!({"proxy": {"uid": "text"}});
     assert!(matches!(of_installer(&values).plan().verdict, PlanVerdict::Invalid(problems) if problems.len() == 1));

@@ -1,7 +1,7 @@
 //! Documents that were reverted as drift, and are kept as ControllerRevisions. Pure.
 //!
 //! Always holds: a text that may contain a private key is not kept, because ControllerRevisions may have other readers
-//! than the ConfigMap; a kept document is never read as a base, because its label is another one.
+//! than the ConfigMap; a kept document is never read as a base, because it has another label.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 
 use crate::{
-    linkerd_config::base::label_value,
+    linkerd_config::documents::base::label_value,
     values::{Document, LONGEST},
 };
 
@@ -20,7 +20,8 @@ use crate::{
 const TARGET_LABEL: &str = "config.linkerd.io/reverted-of";
 /// The number of reverted documents to keep.
 pub(in crate::linkerd_config) const MAX_REVERTED: usize = 5;
-/// Parts of a text that may contain a private key, in lower case. The last one is the begin of a PEM text in Base64.
+/// Parts of a text that may contain a private key, in lower case. The last one is the beginning of a PEM text in
+/// Base64.
 const SECRETS: [&str; 2] = ["private key", "ls0tls1crudjti"];
 
 /// Returns the label selector of a ConfigMap's reverted documents.

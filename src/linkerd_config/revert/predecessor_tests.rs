@@ -1,7 +1,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::values::Path;
+use crate::{
+    linkerd_config::{plan::ConfigPlan, revert::next_predecessor::next_previous, verdict::PlanVerdict},
+    values::Path,
+};
 
 const OLD: &str = "linkerdVersion: v1\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25'}";
 const NEW: &str = "linkerdVersion: v2\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25,26'}";
@@ -106,7 +109,7 @@ fn the_predecessor_stays_while_the_document_is_not_proven() {
     // b was in force, so a rollback of c restores it, even if workloads failed with it.
     before["rollout"] = json!({"workloads": {"failed": 1}});
     assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(4));
-    // Restarts for new trust anchors are not the document's.
+    // Restarts for new trust anchors say nothing about the document.
     before["trustRootsSHA256"] = json!("other roots");
     assert_eq!(next(&before, Some("b"), |_| {}, Some(4)), None);
 }
@@ -123,7 +126,7 @@ fn a_document_that_the_injectors_have_not_accepted_is_no_predecessor() {
         assert_eq!(next(&before(reason, "a"), Some("c"), writes, Some(4)), Some(3), "{reason}");
         assert_eq!(next(&before(reason, "b"), Some("c"), writes, Some(4)), Some(4), "accepted, and {reason} since");
     }
-    // What is late was not denied, and what is not probed is never accepted.
+    // A document with a timeout was not denied. Without probes, no document is ever recorded as accepted.
     assert_eq!(next(&before("Timeout", "a"), Some("c"), writes, Some(4)), Some(4));
     assert_eq!(next(&before("ProbeDisabled", "a"), Some("c"), writes, Some(4)), Some(4));
     // New trust anchors end the trial of an accepted document only.

@@ -1,22 +1,19 @@
-//! An earlier declared document over another base. Pure.
+//! Declares the values of an earlier document over another base. Pure.
 //!
-//! In: the installer's document then, the document that was declared over it, the present base. Out: the present base
-//! with the values that were declared then. Always holds: the installer's present values stay, also the variables that
-//! it adds to or removes from `proxy.additionalEnv`, unless the resource declares the whole list in `spec.values`; the
-//! trust anchors are copied separately, because they are never taken back.
+//! In: an earlier document of the installer, the document that was declared over it, the present base. Out: the present
+//! base with the values that were declared then. Always holds: the installer's present values stay, including its
+//! changes to `proxy.additionalEnv`, unless the whole list was declared in `spec.values`; the trust anchors are those
+//! of the current document, because they are never taken back.
 
 use serde_json::Value;
 
 use crate::{
-    linkerd_config::{
-        overlay::{anchors_path, environment_path, merge_env},
-        resolve_base::copy_paths,
-    },
+    linkerd_config::documents::overlay::{anchors_path, environment_path, merge_env},
     values::Document,
 };
 
-/// Returns the values that were `declared` over `installed`, over another base. The trust anchors are those of
-/// `current`. `is_whole` is whether the resource declares the whole list of variables.
+/// Returns `base` with the values that were `declared` over `installed`, and with the trust anchors of `current`.
+/// `is_whole` is whether the whole list of variables was declared.
 pub(in crate::linkerd_config) fn redeclare(
     base: &Document,
     installed: &Document,
@@ -28,15 +25,15 @@ pub(in crate::linkerd_config) fn redeclare(
     let environment = environment_path();
     let (extended, others): (Vec<_>, Vec<_>) =
         installed.differences(declared).into_iter().partition(|path| *path == environment);
-    copy_paths(&mut document, declared, &others);
+    document.copy_paths(declared, &others);
     match (extended.is_empty() || is_whole, variables(declared)) {
         (false, Some(declared)) => {
             let [then, now] = [installed, base].map(|document| variables(document).unwrap_or_default());
             document.set(&environment, extend_like(now, &then, &declared));
         }
-        _ => copy_paths(&mut document, declared, &extended),
+        _ => document.copy_paths(declared, &extended),
     }
-    copy_paths(&mut document, current, &[anchors_path()]);
+    document.copy_paths(current, &[anchors_path()]);
     document
 }
 
@@ -44,8 +41,8 @@ fn variables(document: &Document) -> Option<Vec<Value>> {
     document.get(&environment_path()).and_then(Value::as_array).cloned()
 }
 
-/// Changes a list as another one was changed from `then` to `declared`: variables that were removed are removed, and
-/// variables that were added or changed are added or replaced.
+/// Applies the difference between `then` and `declared` to `now`: removes the variables that `declared` lacks, and adds
+/// or replaces those that it adds or changes.
 fn extend_like(now: Vec<Value>, then: &[Value], declared: &[Value]) -> Value {
     let name = |variable: &Value| variable.get("name").cloned();
     let is_removed = |variable: &Value| {

@@ -7,7 +7,7 @@
 use crate::{
     api::linkerd_config::annotations::CONFIG_HASH_ANNOTATION,
     cluster::kinds::config_map::ConfigMap,
-    linkerd_config::base::Base,
+    linkerd_config::documents::base::Base,
     values::{Document, without_injection_hash_lines},
 };
 

@@ -1,7 +1,7 @@
 //! Settings that are accepted and dangerous. Pure.
 //!
-//! In: a spec, the bundle of the mesh's trust anchors, the time. Out: one sentence for each such setting. Always holds: a
-//! resource with only default settings has none.
+//! In: a spec, the bundle of the mesh's trust anchors, the time. Out: one sentence for each such setting. Always holds:
+//! a resource with only default settings has none.
 
 use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
@@ -18,10 +18,8 @@ use crate::{
             RolloutSpec, WindowSpec,
         },
     },
-    linkerd_config::{
-        overlay::Overlay,
-        rollout::window::{MaintenanceWindows, WindowState},
-    },
+    linkerd_config::documents::overlay::Overlay,
+    rollout::window::{MaintenanceWindows, WindowState},
     values::Document,
 };
 

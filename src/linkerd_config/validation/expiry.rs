@@ -1,4 +1,4 @@
-//! When certificates expire. Pure.
+//! The expiry of certificates. Pure.
 //!
 //! In: a PEM text. Out: the end of the validity of the certificate that expires first. Always holds: a text of any
 //! content is read once; a certificate that cannot be read is ignored.

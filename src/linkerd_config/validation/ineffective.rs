@@ -1,13 +1,13 @@
 //! Finds declared values without effect. Pure.
 //!
-//! In: a spec, the bundle of the mesh's trust anchors. Out: one sentence for each such value. Always holds: the
+//! In: a spec, the bundle of the mesh's trust anchors. Out: sentences that name these values. Always holds: the
 //! resource is accepted nevertheless, because a newer Linkerd may know more; no sentence shows a secret.
 
 use serde_json::Value;
 
 use crate::{
     api::{TRUST_ROOTS, linkerd_config::LinkerdConfigSpec},
-    linkerd_config::overlay::Overlay,
+    linkerd_config::documents::overlay::Overlay,
     text::and_more,
     values::{
         Document, MODEL_VERSION, Path, control_plane_keys, meant_key, shown, unknown_keys, unusable_trust_anchors,
@@ -19,7 +19,7 @@ const MAX_SHOWN: usize = 10;
 /// The maximum length of a value in a sentence.
 const LONGEST: usize = 40;
 
-/// Returns a sentence for each part without effect.
+/// Returns the sentences that name values without effect.
 pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec<String> {
     let mut found = Vec::new();
     let unknown = spec.values.as_ref().map(unknown_keys).unwrap_or_default();
@@ -51,7 +51,7 @@ pub fn ineffective_values(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Vec
     found
 }
 
-/// Returns the path, and the one that may be meant.
+/// Returns the path, with the known path that the author may mean.
 fn unknown_key(path: &Path) -> String {
     match meant_key(path) {
         Some(meant) => format!("{path} (did you mean {meant}?)"),

@@ -1,8 +1,8 @@
 //! Finds the problems of a LinkerdConfig before it is stored. Pure, except for the [`LinkerdConfigValidator`].
 //!
 //! In: a spec, and what is known of the installed Linkerd. Out: the problems for which the resource is denied, and
-//! warnings. Always holds: the functions and the words are those of the conditions; a resource is denied only for what
-//! it declares itself, not for the values of the installer, which may be corrected later.
+//! warnings. Always holds: the functions that decide, and their words, are those of the conditions; a resource is
+//! denied only for what it declares itself, not for the values of the installer, which may be corrected later.
 
 mod dangers;
 mod expiry;
@@ -14,13 +14,16 @@ use serde_json::json;
 
 use super::{
     canary,
-    conditions::{list_problems, mismatch_warning},
-    control_plane::skew,
-    overlay::{self, Overlay},
-    rollout,
+    documents::{
+        overlay::{self, Overlay},
+        skew,
+    },
+    status::conditions::mismatch_warning,
+    verdict::list_problems,
 };
 use crate::{
     api::linkerd_config::{InjectorSyncMethod, LinkerdConfigSpec, TrustAnchorsPolicy},
+    rollout,
     values::{Document, Problem, control_plane_mismatch},
 };
 
@@ -46,8 +49,8 @@ pub struct SpecReview {
     pub warnings: Vec<String>,
 }
 
-/// Reviews a spec that is created, or that replaces the one of `before`. Problems that the earlier spec has too are only
-/// warnings, so that an unrelated change is not blocked by them.
+/// Reviews a spec that is created, or that replaces the one of `before`. Problems that the earlier spec has too are
+/// only warnings, so that an unrelated change is not blocked by them.
 pub fn review(
     spec: &LinkerdConfigSpec,
     before: Option<&LinkerdConfigSpec>,
@@ -76,9 +79,9 @@ pub fn review(
     SpecReview { denied: None, warnings }
 }
 
-/// Returns the problems of a spec over any document of an installer: those over two documents that differ in every value
-/// that a rule combines with others. Without a probe of the injectors, problems of the installer's own document count,
-/// too, as in the plan.
+/// Returns the problems that a spec has over any document of an installer: those that it has both over an empty
+/// document and over a permissive one. If the injectors are probed, problems of the installer's own document do not
+/// count, as in the plan.
 fn own_problems(spec: &LinkerdConfigSpec, installed: Option<&Document>) -> Vec<Problem> {
     // Skips the comparison of the declared trust anchors with those of the mesh, which depends on more than the spec.
     let mut own = spec.clone();
@@ -87,7 +90,7 @@ fn own_problems(spec: &LinkerdConfigSpec, installed: Option<&Document>) -> Vec<P
     let mut problems = declared_problems(&own, None, &Document::default());
     problems.retain(|problem| permissive.contains(problem));
     problems.extend(rollout::problems(spec));
-    problems.extend(canary::problems(spec));
+    problems.extend(canary::problems::problems(spec));
     let tolerated = tolerated(spec, installed);
     problems.retain(|problem| !tolerated.contains(problem));
     problems
@@ -105,7 +108,7 @@ fn further_problems(spec: &LinkerdConfigSpec, installed: InstalledLinkerd<'_>, o
     problems
 }
 
-/// Returns the differences from the control plane that proxies would have.
+/// Returns how proxies would differ from the control plane.
 fn differences(spec: &LinkerdConfigSpec, installed: InstalledLinkerd<'_>) -> Vec<String> {
     let Some(document) = installed.document else { return Vec::new() };
     let Ok(overlay) = Overlay::new(spec, installed.bundle, None) else { return Vec::new() };

@@ -5,10 +5,10 @@ use super::*;
 use crate::{
     cluster::{Problems, Projected, kinds::config_map::ConfigMap},
     linkerd_config::{
-        conditions::verdict_condition,
         plan::{PlanInput, plan},
-        trust_anchors::bundles::TrustBundles,
+        status::conditions::verdict_condition,
     },
+    rollout::trust::bundles::TrustBundles,
 };
 
 const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");

@@ -17,11 +17,11 @@ use crate::{
     api::{self, LINKERD_CONFIG_KIND, linkerd_config::annotations::CONFIG_HASH_ANNOTATION},
     cluster::{
         Cluster, Problems, Projected,
+        index::active_config,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
     linkerd_config::{
-        active,
-        base::Base,
+        documents::base::Base,
         status::{conflict_message, foreign_namespace_message},
     },
     values::Document,
@@ -31,6 +31,7 @@ use crate::{
 /// Shorter than the timeout of the webhook.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// The part of the validating webhook that reviews LinkerdConfigs.
 pub struct LinkerdConfigValidator {
     /// `None` if the process watches nothing.
     cluster: Option<Cluster>,
@@ -79,7 +80,7 @@ impl LinkerdConfigValidator {
         let Some(cluster) = &self.cluster else { return ReviewObjects::default() };
         let state = cluster.read();
         let others = state.linkerd_configs.targeting(&config.target).filter(|other| other.name != config.name);
-        let active = active::first(others.chain([config])).filter(|active| active.name != config.name);
+        let active = active_config::first(others.chain([config])).filter(|active| active.name != config.name);
         let roots = state.config_maps.trust_roots(&self.namespace);
         ReviewObjects {
             live: state.config_maps.get(&config.target).cloned(),

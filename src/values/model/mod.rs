@@ -1,7 +1,8 @@
 //! Linkerd's values, declared once: the structs that the proxy injector reads, and the Go type of each key.
 //!
 //! The canonical form, the problems, the injection hash and the injector use this model. Always holds: each key has one
-//! spelling. A key that is not listed is kept and not checked: Go ignores unknown keys, and a newer Linkerd may use them.
+//! spelling. A key that is not listed is kept and not checked: Go ignores unknown keys, and a newer Linkerd may use
+//! them.
 
 mod control_plane_parts;
 mod proxy_values;

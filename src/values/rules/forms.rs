@@ -43,8 +43,8 @@ pub(crate) enum Form {
     /// Networks that linkerd-init splits and trims. It does not start with an empty one, nor with one of IPv6: it calls
     /// iptables with all of them.
     InitNetworks,
-    /// No network, because linkerd-init calls both iptables and ip6tables with all of them. Each fails with a network of
-    /// the other one: <https://github.com/linkerd/linkerd2-proxy-init/pull/696>.
+    /// No network, because linkerd-init calls both iptables and ip6tables with all of them. Each fails with a network
+    /// of the other one: <https://github.com/linkerd/linkerd2-proxy-init/pull/696>.
     NoNetworks,
     /// The reference of an image without its tag or the digits of its digest.
     ImageName,
@@ -63,7 +63,7 @@ pub(crate) enum Form {
 // === impl Form ===
 
 impl Form {
-    /// Returns what the text must be, unless it is.
+    /// Returns the requirement that the text violates; `None` if it has the form.
     pub(crate) fn violation(self, text: &str) -> Option<String> {
         if text.is_empty() && !matches!(self, Self::OneOfExactly(_)) {
             return None;

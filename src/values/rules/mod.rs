@@ -4,6 +4,7 @@
 //! not start, or a value without effect. Always holds: one table has the rules, for the LinkerdConfig controller, its
 //! webhook and the injector; each row says which Pods cannot run if it is violated.
 
+mod breaks;
 pub(super) mod forms;
 pub(super) mod mounts;
 mod needed;
@@ -19,29 +20,13 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use self::Breaks::{AllPods, CniPods, DualStackPods, InitPods, Nothing, Others, UnversionedPods};
-use super::{Document, Path, model::GoStruct, problems::Findings};
+use self::breaks::{
+    Breaks::{self, AllPods, CniPods, DualStackPods, InitPods, Nothing, Others, UnversionedPods},
+    DocumentView,
+};
+use super::{Document, Path, findings::Findings};
 use forms::Form;
 pub(super) use needed::is_needed;
-
-/// The Pods or programs that do not work if a value violates a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Breaks {
-    /// The API server rejects every injected Pod, or its proxy does not start.
-    AllPods,
-    /// The same for Pods with linkerd-init: those without the CNI plugin.
-    InitPods,
-    /// The same for Pods with linkerd-init that has rules for IPv6, too.
-    DualStackPods,
-    /// The same for Pods with the network validator: those with the CNI plugin.
-    CniPods,
-    /// The same for Pods whose proxy has the version of Linkerd, because its image names none.
-    UnversionedPods,
-    /// Linkerd's own injector or control plane, Pods with a debug container, or what the author meant.
-    Others,
-    /// The value has no effect.
-    Nothing,
-}
 
 const POLICIES: &[&str] =
     &["all-authenticated", "all-unauthenticated", "audit", "cluster-authenticated", "cluster-unauthenticated", "deny"];
@@ -92,7 +77,7 @@ const RULES: [(&[&str], Breaks, Form); 50] = [
     (&["proxy", "requireIdentityOnInboundPorts"], AllPods, Form::ProxyPorts),
     (&["proxy", "shutdownGracePeriod"], AllPods, Form::ProxyDuration),
     (&["proxyInit", "ignoreInboundPorts"], Others, Form::InitPorts),
-    // The inbound ports that linkerd-init ignores always have those of the proxy.
+    // The inbound list has no such row: the injector always adds the ports of the proxy to it.
     (&["proxyInit", "ignoreOutboundPorts"], InitPods, Form::AnyInitPort),
     (&["proxyInit", "ignoreOutboundPorts"], Others, Form::InitPorts),
     (&["proxyInit", "iptablesMode"], InitPods, Form::OneOfExactly(&["nft", "legacy"])),
@@ -103,32 +88,6 @@ const RULES: [(&[&str], Breaks, Form); 50] = [
     (&["proxyInit", "skipSubnets"], InitPods, Form::InitNetworks),
     (&["proxyInit", "skipSubnets"], DualStackPods, Form::NoNetworks),
 ];
-
-// === impl Breaks ===
-
-impl Breaks {
-    /// Returns whether a value matters for any Pod.
-    fn is_of_a_pod(self, document: &DocumentView<'_>) -> bool {
-        match self {
-            DualStackPods => !document.is_true(&["disableIPv6"]),
-            AllPods | InitPods | CniPods | UnversionedPods | Others => true,
-            Nothing => false,
-        }
-    }
-
-    /// Returns whether a value matters for every Pod that this injector injects.
-    fn is_of_every_pod(self, document: &DocumentView<'_>) -> bool {
-        let is_cni = document.is_true(&["cniEnabled"]);
-        match self {
-            AllPods => true,
-            InitPods => !is_cni,
-            DualStackPods => !is_cni && self.is_of_a_pod(document),
-            CniPods => is_cni,
-            UnversionedPods => document.is_empty(&["proxy", "image", "version"]),
-            Others | Nothing => false,
-        }
-    }
-}
 
 /// Adds all problems of a document.
 pub(super) fn check(document: &Document, problems: &mut Findings) {
@@ -193,29 +152,5 @@ fn text<'a>(keys: &[&str], value: &'a Value) -> Option<Cow<'a, str>> {
         (Value::String(text), _) => Some(text.into()),
         (value, ["proxy", "inbound" | "outbound", ..]) => Some(value.to_string().into()),
         _ => None,
-    }
-}
-
-struct DocumentView<'a>(&'a Document);
-
-// === impl DocumentView ===
-
-impl<'a> DocumentView<'a> {
-    fn at(&self, keys: &[&str]) -> Option<&'a Value> {
-        let (first, rest) = keys.split_first()?;
-        let top = self.0.as_map().get(*first)?;
-        rest.iter().try_fold(top, |value, key| value.get(*key)).filter(|value| !value.is_null())
-    }
-
-    fn is_true(&self, keys: &[&str]) -> bool {
-        self.at(keys).and_then(Value::as_bool).unwrap_or_default()
-    }
-
-    fn number(&self, keys: &[&str]) -> i64 {
-        self.at(keys).and_then(Value::as_i64).unwrap_or_default()
-    }
-
-    fn is_empty(&self, keys: &[&str]) -> bool {
-        self.at(keys).is_none_or(|value| value.as_str() == Some(""))
     }
 }

@@ -4,10 +4,11 @@
 
 use serde_json::Value;
 
-use super::{
+use super::breaks::{
     Breaks::{self, AllPods, InitPods, Others},
-    DocumentView, Findings, Path,
+    DocumentView,
 };
+use crate::values::{Path, findings::Findings};
 
 pub(crate) const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
 pub(crate) const TOKEN_VOLUME: &str = "linkerd-identity-token";

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{DocumentView, Findings, GoStruct, Path};
-use crate::values::{ProxyContainerValues, ProxyValues};
+use super::breaks::DocumentView;
+use crate::values::{Path, ProxyContainerValues, ProxyValues, findings::Findings, model::GoStruct};
 
 /// The keys that Linkerd's injector or its template dereferences without a nil check, besides those that our injector
 /// requires. Every chart renders them.

@@ -8,15 +8,20 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Breaks::{self, AllPods, CniPods, InitPods},
-    DocumentView, Findings, Path,
+    breaks::{
+        Breaks::{self, AllPods, CniPods, InitPods},
+        DocumentView,
+    },
     forms::{is_host_and_port, is_image},
     mounts::EMPTY_VOLUMES,
     security_context::{ADMIN, unusable_fields},
     strings::unusable_string,
     variables::{is_variable_name, unusable_source},
 };
-use crate::api::{is_dns_name, quantity::Quantity};
+use crate::{
+    api::{is_dns_name, quantity::Quantity},
+    values::{Path, findings::Findings},
+};
 
 /// The largest id of a user or a group.
 const MAX_ID: i64 = i32::MAX as i64;
@@ -192,8 +197,8 @@ fn has_context(document: &DocumentView<'_>) -> bool {
     document.at(&["proxy", "securityContext"]).and_then(Value::as_object).is_some_and(|it| !it.is_empty())
 }
 
-/// The injector copies the capabilities to containers that must not escalate their privileges: to linkerd-init, unless it
-/// is privileged, and to the proxy, unless the values have a security context.
+/// The injector copies the capabilities to containers that must not escalate their privileges: to linkerd-init, unless
+/// it is privileged, and to the proxy, unless the values have a security context.
 fn check_capabilities(document: &DocumentView<'_>, counts: impl Fn(Breaks) -> bool, problems: &mut Findings) {
     let keys = ["proxy", "capabilities", "add"];
     let is_admin = |added: &&Value| added.as_array().is_some_and(|it| it.iter().any(|name| name == ADMIN));

@@ -1,23 +1,23 @@
-//! Quantities that the API server accepts and that no author means, because their unit is missing or another one. Pure.
+//! Quantities that the API server accepts and that no author means, because their unit is missing or wrong. Pure.
 //!
-//! Always holds: they are never a reason to refuse a resource, a document or a Pod; they are named with what they stand
-//! for.
+//! Always holds: they are never a reason to refuse a resource, a document or a Pod; each is reported with the amount
+//! that it stands for.
 
 use crate::{api::quantity::Quantity, text::counted};
 
 /// Less memory than any proxy starts with: the text of its program alone is larger, and container runtimes refuse less
-/// (containerd with runc fails, CRI-O requires 12 MiB). Each amount that lacks a unit is below, up to 4 million bytes,
-/// and so is each one in thousands. An ephemeral storage below this is full after a few pages of the log, and the kubelet
-/// then evicts the Pod.
+/// (containerd with runc fails, CRI-O requires 12 MiB). A number up to 4 million without its unit is less, and so is a
+/// number up to 4 thousand with the unit k. An ephemeral storage below this is full after a few pages of the log, and
+/// the kubelet then evicts the Pod.
 const LEAST_BYTES: i128 = 4 << 20;
-/// More cores than any proxy gets: only a few machines for databases in memory have more, and a proxy uses a small part of
-/// a node. A number of millicores that lacks its unit is above from 512m on, and each one with another unit is far above.
+/// More cores than any proxy gets: only a few machines for databases in memory have more, and a proxy uses a small part
+/// of a node. A number of millicores above 512 without its unit is more, and any number with a larger unit is far more.
 const MOST_CORES: i128 = 512;
 /// The largest amount that is suggested.
 const MOST_SUGGESTED_BYTES: i128 = 1 << 40;
 
-/// Returns what a quantity of a resource (cpu, memory, ephemeral-storage) stands for, and what the author may mean, if no
-/// proxy can run with it. Another rule is about texts that are no quantities, and about negative ones.
+/// Returns what a quantity of a resource (cpu, memory, ephemeral-storage) stands for, and what the author may mean, if
+/// no proxy can run with it. Other rules check texts that are no quantities, and negative quantities.
 pub(crate) fn doubtful_quantity(resource: &str, text: &str) -> Option<String> {
     let quantity = text.parse::<Quantity>().ok()?;
     let (amount, suggested) = match resource {

@@ -5,19 +5,20 @@
 
 use serde_json::Value;
 
-use super::{
+use super::breaks::{
     Breaks::{self, AllPods, CniPods, InitPods, Others},
-    DocumentView, Findings,
+    DocumentView,
 };
-use crate::values::UnusableTrustBundle;
+use crate::values::{UnusableTrustBundle, findings::Findings};
 
 /// The longest string of a process, with the byte that ends it. Linux permits 32 pages, and a page has 4 KiB or more.
 const LONGEST_STRING: usize = 128 << 10;
-/// More than the name of any variable of Linkerd's, with the texts that the injector adds to a value.
+/// An upper bound for the name of a variable of Linkerd's and the texts that the injector adds to its value.
 const LONGEST_ADDITION: usize = 1 << 10;
 const TRUST_ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS=\n";
 
-/// Returns what a text must be, unless a process can start with it and this many other bytes in one string.
+/// Returns the requirement that a text violates; `None` if a process can start with the text and `others` further bytes
+/// in one string.
 pub(crate) fn unusable_string(text: &str, others: usize) -> Option<&'static str> {
     if text.contains('\0') {
         return Some("must not contain a NUL byte: no container starts with it");
