@@ -18,7 +18,7 @@ use crate::{
     api::linkerd_config::{
         ConditionReason,
         ConditionType::{self, Accepted, ConfigMapSynced, InjectorSynced, Ready, RolloutComplete, Stalled},
-        LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutSpec, RolloutStatus,
+        ConfigState, LinkerdConfigSpec, Mode, RolloutFailure, RolloutPods, RolloutSkipped, RolloutSpec, RolloutStatus,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     reasons,
@@ -47,6 +47,8 @@ pub struct ConfigSummary {
     pub target: String,
     pub mode: Mode,
     pub in_effect: bool,
+    /// The [`ConfigState`].
+    pub state: &'static str,
     pub attention: Attention,
     /// The reason of the condition that the sentence is about; empty if no condition exists yet.
     pub reason: String,
@@ -55,10 +57,10 @@ pub struct ConfigSummary {
     pub title: Option<&'static str>,
     /// One sentence.
     pub sentence: String,
-    /// The next thing to do; absent if there is nothing to do.
+    /// The next step for a person; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// A command that does it, to copy.
+    /// The command for the next step, to copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +93,7 @@ pub struct RolloutSummary {
     pub skipped: Vec<RolloutSkipped>,
 }
 
-/// The sentence of a summary, with what it is about.
+/// The sentence of a summary, with its subject and the next step.
 struct Judgement {
     attention: Attention,
     reason: String,
@@ -122,6 +124,7 @@ impl ConfigSummary {
             target: config.target.to_string(),
             mode: config.spec.mode,
             in_effect,
+            state: ConfigState::of(&config.status).as_str(),
             attention,
             reason,
             title,
@@ -136,44 +139,23 @@ impl ConfigSummary {
 
 fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement {
     let status = &config.status;
-    let of = |attention, condition: &Condition, command: Option<String>| Judgement {
-        attention,
-        reason: condition.reason.clone(),
-        title: reasons::title(&condition.type_, &condition.reason),
-        sentence: condition.message.clone(),
-        next: reasons::remedy(&condition.type_, &condition.reason).map(str::to_owned),
-        command,
-    };
-    let plain = |attention, reason: &str, sentence: String| Judgement {
-        attention,
-        reason: reason.to_owned(),
-        title: None,
-        sentence,
-        next: None,
-        command: None,
-    };
-    if config.status.observed_generation.is_none_or(|seen| seen < config.generation) {
-        let mut judgement = plain(
-            Attention::Progressing,
-            "",
-            "the operator has not processed the last change of the resource yet".to_owned(),
-        );
-        judgement.next = Some("If this persists, run linkerd-operator check.".to_owned());
-        return judgement;
+    if status.observed_generation.is_none_or(|seen| seen < config.generation) {
+        let sentence = "the operator has not processed the last change of the resource yet";
+        return Judgement {
+            next: Some("If this persists, run linkerd-operator check.".to_owned()),
+            ..Judgement::plain(Attention::Progressing, "", sentence)
+        };
     }
     let accepted = status.condition(Accepted);
     let reason = status.reason(Accepted);
     if let Some(accepted) = accepted.filter(|_| reason == Some(ConditionReason::Conflicted)) {
-        let mut judgement = of(Attention::Done, accepted, None);
-        judgement.sentence = format!("in reserve: {}", judgement.sentence);
-        judgement.next = None;
-        return judgement;
+        let sentence = format!("in reserve: {}", accepted.message);
+        return Judgement { sentence, next: None, ..Judgement::of(Attention::Done, accepted, None) };
     }
     if !in_effect {
-        return plain(Attention::Done, "", "it is not in effect".to_owned());
+        return Judgement::plain(Attention::Done, "", "it is not in effect");
     }
-    let name = &config.name;
-    let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {name}"));
+    let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {}", config.name));
     if let Some(stalled) = status.condition(Stalled) {
         let command = match ConditionReason::of(stalled) {
             Some(ConditionReason::RolloutHalted) => run("rollout retry"),
@@ -182,12 +164,13 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
             }
             _ => None,
         };
-        return of(Attention::Problem, stalled, command);
+        return Judgement::of(Attention::Problem, stalled, command);
     }
     if let Some(accepted) = accepted.filter(|it| it.status == "False") {
-        let suspended = reason == Some(ConditionReason::Suspended);
-        let attention = if suspended { Attention::Waiting } else { Attention::Problem };
-        return of(attention, accepted, if suspended { run("rollout resume") } else { run("explain") });
+        return match reason == Some(ConditionReason::Suspended) {
+            true => Judgement::of(Attention::Waiting, accepted, run("rollout resume")),
+            false => Judgement::of(Attention::Problem, accepted, run("explain")),
+        };
     }
     if let Some(ready) = status.condition(Ready).filter(|it| it.status != "True") {
         let attention = match ConditionReason::of(ready) {
@@ -196,59 +179,88 @@ fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement 
         };
         let cause = [ConfigMapSynced, InjectorSynced].into_iter().filter_map(|type_| status.condition(type_));
         let cause = cause.filter(|it| it.status != "True").find(|it| it.reason == ready.reason);
-        return of(attention, cause.unwrap_or(ready), None);
+        return Judgement::of(attention, cause.unwrap_or(ready), None);
     }
     if config.spec.mode == Mode::Observe {
         return match status.condition(ConfigMapSynced) {
             Some(differs) if differs.status == "False" => {
-                let mut judgement = of(Attention::Done, differs, run("explain"));
-                judgement.sentence = format!("it observes and writes nothing: {}", differs.message);
-                judgement
+                let sentence = format!("it observes and writes nothing: {}", differs.message);
+                Judgement { sentence, ..Judgement::of(Attention::Done, differs, run("explain")) }
             }
-            _ => plain(
+            _ => Judgement::plain(
                 Attention::Done,
                 "Observing",
-                "it observes and writes nothing, and the ConfigMap holds the declared values".to_owned(),
+                "it observes and writes nothing, and the ConfigMap holds the declared values",
             ),
         };
     }
-    let Some(complete) = status.condition(RolloutComplete) else {
-        return plain(Attention::Done, "Reconciled", "the declared configuration is in effect".to_owned());
-    };
-    if complete.status == "True" {
-        return of(Attention::Done, complete, None);
+    match status.condition(RolloutComplete) {
+        Some(complete) => Judgement::of_rollout(config, complete, now),
+        None => Judgement::plain(Attention::Done, "Reconciled", "the declared configuration is in effect"),
     }
-    let reason = ConditionReason::of(complete);
-    let command = match reason {
-        Some(ConditionReason::Paused) => run("rollout resume"),
-        Some(ConditionReason::WorkloadsFailed) => run("rollout retry"),
-        Some(ConditionReason::WorkloadsSkipped | ConditionReason::NoProgress) => run("explain --workloads"),
-        _ => None,
-    };
-    let attention = match reason {
-        // These end without help.
-        Some(
-            ConditionReason::Progressing
-            | ConditionReason::Canary
-            | ConditionReason::WaitingForConfigMap
-            | ConditionReason::WaitingForInjector,
-        ) => Attention::Progressing,
-        Some(
-            ConditionReason::NoProgress
-            | ConditionReason::Halted
-            | ConditionReason::RolledBack
-            | ConditionReason::WorkloadsFailed
-            | ConditionReason::WriteFailed,
-        ) => Attention::Problem,
-        _ => Attention::Waiting,
-    };
-    let mut judgement = of(attention, complete, command);
-    let window = config.status.rollout.as_ref().and_then(|rollout| rollout.next_window.as_ref());
-    if let Some(opens) = window.filter(|_| reason == Some(ConditionReason::OutsideWindow)) {
-        let wait = Duration::try_from(opens.0.duration_since(now)).unwrap_or_default();
-        judgement.next = Some(format!("Wait: restarts begin in {}, at {}.", rounded(wait), opens.0));
+}
+
+// === impl Judgement ===
+
+impl Judgement {
+    /// Returns the sentence of a condition.
+    fn of(attention: Attention, condition: &Condition, command: Option<String>) -> Self {
+        Self {
+            attention,
+            reason: condition.reason.clone(),
+            title: reasons::title(&condition.type_, &condition.reason),
+            sentence: condition.message.clone(),
+            next: reasons::remedy(&condition.type_, &condition.reason).map(str::to_owned),
+            command,
+        }
     }
-    judgement
+
+    fn plain(attention: Attention, reason: &str, sentence: &str) -> Self {
+        let (reason, sentence) = (reason.to_owned(), sentence.to_owned());
+        Self { attention, reason, title: None, sentence, next: None, command: None }
+    }
+
+    /// Returns the sentence about a rollout. `complete` is the condition RolloutComplete.
+    fn of_rollout(config: &LinkerdConfig, complete: &Condition, now: Timestamp) -> Self {
+        if complete.status == "True" {
+            return Self::of(Attention::Done, complete, None);
+        }
+        let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {}", config.name));
+        let reason = ConditionReason::of(complete);
+        let command = match reason {
+            Some(ConditionReason::Paused) => run("rollout resume"),
+            Some(ConditionReason::WorkloadsFailed) => run("rollout retry"),
+            Some(ConditionReason::WorkloadsSkipped | ConditionReason::NoProgress) => run("explain --workloads"),
+            _ => None,
+        };
+        let attention = match reason {
+            // These end without help.
+            Some(
+                ConditionReason::Progressing
+                | ConditionReason::Canary
+                | ConditionReason::WaitingForConfigMap
+                | ConditionReason::WaitingForInjector,
+            ) => Attention::Progressing,
+            Some(
+                ConditionReason::NoProgress
+                | ConditionReason::Halted
+                | ConditionReason::RolledBack
+                | ConditionReason::WorkloadsFailed
+                | ConditionReason::WriteFailed,
+            ) => Attention::Problem,
+            _ => Attention::Waiting,
+        };
+        let judgement = Self::of(attention, complete, command);
+        let window = config.status.rollout.as_ref().and_then(|rollout| rollout.next_window.as_ref());
+        match window.filter(|_| reason == Some(ConditionReason::OutsideWindow)) {
+            Some(opens) => {
+                let wait = Duration::try_from(opens.0.duration_since(now)).unwrap_or_default();
+                let next = format!("Wait: restarts begin in {}, at {}.", rounded(wait), opens.0);
+                Self { next: Some(next), ..judgement }
+            }
+            None => judgement,
+        }
+    }
 }
 
 // === impl RolloutSummary ===

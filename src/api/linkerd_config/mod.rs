@@ -17,6 +17,7 @@ mod proxy;
 mod rollout;
 mod rollout_status;
 mod schema;
+mod state;
 mod status;
 
 use kube::CustomResource;
@@ -36,6 +37,7 @@ pub use rollout::{
 pub use rollout_status::{
     RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus, RolloutWorkload, RolloutWorkloads,
 };
+pub use state::ConfigState;
 pub use status::{
     DeniedDocument, DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, ProxyShapeStatus, RevisionsStatus,
     TargetStatus, TrustAnchorsStatus,

@@ -18,7 +18,7 @@ pub(super) struct Objects {
     pub(super) config: Value,
     pub(super) config_map: Value,
     pub(super) canary: Option<Value>,
-    revisions: Vec<Value>,
+    pub(super) revisions: Vec<Value>,
     version: u64,
     /// After this number of writes every request fails; `None` is never.
     pub(super) dies_after: Option<u32>,
@@ -149,6 +149,12 @@ impl Objects {
             &mut self.config_map["metadata"],
             &json!({"resourceVersion": version, "managedFields": owned}),
         );
+    }
+
+    pub(super) fn set_immutable(&mut self, immutable: bool) {
+        let version = self.next_version();
+        self.config_map["immutable"] = json!(immutable);
+        self.config_map["metadata"]["resourceVersion"] = json!(version);
     }
 
     fn put_canary(&mut self, mut canary: Value) -> Value {

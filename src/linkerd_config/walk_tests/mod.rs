@@ -6,7 +6,11 @@
 //! only from the first one; a rejected document is not written again before a change of the resource or its annotation.
 
 mod api_server;
+mod crashes;
+mod event;
+mod states;
 mod step;
+mod workloads;
 mod world;
 
 use self::{step::Step, world::World};
@@ -21,6 +25,11 @@ impl Random {
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
     }
+}
+
+/// Whether the tests of states and of crashes try everything, as in `make test`.
+fn is_thorough() -> bool {
+    std::env::var_os("WALK_STEPS").is_some()
 }
 
 /// The number of steps of all walks together; WALK_STEPS overrides it, as `make test` does.

@@ -1,4 +1,4 @@
-//! What can happen in one step of the walk.
+//! The possible steps of the walk.
 
 use super::Random;
 

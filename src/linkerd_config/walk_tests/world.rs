@@ -1,75 +1,71 @@
 //! The controller with its surroundings, and a model of what must be in the ConfigMap.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
-use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use prometheus::{IntCounterVec, Opts, Registry};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{api_server::ApiServer, step::Step};
+use super::{
+    api_server::ApiServer,
+    step::Step,
+    workloads::{Workloads, schedule},
+};
 use crate::{
-    api::{NamespacedName, linkerd_config::RolloutPods},
-    cluster::{Kind, index::workload_key::WorkloadKey, kinds::apps_workload::WorkloadPace, testing::Feed},
+    api::{NamespacedName, linkerd_config::ConditionReason},
+    cluster::{Kind, testing::Feed},
     controller::{LeaderGate, Reconciler},
     events::Events,
+    injection_probe::Injectors,
     lease::{Fence, Leadership},
     linkerd_config::{
-        LinkerdConfigReconciler, Namespaces,
-        consistency::contradiction,
-        injector::Injectors,
-        reconcile_cache::ReconcileCache,
-        rollout::{
-            Rollouts,
-            assess::workload_state::{Assessment, FailureWeight, Start, WorkloadFailure, WorkloadState},
-            progress::rollout_progress,
-            schedule::RolloutSchedule,
-            target::RolloutTarget,
-            trust::TrustCounts,
-        },
+        LinkerdConfigReconciler, Namespaces, reconcile_cache::ReconcileCache, status::consistency::contradiction,
         writer::ConfigWriter,
     },
+    rollout::{Rollouts, gate::Gate, progress::rollout_progress, target::RolloutTarget},
     values::{Document, Path},
 };
 
 const POLICIES: [&str; 3] = ["deny", "all-authenticated", "cluster-authenticated"];
 /// The policy and the marker of the installer's document.
 const INSTALLED: (&str, &str) = ("all-unauthenticated", "warn");
-const WORKLOADS: usize = 4;
-
-/// The state of the workloads for one configuration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Workloads {
-    #[default]
-    Pending,
-    Updated,
-    OneFailed,
-    Failed,
-    LostProxy,
-}
 
 /// A declared document: its security value, and the log level that identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Declared {
+pub(super) struct Declared {
     policy: String,
-    marker: String,
+    pub(super) marker: String,
 }
 
 pub(super) struct World {
-    api: ApiServer,
-    feed: Feed,
+    pub(super) api: ApiServer,
+    pub(super) feed: Feed,
     reconciler: LinkerdConfigReconciler,
     workloads: HashMap<String, Workloads>,
     /// The markers of the documents that the injectors deny.
-    denied: Vec<String>,
+    pub(super) denied: Vec<String>,
+    /// The answers of the injectors.
+    pub(super) injectors: Answers,
+    /// Whether the documents that are written are compared with the model.
+    pub(super) is_checked: bool,
     number: u64,
     base: u64,
-    spec: Declared,
+    pub(super) spec: Declared,
     model: Model,
 }
 
-/// What must be in the ConfigMap.
+/// The answers of the injectors about documents that no step denies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Answers {
+    #[default]
+    Accept,
+    Deny,
+    /// They have not answered.
+    None,
+}
+
+/// The model of the content of the ConfigMap.
 #[derive(Clone, Debug, Default)]
 struct Model {
     /// The last declared document that was in force for the whole mesh and was not rejected.
@@ -117,6 +113,8 @@ impl World {
             reconciler,
             workloads: HashMap::new(),
             denied: Vec::new(),
+            injectors: Answers::default(),
+            is_checked: true,
             number: 0,
             base: 0,
             spec,
@@ -161,9 +159,7 @@ impl World {
         tokio::time::advance(Duration::from_secs(3600)).await;
         match step {
             Step::Declare => {
-                self.number += 1;
-                let policy = POLICIES[usize::try_from(self.number).unwrap() % POLICIES.len()].to_owned();
-                self.spec = Declared { policy, marker: format!("warn,linkerd=d{}", self.number) };
+                self.declare_next();
                 self.declare(|_| {});
             }
             Step::DeclareAgain => {
@@ -182,23 +178,13 @@ impl World {
             }),
             Step::Retry => {
                 (self.model.is_written, self.model.is_taken_back) = (false, false);
-                let mut objects = self.api.objects();
-                let version = objects.next_version();
-                let annotations = json!({"config.linkerd.io/retry": version});
-                let metadata = json!({"resourceVersion": version, "annotations": annotations});
-                json_patch::merge(&mut objects.config["metadata"], &metadata);
+                self.retry();
             }
             Step::Suspend => self.interrupt(|spec| spec["mode"] = json!("Suspend")).await?,
             Step::Mistype => self.interrupt(|spec| spec["values"]["proxy"]["uid"] = json!("many")).await?,
-            Step::Upgrade | Step::ExtendEnvironment => {
-                self.base += if matches!(step, Step::Upgrade) { 1 } else { 1000 };
-                self.api.write_values("helm", &installed(self.base));
-            }
-            Step::Edit => {
-                let mut document = self.document();
-                document.set(&policy_path(), json!("all-unauthenticated"));
-                self.api.write_values("kubectl-edit", &document.to_yaml());
-            }
+            Step::Upgrade => self.install(1),
+            Step::ExtendEnvironment => self.install(1000),
+            Step::Edit => self.edit(),
             Step::Complete => self.set_workloads(Workloads::Updated),
             Step::FailOne => self.set_workloads(Workloads::OneFailed),
             Step::Fail => self.set_workloads(Workloads::Failed),
@@ -218,6 +204,34 @@ impl World {
         self.check()
     }
 
+    /// Chooses another document to declare.
+    pub(super) fn declare_next(&mut self) {
+        self.number += 1;
+        let policy = POLICIES[usize::try_from(self.number).unwrap() % POLICIES.len()].to_owned();
+        self.spec = Declared { policy, marker: format!("warn,linkerd=d{}", self.number) };
+    }
+
+    pub(super) fn retry(&self) {
+        let mut objects = self.api.objects();
+        let version = objects.next_version();
+        let annotations = json!({"config.linkerd.io/retry": version});
+        let metadata = json!({"resourceVersion": version, "annotations": annotations});
+        json_patch::merge(&mut objects.config["metadata"], &metadata);
+    }
+
+    /// Lets the installer write another document.
+    pub(super) fn install(&mut self, more: u64) {
+        self.base += more;
+        self.api.write_values("helm", &installed(self.base));
+    }
+
+    /// Lets a person edit the declared security value.
+    pub(super) fn edit(&self) {
+        let mut document = self.document();
+        document.set(&policy_path(), json!("all-unauthenticated"));
+        self.api.write_values("kubectl-edit", &document.to_yaml());
+    }
+
     /// Changes the resource, lets the controller act on it, and takes the change back.
     async fn interrupt(&mut self, change: impl FnOnce(&mut Value)) -> Result<(), String> {
         self.declare(change);
@@ -229,7 +243,7 @@ impl World {
         Ok(())
     }
 
-    fn declare(&mut self, change: impl FnOnce(&mut Value)) {
+    pub(super) fn declare(&mut self, change: impl FnOnce(&mut Value)) {
         (self.model.is_written, self.model.is_taken_back) = (false, false);
         let mut objects = self.api.objects();
         let generation = objects.config["metadata"]["generation"].as_i64().unwrap() + 1;
@@ -246,7 +260,7 @@ impl World {
     }
 
     /// Reconciles until nothing changes, and checks every write.
-    async fn settle(&mut self) -> Result<(), String> {
+    pub(super) async fn settle(&mut self) -> Result<(), String> {
         let mut quiet = 0;
         for _ in 0..60 {
             self.deliver();
@@ -283,7 +297,11 @@ impl World {
     }
 
     fn answer_probes(&self) -> bool {
-        let is_denied = self.denied.contains(&self.declared_in(&self.document()).marker);
+        if self.injectors == Answers::None {
+            return false;
+        }
+        let is_denied =
+            self.injectors == Answers::Deny || self.denied.contains(&self.declared_in(&self.document()).marker);
         self.reconciler.injectors.answer_for_test(is_denied)
     }
 
@@ -296,13 +314,14 @@ impl World {
             .as_ref()
             .map(|canary| self.workloads.get(canary.target.key.as_str()).copied().unwrap_or_default());
         let schedule = schedule(states, canary);
-        let gate = target.gates.closed.clone();
+        let paused = || Gate { reason: ConditionReason::Paused, message: "paused".to_owned() };
+        let gate = target.gates.closed.clone().or_else(|| target.rollout().paused.then(paused));
         let progress = rollout_progress(&schedule, &target, gate.as_ref(), None);
         self.reconciler.rollouts.set_progress_for_test(progress)
     }
 
     /// Sets the state of the workloads for the configuration that is being rolled out: that of the canary, if any.
-    fn set_workloads(&mut self, workloads: Workloads) {
+    pub(super) fn set_workloads(&mut self, workloads: Workloads) {
         let Some(target) = self.reconciler.rollouts.target_for_test() else { return };
         let of = |target: &RolloutTarget| target.key.as_str().to_owned();
         let key = target.canary.as_ref().map_or_else(|| of(&target), |canary| of(&canary.target));
@@ -345,6 +364,9 @@ impl World {
     /// Each written document is the declared one, or the one in force before it.
     fn check_writes(&mut self) -> Result<(), String> {
         let written = std::mem::take(&mut self.api.objects().written);
+        if !self.is_checked {
+            return Ok(());
+        }
         for text in written {
             let document = Document::parse(&text).unwrap().split_injection_hash().0;
             let is_declared = !self.model.is_rejected && self.has(&document, Some(&self.spec));
@@ -442,33 +464,4 @@ fn reconciler(api: &ApiServer, feed: &Feed) -> LinkerdConfigReconciler {
         cache: ReconcileCache::default(),
         drifts: IntCounterVec::new(Opts::new("drifts", "drifts"), &["manager", "action"]).unwrap(),
     }
-}
-
-/// The schedule of the workloads in this state; the first one is that of the canary namespaces, if any.
-fn schedule(states: Workloads, canary: Option<Workloads>) -> RolloutSchedule {
-    let failure = |weight| {
-        let (reason, message) = ("ProgressDeadlineExceeded".to_owned(), "late".to_owned());
-        WorkloadState::Failed(WorkloadFailure { reason, message, started: None, weight, recovered: false })
-    };
-    let start = || Start {
-        value: "key".to_owned(),
-        method: crate::api::linkerd_config::RolloutMethod::Restart,
-        for_trust_roots: false,
-    };
-    let mut schedule = RolloutSchedule::default();
-    for number in 0..WORKLOADS {
-        let is_canary = number < 2 && canary.is_some();
-        let state = match (canary.filter(|_| is_canary).unwrap_or(states), number) {
-            (Workloads::Pending, _) => WorkloadState::Pending(start()),
-            (Workloads::Failed, 0 | 1) | (Workloads::OneFailed, 0) => failure(FailureWeight::Counted),
-            (Workloads::LostProxy, 0) => failure(FailureWeight::LostProxies),
-            _ => WorkloadState::UpToDate,
-        };
-        let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-        let (trust, pace) = (TrustCounts::new(), WorkloadPace::default());
-        let assessment = Assessment { pods, suspects: 0, trust, state, rolling: None, is_canary, pace };
-        let name = Arc::<str>::from(number.to_string());
-        schedule.set(&WorkloadKey::new("first", "Deployment", name), Some(assessment), Timestamp::UNIX_EPOCH);
-    }
-    schedule
 }
