@@ -1,7 +1,7 @@
 //! Requests to a server of the Destination API, and what a client receives.
 //!
 //! * In: a request of `Get` or `GetProfile`, a connection. Out: a stream, and its answer in the form of the oracle.
-//! * Always: a server that sends no message within [`SILENCE`] has no answer. Linkerd's server sends its headers with
+//! * Always: a server that sends no message within `SILENCE` has no answer. Linkerd's server sends its headers with
 //!   the first message, so that a stream without messages is not even open.
 
 use std::{collections::BTreeSet, time::Duration};

@@ -1,7 +1,7 @@
 //! The flags of Go programs, in the syntax of clap.
 //!
 //! In: arguments in Go's syntax. Out: arguments in clap's syntax, and values that Go's programs accept. Always holds:
-//! an unknown flag is kept under [`UNKNOWN_FLAG`], because a newer chart may have it.
+//! an unknown flag is kept under `UNKNOWN_FLAG`, because a newer chart may have it.
 
 use std::{
     any::TypeId,

@@ -98,7 +98,7 @@ impl BundleContest {
         *self.0.lock() = Some((contest.to_owned(), Instant::now()));
     }
 
-    /// Returns a sentence about the contest, for `/ready`, until no reset was seen for [`CALM`].
+    /// Returns a sentence about the contest, for `/ready`, until no reset was seen for `CALM`.
     pub fn problem(&self) -> Option<String> {
         let contest = self.0.lock();
         contest.as_ref().filter(|(_, seen)| seen.elapsed() < CALM).map(|(contest, _)| contest.clone())

@@ -22,7 +22,7 @@ pub enum Inject {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnAnnotations {
     pub inject: Inject,
-    /// The keys of the annotations that configure proxies: the first [`MOST_KEYS`].
+    /// The keys of the annotations that configure proxies: the first `MOST_KEYS`.
     pub keys: Box<[Box<str>]>,
 }
 

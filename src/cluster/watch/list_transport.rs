@@ -4,8 +4,8 @@
 //! instead.
 //!
 //! With a stream, the API server sends the objects as events of the watch itself
-//! (https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists). A page costs the API server and etcd a
-//! pass over all objects: 150,000 Pods take half of the time in a stream. An API server that has no streams refuses the
+//! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>). A page costs the API server and etcd
+//! a pass over all objects: 150,000 Pods take half of the time in a stream. An API server that has no streams refuses the
 //! request.
 
 use kube::runtime::watcher::{self, Config};

@@ -13,7 +13,7 @@ pub(in crate::values) trait GoStruct {
 /// Declares structs of Linkerd: the Rust structs that the injector reads, and the Go types of all keys.
 ///
 /// The keys in the braces of a struct and the `required` ones are fields, with a Rust type. The other keys have a
-/// [`GoType`] and no field: injectors of other releases use the keys of `unread`, and only the control plane uses the
+/// `GoType` and no field: injectors of other releases use the keys of `unread`, and only the control plane uses the
 /// keys of `control_plane`.
 macro_rules! go_structs {
     ($(
