@@ -59,7 +59,7 @@ pub(in crate::linkerd_config) struct ResolvedBase {
 /// Returns the current base and the drift, from the document in the ConfigMap and the saved base.
 ///
 /// # Errors
-/// When no base was saved, and the operator wrote the document, or the document is an edited copy of it.
+/// When no base was saved, and the operator wrote the document, or it has the injection hash that the operator writes.
 pub(in crate::linkerd_config) fn resolve_base(
     input: &BaseInput<'_>,
     overlay: &Overlay,
