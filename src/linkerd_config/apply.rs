@@ -1,8 +1,7 @@
 //! Applies a plan: saves the base, then writes the ConfigMap.
 //!
 //! In: the plan of the active resource. Out: the completed writes, also after a failure. Always holds: the base is
-//! saved before the first write of the ConfigMap, so that no document is lost; a plan is not applied if the resource is
-//! no longer active.
+//! saved before the first write of the ConfigMap, so that no document is lost.
 
 use std::sync::Arc;
 
@@ -29,6 +28,7 @@ use crate::{
 };
 
 /// The outcome of planning and applying; partial after a failure.
+#[derive(Default)]
 pub(super) struct ReconcileOutcome {
     pub(super) plan: ConfigPlan,
     pub(super) written: bool,
@@ -56,24 +56,6 @@ pub(super) enum RevertedDocument {
     NotKept,
     /// The reason why the API server did not keep it.
     Failed(String),
-}
-
-// === impl ReconcileOutcome ===
-
-impl Default for ReconcileOutcome {
-    fn default() -> Self {
-        Self {
-            plan: ConfigPlan::only(PlanVerdict::Unknown),
-            written: false,
-            reverted: None,
-            base_revision: None,
-            written_status: None,
-            baseline: None,
-            rolls_back: false,
-            rollback_refused: None,
-            canary: None,
-        }
-    }
 }
 
 // === impl LinkerdConfigReconciler ===

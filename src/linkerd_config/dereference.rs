@@ -1,6 +1,7 @@
 //! The inputs of a reconcile: the objects in the cache, the last status, the saved base.
 //!
-//! Always holds: all cached objects are read under one lock; only objects that are not cached take an API request.
+//! Always holds: the cached objects of a resource are read under one lock; only objects that are not cached take an API
+//! request.
 
 use std::sync::Arc;
 

@@ -10,10 +10,10 @@
 //! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, the answers of the injectors. Out: writes
 //! of `data.values`, ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the
 //! resource does not declare keeps the installer's value; a document with problems is not written, and one that
-//! injectors deny is rolled back; the base is saved before the first write; without a change nothing is written. Only
-//! [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document. [`documents::overlay`]
-//! maps the fields of the resource to paths in it. Two other modules read single paths: [`documents::drift`] reads
-//! `cliVersion`, and [`documents::skew`] reads versions and `cniEnabled`.
+//! injectors deny and never accepted is rolled back; the base is saved before the first write; without a change nothing
+//! is written. Only [`values`](crate::values) reads and writes YAML and defines the types of Linkerd's document.
+//! [`documents::overlay`] maps the fields of the resource to paths in it. Two other modules read single paths:
+//! [`documents::drift`] reads `cliVersion`, and [`documents::skew`] reads versions and `cniEnabled`.
 
 mod apply;
 mod canary;

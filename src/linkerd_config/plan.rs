@@ -63,7 +63,7 @@ pub struct PlanInput<'a> {
 }
 
 /// The planned writes, and the facts about them for the status.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ConfigPlan {
     /// The base to save before the ConfigMap is written.
     pub new_base: Option<Base>,
@@ -133,24 +133,7 @@ impl<'a> PlanInput<'a> {
 impl ConfigPlan {
     /// Returns a plan with only a verdict, which writes nothing.
     pub fn only(verdict: PlanVerdict) -> Self {
-        Self {
-            new_base: None,
-            base_change: None,
-            write: None,
-            verdict,
-            effective: None,
-            drift: None,
-            control_plane_mismatch: Vec::new(),
-            anchors: None,
-            injection_hash: None,
-            skew: None,
-            base_problems: Vec::new(),
-            proxy_version: None,
-            proxy_shape: None,
-            installed_hash: None,
-            restored_revision: None,
-            canary: None,
-        }
+        Self { verdict, ..Self::default() }
     }
 }
 

@@ -186,7 +186,10 @@ impl LinkerdConfigReconciler {
         let base = match self.base(&config.target.name, live.as_deref()).await? {
             Ok(base) => base,
             Err(unreadable) => {
-                outcome.plan = ConfigPlan::only(PlanVerdict::InvalidBase(unreadable));
+                // A person may suspend the resource to repair its base.
+                let is_suspended = config.spec.mode == Mode::Suspend;
+                let verdict = if is_suspended { PlanVerdict::Suspended } else { PlanVerdict::InvalidBase(unreadable) };
+                outcome.plan = ConfigPlan::only(verdict);
                 return Ok(());
             }
         };

@@ -9,7 +9,7 @@ use crate::{
 pub(super) const MAX_SHOWN: usize = 10;
 
 /// The state of the ConfigMap once the plan is applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PlanVerdict {
     Synced,
     /// The resource cannot be applied.
@@ -37,6 +37,7 @@ pub enum PlanVerdict {
     Observing(Vec<Path>),
     Suspended,
     /// The reconcile failed before a plan was made.
+    #[default]
     Unknown,
 }
 

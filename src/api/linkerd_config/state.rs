@@ -21,7 +21,7 @@ pub enum ConfigState {
     /// The resource, or the Linkerd that it is for, cannot be used.
     NotAccepted,
     Suspended,
-    /// It is compared with the ConfigMap, which has other values, and nothing is written.
+    /// It is compared with the ConfigMap, and nothing is written.
     Observing,
     /// The ConfigMap was not written, and keeps the document that it has.
     Blocked,
@@ -35,7 +35,7 @@ pub enum ConfigState {
     CanaryStopped,
     /// The declared document failed, and the ConfigMap has the one from before it.
     RolledBack,
-    /// The injectors deny Pods, and no document from before can be restored.
+    /// The injectors deny Pods, and nothing is rolled back.
     Denied,
     /// The ConfigMap has the declared document, and the injectors do not use it yet.
     Propagating,
@@ -71,8 +71,18 @@ impl ConfigState {
             (_, _, Some(Reason::Drifted)) => Self::Drifted,
             (_, _, Some(Reason::Observing)) => Self::Observing,
             _ if status.fails(ConfigMapSynced) => Self::Blocked,
+            _ if status.reason(InjectorSynced) == Some(Reason::Denied) => Self::Denied,
+            // The injectors are not asked about a document that the operator does not write.
+            _ if status.condition(InjectorSynced).is_none() => Self::of_unprobed(status),
             // Rollouts may proceed although some injectors are late.
             _ if status.fails(InjectorSynced) && !status.holds(Ready) => Self::Propagating,
+            _ => Self::of_rollout(status),
+        }
+    }
+
+    fn of_unprobed(status: &LinkerdConfigStatus) -> Self {
+        match status.reason(RolloutComplete) {
+            Some(Reason::RolloutDisabled) => Self::Observing,
             _ => Self::of_rollout(status),
         }
     }

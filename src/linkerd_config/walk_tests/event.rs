@@ -48,7 +48,7 @@ pub(super) enum Event {
     DenyDeclared,
     /// The injectors deny every document.
     DenyAll,
-    /// The injectors do not answer.
+    /// The resource declares other values, and the injectors do not answer.
     Silence,
     /// All workloads run with the document.
     Update,
@@ -138,7 +138,11 @@ impl World {
             }
             Event::DenyDeclared => self.denied.push(self.spec.marker.clone()),
             Event::DenyAll => self.injectors = Answers::Deny,
-            Event::Silence => self.injectors = Answers::None,
+            Event::Silence => {
+                self.injectors = Answers::None;
+                self.declare_next();
+                self.declare(|_| {});
+            }
             Event::Update => self.set_workloads(Workloads::Updated),
             Event::Fail => self.set_workloads(Workloads::Failed),
             Event::LoseProxy => self.set_workloads(Workloads::LostProxy),

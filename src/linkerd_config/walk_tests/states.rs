@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
 
+use serde_json::json;
 use strum::IntoEnumIterator;
 
 use super::{event::Event, is_thorough, world::World};
@@ -137,4 +138,19 @@ fn each_arrow_of_the_picture_is_in_the_table() {
         let next = documented.next[&from.parse::<ConfigState>().unwrap()][event];
         assert_eq!(next.as_str(), to, "{arrow}");
     }
+}
+
+/// A person suspends the resource to repair the base, and waits for that.
+#[tokio::test(start_paused = true)]
+async fn a_resource_whose_base_cannot_be_read_can_be_suspended() {
+    let mut world = after(&[]).await;
+    for revision in &mut world.api.objects().revisions {
+        revision["data"] = json!({});
+    }
+    // The next leader does not know the base.
+    world.api.objects().dies_after = Some(0);
+    world.meet(Event::Declare).await.unwrap();
+    assert_eq!(world.config_state(), ConfigState::Blocked);
+    world.meet(Event::Suspend).await.unwrap();
+    assert_eq!(world.config_state(), ConfigState::Suspended);
 }
