@@ -295,6 +295,7 @@ fn plan_document(
     };
     let verdict = match refused {
         Some(refused) => Some(refused),
+        _ if spec.mode == Mode::Observe && is_equal && is_reported => Some(PlanVerdict::Drifted),
         _ if spec.mode == Mode::Observe && is_equal => Some(PlanVerdict::Synced),
         _ if spec.mode == Mode::Observe => Some(PlanVerdict::Observing(differences.unwrap_or_default())),
         _ if input.revert_suspended && overwrites_others => {

@@ -52,7 +52,6 @@ pub fn rollout_target(config: &LinkerdConfig, status: &LinkerdConfigStatus, cont
         wanted: context.trust_bundle.clone(),
         known: context.trust_bundles.clone(),
     };
-    let trust_roots_written = trust.wanted.as_ref().and_then(|wanted| wanted.written.as_ref()).map(|time| time.0);
     let retry = config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry);
     let adopted = rollout.adopted_at.map(|time| time.0);
     let windows = status.drift.iter().flat_map(|drift| &drift.windows);
@@ -62,7 +61,7 @@ pub fn rollout_target(config: &LinkerdConfig, status: &LinkerdConfigStatus, cont
     };
     let spec = &config.spec.rollout;
     let closed = closed_gate(config, status, trust.key());
-    let gates = Gates { closed, undeclared: undeclared(status), trust_roots_written };
+    let gates = Gates { closed, undeclared: undeclared(status) };
     let target = RolloutTarget {
         config: ConfigReference {
             name: Arc::clone(&config.name),

@@ -3,8 +3,6 @@
 //! The controller finds the first closed gate of a LinkerdConfig. The engine adds the gates that depend on the time and
 //! on the cluster.
 
-use k8s_openapi::jiff::Timestamp;
-
 use crate::api::linkerd_config::ConditionReason;
 
 /// A closed gate: the reason and the message of the condition RolloutComplete.
@@ -22,8 +20,6 @@ pub struct Gates {
     /// Why the document in force is not the declared one, if it is another one. Workloads may be restarted for it, but
     /// that does not complete the rollout of the declared document.
     pub undeclared: Option<Gate>,
-    /// When the bundle of trust anchors was written: the control plane has to be restarted after that.
-    pub trust_roots_written: Option<Timestamp>,
 }
 
 // === impl Gates ===

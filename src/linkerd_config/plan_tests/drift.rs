@@ -44,6 +44,11 @@ fn with_drift_action_report_changes_of_other_writers_are_reported_and_kept() {
     assert_eq!((plan.verdict, plan.write.is_none()), (PlanVerdict::Drifted, true));
     assert_eq!(plan.drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
+    // A resource that only compares does not say that the ConfigMap has its values.
+    cluster.spec.mode = Mode::Observe;
+    let plan = cluster.plan();
+    assert_eq!((plan.verdict, plan.write.is_none()), (PlanVerdict::Drifted, true));
+    cluster.spec.mode = Mode::Enforce;
     // A later declaration is written without reverting them, and does not count as drift.
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
