@@ -1,23 +1,23 @@
 //! The common part of the ExternalWorkload controller and the LinkerdConfig controller: reconciles the objects of a
-//! [`WorkQueue`] while this process leads. The rollout engine and the controller of the webhook certificates have loops of
-//! their own.
+//! [`WorkQueue`] while this process leads. The rollout engine and the controller of the webhook certificates have loops
+//! of their own.
 //!
 //! ```text
 //! cluster ──observer──▶ WorkQueue ──▶ Controller ──▶ Reconciler::reconcile ──▶ may_act? ◀── Leadership
 //! ```
 //!
 //! kube-runtime's [`Controller`] is only the executor. It runs up to `concurrency` reconciles at once, never two of one
-//! object, and lets them end when the process stops. It watches nothing, because its trigger is `stream::pending()`, and
-//! it requeues nothing, because each reconcile returns `Action::await_change()`.
+//! object, and lets them end when the process stops. It watches nothing, because its trigger is `stream::pending()`,
+//! and it requeues nothing, because each reconcile returns `Action::await_change()`.
 //!
-//! [`WorkQueue`] does the rest, as client-go's queue does: deduplication, delays, order, retries and metrics. The reason is
-//! fairness. While all slots are taken, kube-runtime's `Scheduler` (5.0) keeps the due objects in a `HashSet`, `pending`,
-//! and picks the next one by its hash. An object that changes all the time can then be reconciled again and again while
-//! another one waits without limit. Our queue yields the object that has waited for the longest time, and only when a slot
-//! is free, so that `pending` never has a choice. The last test in this file shows it.
+//! [`WorkQueue`] does the rest, as client-go's queue does: deduplication, delays, order, retries and metrics. The
+//! reason is fairness. While all slots are taken, kube-runtime's `Scheduler` (5.0) keeps the due objects in a
+//! `HashSet`, `pending`, and picks the next one by its hash. An object that changes all the time can then be reconciled
+//! again and again while another one waits without limit. Our queue yields the object that has waited for the longest
+//! time, and only when a slot is free, so that `pending` never has a choice. The last test in this file shows it.
 //!
-//! The Controller reconciles only names that it finds in a `reflector::Store`. No watch of kube-runtime fills such a store
-//! here, so each observer feeds [`ObjectNames`], which has names and uids only.
+//! The Controller reconciles only names that it finds in a `reflector::Store`. No watch of kube-runtime fills such a
+//! store here, so each observer feeds [`ObjectNames`], which has names and uids only.
 //!
 //! In: a [`Reconciler`]. Out: its reconciles. Always holds: at the start of a term every object is reconciled, but not
 //! before every watch works; a failed reconcile is retried without limit; a deleted object is forgotten.
@@ -58,13 +58,13 @@ use crate::{
     retry::backoff,
 };
 
-/// When an object whose reconcile panicked is reconciled again, unless it changes before. A retry at the same state most
-/// likely panics again.
+/// When an object whose reconcile panicked is reconciled again, unless it changes before. A retry at the same state
+/// most likely panics again.
 const PANIC_RETRY: Duration = Duration::from_secs(60);
 /// The longest delay before a failed object is reconciled again.
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
 
-/// The dependencies of every controller.
+/// The dependencies of a controller that uses [`run`].
 pub struct ControllerDeps {
     pub client: Client,
     pub cluster: Cluster,
@@ -83,8 +83,8 @@ pub struct LeaderGate {
     confirmed_term: AtomicU64,
 }
 
-/// The names of all objects of a kind, for the lookups of kube-runtime's Controller. Reconcilers read the objects from the
-/// cluster state.
+/// The names of all objects of a kind, for the lookups of kube-runtime's Controller. Reconcilers read the objects from
+/// the cluster state.
 pub struct ObjectNames<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
 /// When an object is reconciled again. A change of the object or of what it depends on always causes a reconcile.
@@ -110,7 +110,8 @@ pub trait Reconciler: Send + Sync + Sized + 'static {
 
     fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<NextReconcile, Self::Error>> + Send;
 
-    /// Called when a reconcile failed. Returns the shortest delay before the next one.
+    /// Called when a reconcile failed. Returns the shortest delay before the next one; more than a minute counts as
+    /// one.
     fn retry_after(&self, error: &Self::Error) -> Duration;
 
     /// Counts and logs a failed reconcile. Returns the delay before the next one.
@@ -167,7 +168,7 @@ pub async fn run<R: Reconciler>(
             gate.cluster.recovered(gate.kinds).await;
             reconciler.begin();
             gate.confirmed_term.store(term, Ordering::Release);
-            // No replica reconciled between the two terms.
+            // Between two terms, there may have been changes that no replica has reconciled.
             let keys: Vec<_> = names.state().iter().map(|object| NamespacedName::of(&object.metadata)).collect();
             info!(kind = %R::Object::kind(&()), objects = keys.len(), "reconciling all objects");
             gate.queue.add(keys);

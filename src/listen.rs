@@ -17,7 +17,8 @@ use tracing::warn;
 /// restart all proxies of a mesh connect together. A connection that exceeds the backlog is reset, or retried after a
 /// second.
 const BACKLOG: u32 = 16_384;
-/// The delay after an error. Most likely no file descriptors are left. Without it, the caller would use a whole core.
+/// The delay after an error. Most likely no file descriptors are left. Without the delay, the caller would use a whole
+/// core.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// Listens on an address. Without IPv6, `[::]` falls back to `0.0.0.0`. `send_buffer` is the size of the kernel's

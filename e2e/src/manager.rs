@@ -1,7 +1,8 @@
 //! The operator's manager as a child process.
 //!
-//! * In: a [`ControlPlane`], arguments and environment; optionally another kubeconfig, for a proxy or another user.
-//! * Out: the answers of its admin port, its log, its exit status; signals sent to it.
+//! * In: a [`ControlPlane`], arguments and environment; optionally another kubeconfig, for a proxy or another user;
+//!   signals.
+//! * Out: the answers of its admin port, its log, its exit status.
 //! * Always: ends with the test. When a test panics, the end of the log is printed.
 
 use std::{
@@ -57,7 +58,7 @@ pub struct ManagerOptions {
     pub binary: Option<PathBuf>,
 }
 
-/// What a manager does. Each job has a flag that switches it off.
+/// A job that a manager runs by default. Each has a flag that disables it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Job {
     Destination,
@@ -76,7 +77,7 @@ pub struct Manager {
 impl Job {
     const ALL: [Self; 3] = [Self::Destination, Self::ExternalWorkload, Self::LinkerdConfig];
 
-    /// The flag that switches it off.
+    /// The flag that disables the job.
     fn off(self) -> &'static str {
         match self {
             Self::Destination => "--enable-destination=false",
@@ -93,7 +94,7 @@ impl ManagerOptions {
         Self::default().args(args)
     }
 
-    /// A manager that does only this.
+    /// A manager that runs only this job.
     pub fn only(job: Job) -> Self {
         Self::new(Job::ALL.into_iter().filter(|other| *other != job).map(Job::off))
     }
@@ -225,7 +226,7 @@ impl Manager {
         self.measures(metric, labels, |seen| seen == expected).await.with_context(|| format!("expected {expected:?}"))
     }
 
-    /// Waits until this accepts the value of a metric; `None` means that the series does not exist.
+    /// Waits until `accepts` returns true for the value of a metric; `None` means that the series does not exist.
     pub async fn measures(
         &self,
         metric: &str,

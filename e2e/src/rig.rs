@@ -1,10 +1,10 @@
-//! What a test has for itself: a control plane, with the CRDs, the namespaces and the nodes that the test needs.
+//! A control plane for one test, with the CRDs, the namespaces and the nodes that the test needs.
 //!
 //! ```text
 //!   Rig::linkerd().crds("crd").start() ──▶ Rig: ControlPlane, Client ◀── ManagerOptions::new(&[…]).ready(&rig)
 //! ```
 //!
-//! * Out: a [`Rig`], which is used as its [`ControlPlane`]. What one test adds to it belongs to the file of that test.
+//! * Out: a [`Rig`], which dereferences to its [`ControlPlane`]. Additions of one test belong in the file of that test.
 //! * Always: everything is in the cluster when `start` returns, and ends with the rig.
 
 use std::ops::{Deref, DerefMut};
@@ -27,7 +27,7 @@ pub struct Rig {
     pub client: Client,
 }
 
-/// What a [`Rig`] begins with.
+/// The options of a [`Rig`], and the objects that exist when it has started.
 #[must_use]
 #[derive(Default)]
 pub struct RigBuilder {

@@ -143,8 +143,8 @@ impl ContainerFlags for LinkerdDestinationArgs {
         manager.admin_addr = address("metrics-addr", &self.metrics_addr)?;
         manager.controller_namespace = self.controller_namespace;
         manager.enable_destination = true;
-        // Linkerd's container serves the Services of other clusters. If that is disabled here, a rollout stops at the first
-        // replica that refuses requests for such Services.
+        // Linkerd's container serves the Services of other clusters. If that is disabled here, a rollout stops at the
+        // first replica that refuses requests for such Services.
         manager.enable_multicluster.get_or_insert(true);
         manager.allow_unsupported_services.get_or_insert(false);
         manager.enable_external_workload = true;

@@ -1,5 +1,5 @@
-//! The command line: flags, each with an environment variable, parsed into typed settings. No other code of the process
-//! reads the environment, except kube, which looks for a kubeconfig or a ServiceAccount.
+//! The command line: flags, each with an environment variable, parsed into typed settings. Besides this module, only
+//! [`crate::client`] and kube read the environment, to find a kubeconfig, a ServiceAccount and a proxy.
 
 mod containers;
 mod destination;

@@ -1,8 +1,8 @@
 //! The calls of the Destination API and of the health service.
 //!
 //! In: a request of a connection, and the connection's share of the permits. Out: its response: a stream, or a refusal.
-//! Always holds: a request that is not complete has a deadline and a permit, and holds little; a stream without a permit
-//! or without memory is refused with UNAVAILABLE, so that its client retries with another replica.
+//! Always holds: a request that is not complete has a deadline and a permit, and holds little; a stream without a
+//! permit or without memory is refused with UNAVAILABLE, so that its client retries with another replica.
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 

@@ -43,7 +43,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const LONGEST_MESSAGE: usize = 8 * 1024;
 /// The most bytes of all headers of a refusal.
 const LONGEST_REFUSAL: usize = 4 * 1024;
-/// How many bytes a client receives for each byte that it sends: a request has at least some, and its answer an endpoint.
+/// How many bytes a client receives for each byte that it sends: a request has at least some, and its answer an
+/// endpoint.
 const AMPLIFICATION: usize = 256;
 /// The time for a connection to end after its client has sent everything.
 const SOON: Duration = Duration::from_secs(20);
@@ -64,8 +65,8 @@ thread_local! {
     static SERVER: RefCell<Server> = RefCell::new(Server::new());
 }
 
-/// A path and a token on two lines, or an encoded request. Each has an answer of bounded length that its client can decode,
-/// or a refusal that fits into headers, and leaves nothing behind.
+/// A path and a token on two lines, or an encoded request. Each has an answer of bounded length that its client can
+/// decode, or a refusal that fits into headers, and leaves nothing behind.
 pub(crate) fn get_request(data: &[u8]) {
     SERVER.with_borrow(|server| {
         if let Ok(text) = std::str::from_utf8(data) {
@@ -81,8 +82,8 @@ pub(crate) fn get_request(data: &[u8]) {
     });
 }
 
-/// The bytes of a client after its preface. The connection ends when its client has sent everything, no call panics, and
-/// the client receives a bounded number of bytes.
+/// The bytes of a client after its preface. The connection ends when its client has sent everything, no call panics,
+/// and the client receives a bounded number of bytes.
 pub(crate) fn http2_frames(data: &[u8]) {
     count_pongs(data);
     SERVER.with_borrow(|server| {
@@ -100,8 +101,8 @@ pub(crate) fn http2_frames(data: &[u8]) {
     });
 }
 
-/// A ServiceProfile. Its profile is one message that its client can decode, and a profile that is replaced leaves nothing
-/// behind.
+/// A ServiceProfile. Its profile is one message that its client can decode, and a profile that is replaced leaves
+/// nothing behind.
 pub(crate) fn service_profile(data: &[u8]) {
     let Ok(Value::Object(mut profile)) = serde_json::from_slice::<Value>(data) else { return };
     profile.insert("metadata".to_owned(), json!({"name": "web.ns.svc.mycluster.local", "namespace": "ns"}));

@@ -84,8 +84,8 @@ pub struct DestinationDeps<'a> {
     pub links: Option<Arc<LinksObserver>>,
 }
 
-/// Starts the publisher and the server. When `stop` is cancelled, the server ends its streams and then stops. Returns the
-/// other clusters, if their Services are served.
+/// Starts the publisher and the server. When `stop` is cancelled, the server ends its streams and then stops. Returns
+/// the other clusters, if their Services are served.
 ///
 /// # Errors
 /// When a metric is registered twice.

@@ -121,8 +121,8 @@ fn event(change: Change) -> (Key, Event<Value>) {
     }
 }
 
-/// Events of three clusters arrive late and out of order; clusters are linked, unlinked and listed again. Meanwhile open
-/// streams have what new streams receive; in the end, both have what the contract specifies.
+/// Events of three clusters arrive late and out of order; clusters are linked, unlinked and listed again. Meanwhile
+/// open streams have what new streams receive; in the end, both have what the contract specifies.
 #[tokio::test]
 async fn for_any_order_of_events_in_several_clusters_old_and_new_streams_match_the_contract() {
     let (mut answered, mut of_remotes) = (0, 0);

@@ -1,7 +1,8 @@
 //! The keys that depend on a group of objects, looked up in steps.
 //!
-//! In: a group that an observer marked. Out: the Services and addresses of its objects. Always holds: a step holds the
-//! lock of the state for a bounded time; an object that changes between two steps is marked for itself.
+//! In: a group that an observer marked. Out: the Services and addresses of its objects. Always holds: the
+//! members are listed at once, and their keys are looked up in steps, between which the lock of the state is released;
+//! an object that changes between two steps is marked for itself.
 
 use std::{sync::Arc, vec};
 

@@ -222,8 +222,8 @@ fn selected(server: &Arc<Server>) -> impl Iterator<Item = DirtyKey> {
     pods.into_iter().chain(workloads).map(|group| DirtyKey::Group((None, group)))
 }
 
-/// Returns the Pods that this ReplicaSet or Job owns, because their workload is found through it. The deletion of a
-/// ReplicaSet or Job without an owner does not change their workload.
+/// Returns the group of the Pods that this ReplicaSet or Job owns, because their workload is found through it. The
+/// deletion of a ReplicaSet or Job without an owner does not change their workload.
 fn owned_through<K: Resource<DynamicType = ()>>(diff: &Diff<IntermediateOwner<K>>) -> Option<DirtyKey> {
     if matches!(diff, Diff::Deleted(it) if it.owner.is_none()) {
         return None;

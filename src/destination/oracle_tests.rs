@@ -17,8 +17,8 @@ const SINGLE_EVENTS: usize = 150;
 /// The number of histories whose seeds are new in each run.
 const FRESH: u64 = 5;
 
-/// The seeds of the histories: always the same ones, and some new ones. `ORACLE_SEED=7 cargo test --lib oracle` selects a
-/// seed; `ORACLE_RUNS=1000` sets the number of consecutive seeds. A failure names the seed.
+/// The seeds of the histories: always the same ones, and some new ones. `ORACLE_SEED=7 cargo test --lib oracle` selects
+/// a seed; `ORACLE_RUNS=1000` sets the number of consecutive seeds. A failure names the seed.
 pub(super) fn seeds() -> Vec<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (first, runs) = (read("ORACLE_SEED"), read("ORACLE_RUNS"));

@@ -87,8 +87,8 @@ impl Drop for Permit {
     }
 }
 
-/// Returns the address by which the connections of a peer are limited. `None` for connections from this host: behind the
-/// Pod's proxy, the connections of all clients come from this host.
+/// Returns the address by which the connections of a peer are limited. `None` for connections from this host: behind
+/// the Pod's proxy, the connections of all clients come from this host.
 pub(super) fn limited_peer(peer: IpAddr, local: IpAddr) -> Option<IpAddr> {
     let (peer, local) = (peer.to_canonical(), local.to_canonical());
     (!peer.is_loopback() && peer != local).then_some(peer)

@@ -1,8 +1,9 @@
 //! The publisher, which updates the views of marked keys in fair turns.
 //!
 //! In: batches of marked keys. Out: calls of [`Publish`]. Always holds: the endpoints of each Service, the profiles of
-//! each Service and each group of objects have one slot in the round robin, so a Service with many views delays another
-//! Service by one turn for each slot; what is marked while work on it is under way is done again after that.
+//! each Service, the profiles of all endpoints and each group of objects have one slot in the round robin, so a Service
+//! with many views delays another Service by one turn for each slot; a key that is marked during its work is processed
+//! again afterwards.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -22,7 +23,7 @@ use super::{
 
 /// The longest turn of one slot, unless a single view takes longer. After this time the publisher also yields to the
 /// streams: on a runtime with one worker, publishing many views must not block all streams. It does not yield after
-/// every view, because the turns of the runtime are long while many streams are ready.
+/// every view, because the runtime polls all ready connections before the publisher again.
 const TURN: Duration = Duration::from_millis(2);
 
 /// Work that is done in turns: the publication of one method's views, or lookups of groups.
@@ -33,14 +34,14 @@ pub(super) trait Publish: Send + Sync + 'static {
 
     /// Adds the work that a batch causes.
     fn add(&self, batch: &Batch, slots: &mut Slots<Self::Key, Self::Work>);
-    /// Works for a key, and ends with the view during which `end` is reached.
+    /// Does work of a key. Stops after the first view that is finished at or after `end`.
     fn proceed(&self, key: &Self::Key, work: &mut Self::Work, end: Instant) -> Turn;
 }
 
 /// The result of a turn.
 #[derive(Default)]
 pub(super) struct Turn {
-    /// Whether the slot has work left. It is the last slot then, and otherwise it is gone.
+    /// Whether the slot has work left. If so, it moves to the end, otherwise it is removed.
     pub(super) has_more: bool,
     /// Further keys whose views must be published.
     pub(super) found: Option<Batch>,
@@ -164,7 +165,7 @@ impl RoundRobin {
         }
     }
 
-    /// Gives the first slot a turn, which ends after the view during which `longest` has passed.
+    /// Gives the first slot a turn, which stops after the first view that is finished after `longest`.
     pub(super) fn turn(&mut self, longest: Duration) {
         let Some(index) = self.slots.pop_front() else { return };
         let Some(queue) = self.queues.get_mut(index) else { return };

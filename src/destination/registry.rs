@@ -57,8 +57,8 @@ pub(super) struct View<K: ViewKind> {
     pub(super) sender: watch::Sender<Published<K::Content>>,
 }
 
-/// When content was read. Of two contents for one key, the greater generation is newer: this cluster decides, and then
-/// the reads of several clusters, of which no two happen at the same time.
+/// When content was read. Of two contents for one key, the one with the greater generation is newer. This cluster's
+/// generation is compared first, then the number of the read. No two reads of several clusters happen at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Generation {
     /// The generation of this cluster's state.

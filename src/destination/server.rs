@@ -86,7 +86,7 @@ impl DestinationServer {
         }
     }
 
-    /// Accepts connections without end.
+    /// Accepts connections, forever.
     async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker, stop: &CancellationToken) {
         let mut handshakes = Handshakes::default();
         loop {

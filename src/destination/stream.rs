@@ -22,7 +22,7 @@ use super::{
 
 /// The updates that a stream sends to its client.
 pub(super) trait Updates: Send {
-    /// Returns whether an update was sent.
+    /// Returns whether the client has a state, or is about to receive its first one.
     fn has_begun(&self) -> bool;
     /// Waits until the state may have changed. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;

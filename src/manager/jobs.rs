@@ -74,7 +74,7 @@ impl Observers {
         all
     }
 
-    /// Returns the other clusters, if any are followed.
+    /// Starts the destination server. Returns the other clusters, if their Services are served.
     pub(super) fn start_destination(
         &self,
         parts: &Parts,
@@ -105,7 +105,7 @@ impl Observers {
         Ok(destination::spawn(deps, settings, stop, &mut process.servers, &mut process.readers)?)
     }
 
-    /// Returns the handler of the injector's reviews.
+    /// Starts the proxy injector. Returns the handler of its reviews.
     pub(super) fn start_proxy_injector(
         &self,
         parts: &Parts,

@@ -129,7 +129,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
 // === impl Parts ===
 
 impl Parts {
-    /// Reads the environment, and binds the addresses of the enabled jobs.
+    /// Reads the kubeconfig and the limits of the process, and binds the addresses of the enabled jobs.
     fn new(args: ManagerArgs) -> anyhow::Result<(Self, Listeners)> {
         let (registry, resources) = (metrics::registry()?, Resources::of_this_process());
         if let Some(limit) = resources.memory_limit() {

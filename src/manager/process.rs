@@ -1,8 +1,9 @@
 //! The life of the process: its tasks, what `/ready` waits for, and the order in which everything stops.
 //!
 //! In: tasks and readiness checks of the jobs. Out: the answer of `/ready`, and the end of the process. Always holds:
-//! every task has an owner, and a task that ends by itself ends the process; servers and writers stop first, then
-//! Leases, then webhooks, then Events, then readers; each group has a deadline, and a second signal ends all at once.
+//! every task has an owner, and a task that ends by itself ends the process; Leases are released after servers and
+//! writers have stopped, while webhooks are still served for a while; then the last Events are written, and readers are
+//! aborted; each group has a deadline, and a second signal ends all at once.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

@@ -1,7 +1,7 @@
 //! The order in which objects are reconciled.
 //!
 //! In: objects that are added, at once or after a delay; the start and the end of each reconcile. Out: the next object.
-//! Always holds: an object waits at most once, and does not wait while it is delayed; the object that has waited for
+//! Always holds: an object waits at most once, and is not delayed while it waits; the object that has waited for
 //! the longest time is next; an object that is added during its reconcile is queued behind those that wait when the
 //! reconcile ends; no more objects are given out than can be reconciled at once.
 

@@ -27,7 +27,7 @@ use crate::{
     destination::settings::DestinationSettings,
 };
 
-/// The target of an endpoint. Two targets are equal if they were created from the same objects.
+/// The target of an endpoint. Two targets are equal if they have the same object, owner and opaque ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) enum EndpointTarget {
     Pod(Arc<PodTarget>),
@@ -122,8 +122,8 @@ impl EndpointTarget {
         }
     }
 
-    /// Returns the port of an address of the target. If it is a host port of a Pod, the container ports behind it follow,
-    /// because the Pod's own proxy receives the connections there.
+    /// Returns the port of an address of the target. If it is a host port of a Pod, the container ports behind it
+    /// follow, because the Pod's own proxy receives the connections there.
     pub(in crate::destination) fn ports_at(&self, address: SocketAddr) -> Vec<u16> {
         let own = address.port();
         let pod = match self {

@@ -49,8 +49,8 @@ pub(in crate::destination) struct ClientContext<'a> {
     pub(in crate::destination) port: u16,
 }
 
-/// The properties of a port of a target. Endpoints at ports with the same properties differ only in their addresses, and
-/// behind a mirror in their authority.
+/// The properties of a port of a target. Endpoints at ports with the same properties differ only in their addresses,
+/// and behind a mirror in their authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::destination) struct PortTraits {
     skipped: bool,
@@ -169,7 +169,8 @@ fn of_pod(
     endpoint.http2 = settings.meshed_http2_client_params.0;
     endpoint.protocol_hint = Some(ProtocolHint {
         protocol: protocol(opaque, settings.enable_h2_upgrade),
-        // If the inbound port is unknown, proxies open a plain connection, which the Pod redirects, instead of a connection to a port that does not exist.
+        // If the inbound port is unknown, proxies open a plain connection, which the Pod redirects, instead of a
+        // connection to a port that does not exist.
         opaque_transport: pod
             .proxy
             .filter(|_| transport && !of_proxy)

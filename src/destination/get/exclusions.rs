@@ -1,7 +1,7 @@
 //! The requests that do not belong to a shared view. Pure.
 //!
-//! Clients choose the ports, hostnames and nodes that they request. Requests for ports that the Service does not declare
-//! share one view; requests for a hostname or a node that no endpoint has share another, without endpoints.
+//! Clients choose the ports, hostnames and nodes that they request. Requests for ports that the Service does not
+//! declare share one view; requests for a hostname or a node that no endpoint has share another, without endpoints.
 //!
 //! In: the members of a Service. Out: the exclusions, which are computed with each publication of such a view. Always
 //! holds: while the exclusions of a view are the same, its requests belong to it.

@@ -1,12 +1,13 @@
 //! Hints for nodes. Pure.
 //!
-//! As with kube-proxy, a client receives only the endpoints with a hint for its node if every endpoint has a hint for some
-//! node, and one for this node. Only the slices with the requested port count. Otherwise the hints for zones decide.
+//! As with kube-proxy, a client receives only the endpoints with a hint for its node if every endpoint has a hint for
+//! some node, and one for this node. Only the slices with the requested port count. Otherwise the hints for zones
+//! decide.
 //!
-//! In: the state of the cluster, for a request; the members of a Service, for its views. Out: whether a client's node has
-//! endpoints of its own. Both must be decided by the same rule: a stream looks for another view until its request belongs
-//! to one. Always holds: only nodes of existing endpoints have views, because clients can choose any name; and such a view
-//! has only the endpoints of its node.
+//! In: the state of the cluster, for a request; the members of a Service, for its views. Out: whether a client's node
+//! has endpoints of its own. Both must be decided by the same rule: a stream looks for another view until its request
+//! belongs to one. Always holds: only nodes of existing endpoints have views, because clients can choose any name; and
+//! such a view has only the endpoints of its node.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -78,8 +79,8 @@ impl Members {
         nodes
     }
 
-    /// Returns the hints of the slices of this cluster, with the index of each slice. It is empty if an endpoint with the
-    /// port has no hint.
+    /// Returns the hints of the slices of this cluster, with the index of each slice. It is empty if an endpoint with
+    /// the port has no hint.
     fn deciding(&self, port: QueryPort) -> Vec<(usize, &NodeHints)> {
         let slices = || self.slices.iter().enumerate();
         if slices().all(|(_, slice)| slice.content.node_hints.is_none()) {

@@ -222,7 +222,7 @@ impl Members {
         let all = if some.is_none() { self.members.as_slice() } else { &[] };
         let some = some.unwrap_or_default();
         let some = (0..some.len()).filter_map(move |it| self.members.get(*some.get(it)?));
-        // The policy for endpoints on the client's own node is one of this cluster.
+        // `internalTrafficPolicy: Local` applies only to the endpoints of this cluster.
         let is_on = move |member: &&Member| {
             node.is_none_or(|node| !node.is_empty() && (member.node() == Some(node) || self.is_remote(member)))
         };
@@ -233,7 +233,7 @@ impl Members {
         self.by_hostname().keys()
     }
 
-    /// Returns the nodes of this cluster with Pods.
+    /// Returns the nodes of this cluster with members that are Pods.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.by_node().keys().filter(|node| !node.is_empty())
     }

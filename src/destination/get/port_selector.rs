@@ -12,8 +12,8 @@ pub(super) enum PortSelector<'a> {
 // === impl PortSelector ===
 
 impl<'a> PortSelector<'a> {
-    /// Selects by the name of the first TCP port of the Service with this number. A number that the Service does not declare
-    /// is used unchanged by each client; in the shared set it is 0.
+    /// Selects by the name of the first TCP port of the Service with this number. A number that the Service does not
+    /// declare is used unchanged by each client; in the shared set it is 0.
     pub(super) fn new(service: Option<&'a Service>, port: QueryPort) -> Self {
         let QueryPort::Declared(port) = port else { return Self::Number(0) };
         let declared = service.and_then(|service| service.tcp_ports().find(|it| it.number == i32::from(port)));

@@ -1,7 +1,7 @@
 //! The Services whose endpoints wait to be published.
 //!
 //! In: the keys of Services. Out: publications of their views. Always holds: all views of a pass have the same members;
-//! a Service that is marked during its pass has another one.
+//! a Service that is marked during its pass gets another pass afterwards.
 
 use std::sync::Arc;
 

@@ -40,15 +40,16 @@ pub(in crate::destination) enum QueryPort {
 
 /// The part of a client's location that affects its endpoints.
 ///
-/// A client without endpoints is [nowhere](Location::nowhere): it requests a hostname that no endpoint has, or it is on a
-/// node without Pods and the Service has local endpoints only. Clients choose these names, so all such clients of a
+/// A client without endpoints is [nowhere](Location::nowhere): it requests a hostname that no endpoint has, or it is on
+/// a node without Pods and the Service has local endpoints only. Clients choose these names, so all such clients of a
 /// Service share one view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct Location {
     pub(in crate::destination) zone: Zone,
-    /// The client's node, only for `internalTrafficPolicy: Local`. Empty if the client sends no node.
+    /// The client's node, or [`NO_NODE`](Location::NO_NODE), only for `internalTrafficPolicy: Local`. It is empty only
+    /// for a client that is [nowhere](Location::nowhere), such as one that sends no node.
     pub(in crate::destination) node: Option<Arc<str>>,
-    /// The client's node, only if its clients receive only the endpoints with a hint for it.
+    /// The client's node, only if the clients on it receive only the endpoints with a hint for it.
     pub(in crate::destination) hinted_node: Option<Arc<str>>,
 }
 
@@ -161,8 +162,8 @@ impl GetRequest {
 }
 
 impl GetRequest {
-    /// Returns [`Location::hinted_node`] for the endpoints of a Service in this cluster. A hostname is that of one Pod, so
-    /// no hint is needed to choose.
+    /// Returns [`Location::hinted_node`] for the endpoints of a Service in this cluster. A hostname is that of one Pod,
+    /// so no hint is needed to choose.
     pub(super) fn hinted_node(
         &self,
         state: &State,

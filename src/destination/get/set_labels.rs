@@ -1,8 +1,8 @@
 //! The metric labels of a set of endpoints. Pure.
 //!
 //! In: the labels of each source of the set. Out: the labels that all sources share, which are sent once for the whole
-//! set, and the [traits](SourceTraits) of each source, with the other labels, which are sent with each of its endpoints. A
-//! proxy merges both.
+//! set, and the [traits](SourceTraits) of each source, with the other labels, which are sent with each of its
+//! endpoints. A proxy merges both.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -299,7 +299,7 @@ impl FrameEncoder {
         old == new || (old.depends_on_port() || new.depends_on_port()) && old.field(self.port) == new.field(self.port)
     }
 
-    /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor past it.
+    /// Returns the next endpoint to send in this phase, and moves `at` past it.
     fn item(&self, at: &mut Walk) -> Option<Item<'_>> {
         static EMPTY: EndpointSet = EndpointSet::empty();
         let from = self.from.as_deref().map_or(&EMPTY, |from| &from.endpoints);

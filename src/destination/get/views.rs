@@ -154,7 +154,8 @@ impl EndpointViews {
                 view.publish(&mut generation, &members, &self.settings, &siblings, Instant::now());
             }
             drop(generation);
-            // Otherwise, since the request was resolved, the Service has declared its port, or an endpoint got its name.
+            // A request that is still excluded is resolved again: meanwhile, the Service has declared its port, or an
+            // endpoint has got its hostname.
             if !view.excludes(request) {
                 break (subscription, placement);
             }
@@ -279,8 +280,8 @@ impl EndpointsIndex {
 // === impl View ===
 
 impl View<EndpointViews> {
-    /// Returns whether the request did not belong to this view at the last publication. A stream must not begin with such
-    /// a publication, because only a change of its exclusions moves the stream.
+    /// Returns whether the request did not belong to this view at the last publication. A stream must not begin with
+    /// such a publication, because only a change of its exclusions moves the stream.
     fn excludes(&self, request: &GetRequest) -> bool {
         self.sender.borrow().content.exclusions.as_ref().is_some_and(|exclusions| exclusions.contain(request))
     }
@@ -324,8 +325,8 @@ impl View<EndpointViews> {
         *generation = Some(members.generation);
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
-            // A stream that has to move, but found its Service deleted, waits for another Service or for none. If the
-            // Service was deleted and created again since the last publication, it is another object.
+            // A stream that could not resolve its request again, because its Service was deleted, waits for this
+            // publication. If the Service was deleted and created again since the last one, it is another object.
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
             let mut may_move = false;

@@ -1,11 +1,10 @@
 //! The budgets of one connection: how much it reads and sends in one turn of its task, how many small frames it sends
 //! before the client has acknowledged them, and how many answers it accepts to PINGs that it has not sent.
 //!
-//! In: the bytes that are read from the socket, written to it, and passed to h2; PINGs and their answers. Out: whether more
-//! bytes may follow.
-//! Always holds: within one turn a connection reads and sends a bounded number of bytes, so that a flood does not delay
-//! other connections; while the socket is full, no data is passed to h2, which would buffer it; the number of
-//! unacknowledged small frames stays below the limit at which clients close the connection.
+//! In: the bytes that are read from the socket, written to it, and passed to h2; PINGs and their answers. Out: whether
+//! more bytes may follow. Always holds: within one turn a connection reads and sends a bounded number of bytes, so that
+//! a flood does not delay other connections; while the socket is full, no data is passed to h2, which would buffer it;
+//! the number of unacknowledged small frames stays below the limit at which clients close the connection.
 
 use std::{
     future::poll_fn,
@@ -23,16 +22,16 @@ const READ_WHILE_FULL: usize = 1024 * 1024;
 const SEND_PER_TURN: usize = 64 * 1024;
 /// Bytes that the headers or the trailers of a response count as.
 const HEADERS: usize = 64;
-/// A DATA frame with fewer bytes is small. Clients with h2 0.4.16 or newer add up by how much the frames that the readers
-/// of their streams leave unread are smaller, and close a connection with `too_many_data_frames` when the sum is too
-/// large.
+/// A DATA frame with fewer bytes is small. Clients with h2 0.4.16 or newer add up by how much the frames that the
+/// readers of their streams leave unread are smaller, and close a connection with `too_many_data_frames` when the sum
+/// is too large.
 const SMALL_FRAME: usize = 256;
 /// The maximum of this sum over the frames that no answered PING covers. Such clients accept at least the sum of 100 of
 /// the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING covers may still be unread, so the
 /// maximum is less than half of that.
 const MAX_MISSING: usize = 48 * SMALL_FRAME;
-/// The maximum number of answers to PINGs that were not sent. A client has no reason to send any, except one for the PING
-/// with which h2 ends a connection, and h2 logs each of them.
+/// The maximum number of answers to PINGs that were not sent. A client has no reason to send any, except one for the
+/// PING with which h2 ends a connection, and h2 logs each of them.
 const MAX_UNASKED_PONGS: usize = 100;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
@@ -74,8 +73,8 @@ impl Budget {
         self.paused.store(paused, Relaxed);
     }
 
-    /// Returns whether reading has to wait: for the end of a pause, until the client reads, or forever because the connection
-    /// is flooded. In the second case, the connection wakes up when the socket becomes writable.
+    /// Returns whether reading has to wait: for the end of a pause, until the client reads, or forever because the
+    /// connection is flooded. In the second case, the connection wakes up when the socket becomes writable.
     pub(super) fn must_not_read(&self) -> bool {
         let must_write_first = self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL;
         must_write_first || self.paused.load(Relaxed) || self.is_flooded()

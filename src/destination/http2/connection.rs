@@ -64,8 +64,8 @@ const UNACCEPTED_RESETS: usize = 1_000;
 /// exceeds this budget. A request is such a frame, and one turn reads some hundred requests. h2's default of 32 KiB is
 /// too small for a client that opens many streams together.
 const DATA_FRAME_BUDGET: usize = 512 * 1024;
-/// The memory that the frames of one full read may become: h2 keeps some hundred bytes for a request of thirty, and some
-/// kilobytes for one of two hundred bytes with a hundred fields.
+/// The memory that the frames of one full read may become: h2 keeps some hundred bytes for a request of thirty, and
+/// some kilobytes for one of two hundred bytes with a hundred fields.
 const MEMORY_OF_A_READ: usize = 6 * 1024 * 1024;
 /// How long a connection whose requests cannot be answered reads nothing after each read while memory is short.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -194,7 +194,8 @@ fn max_streams(limits: &DestinationLimits) -> u32 {
     u32::try_from(limits.streams.saturating_add(1_000)).unwrap_or(u32::MAX).min(limits.streams_per_connection)
 }
 
-/// Maps an h2 error to the end of the connection. h2 closes a connection that floods it with ENHANCE_YOUR_CALM.
+/// Maps an h2 error to the end of the connection. If a client floods h2, h2 closes its connection with
+/// ENHANCE_YOUR_CALM.
 fn end_of(error: &h2::Error) -> ConnectionEnd {
     debug!(%error, "discovery connection failed");
     match error.reason() {
@@ -234,9 +235,9 @@ where
         let may_read = !self.backlog || !self.budget.is_open();
         let has_memory = self.limits.memory.has_room_for(MEMORY_OF_A_READ);
         self.budget.begin_turn(may_read, has_memory);
-        // What arrives now stays in h2, which limits the number of requests and not their bytes. The acknowledgement that
-        // would open the connection may be behind them, so it is read on slowly. When memory is exhausted nothing is read,
-        // and if that lasts, the connection is closed.
+        // What arrives now stays in h2, which limits the number of requests and not their bytes. The acknowledgement
+        // that would open the connection may be behind them, so it is read on slowly. When memory is exhausted nothing
+        // is read, and if that lasts, the connection is closed.
         let is_paused =
             !self.budget.is_open() && !has_memory && (!is_over(pause, cx) || self.limits.memory.is_exhausted());
         self.budget.pause(is_paused);

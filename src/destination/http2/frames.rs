@@ -1,7 +1,7 @@
 //! Counts the answers to PINGs in the bytes of a connection.
 //!
-//! In: the bytes that follow the preface, in parts of any length. Out: how many answers to PINGs begin in each part. h2
-//! ignores answers to PINGs that it has not sent, however many they are, and does not report them.
+//! In: the bytes that follow the preface, in parts of any length. Out: how many heads of answers to PINGs end in each
+//! part. h2 ignores answers to PINGs that it has not sent, however many they are, and does not report them.
 
 /// The length of the head of a frame (RFC 9113, section 4.1).
 const HEAD: usize = 9;

@@ -53,7 +53,7 @@ impl Handshakes {
         self.0.push_back(Handshake { client, task, until: Instant::now() + MIN_TIME });
     }
 
-    /// Returns the index of the oldest one of the client with most of them, if that are several.
+    /// Returns the index of the oldest connection of the client with the most connections, if it has several.
     fn of_greedy_client(&self) -> Option<usize> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for client in self.0.iter().filter_map(|handshake| handshake.client) {

@@ -16,8 +16,8 @@ pub(super) const EARLY_RESET: Duration = Duration::from_secs(1);
 const BURST: f64 = 1_000.0;
 const PER_SECOND: f64 = 100.0;
 
-/// The number of streams of a proxy with many targets. Behind the server's own proxy, a connection with more streams has
-/// several clients, and the limit grows with it.
+/// The number of streams of a proxy with many targets. Behind the server's own proxy, a connection with more streams
+/// has several clients, and the limit grows with it.
 const STREAMS_OF_A_CLIENT: usize = 100;
 /// The maximum growth of the limit.
 const CLIENTS: usize = 10;

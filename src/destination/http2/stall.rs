@@ -1,6 +1,6 @@
 //! Stall detection: finds streams and connections whose clients do not accept data.
 //!
-//! In: the progress that [`super::connection`] records for each stream, and shortages of the server. Out: the stalled
+//! In: the progress that [`super::stream`] records for each stream, and shortages of the server. Out: the stalled
 //! streams, and whether their connection has stalled or is idle. Always holds: in a shortage, the same streams and
 //! connections are found, only sooner.
 
@@ -181,8 +181,8 @@ impl StallDetector {
         let mut idle = 0;
         let mut next_check = Instant::now() + timeout / CHECKS;
         let mut known = *shortage.borrow_and_update();
-        // The state at the last request: what clients had accepted if no stream could send, and since when the connection
-        // had no stream.
+        // The state at the last request: what clients had accepted if no stream could send, and since when the
+        // connection had no stream.
         let mut closed_with: Option<u64> = None;
         let mut without_stream: Option<Instant> = None;
         loop {

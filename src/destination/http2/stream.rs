@@ -141,9 +141,10 @@ async fn send_data(
     budget: &Budget,
 ) -> Result<(), StreamClosed> {
     while !data.is_empty() {
-        // To reserve capacity wakes the stream if it can be had at once. Without the stream's own waker this costs nothing.
-        // With it, the stream would be polled twice for each frame, and as [`FuturesUnordered`] ends its turn after two
-        // such wake-ups, each write would have two frames. The waker is registered again when the stream has to wait.
+        // A call of `reserve_capacity` wakes the stream if there is capacity already. With a waker that does nothing,
+        // this costs nothing. With the stream's own waker, the stream would be polled twice for each frame, and as
+        // `FuturesUnordered` ends its turn after two such wake-ups, each write would have only two frames. The own
+        // waker is registered again when the stream has to wait.
         if stream.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready() {
             return Err(StreamClosed);
         }

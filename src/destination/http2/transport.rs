@@ -1,8 +1,8 @@
 //! The TCP connection under HTTP/2.
 //!
 //! In: an accepted socket. Out: a socket whose client has sent the HTTP/2 preface. A client that sends no preface is
-//! disconnected; h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`], and so
-//! are the answers to PINGs.
+//! disconnected; h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`],
+//! and so are the answers to PINGs.
 
 use std::{
     io,

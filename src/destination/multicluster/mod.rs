@@ -4,10 +4,10 @@
 //! Secrets ──links──▶ Multicluster ─▶ RemoteCluster ─▶ RemoteNamespace: a State of its own ──RemoteObserver──▶ DirtySet
 //! ```
 //!
-//! In: the Secrets with the kubeconfigs of other clusters; views that need Services of their namespaces. Out: the states
-//! of these namespaces, and marked keys when they change. Always holds: only the namespaces that a view needs are
-//! watched; a cluster that cannot be reached keeps its last known state, and costs only itself; a cluster is unlinked only
-//! if no Secret names it any more; credentials are never printed.
+//! In: the Secrets with the kubeconfigs of other clusters; views that need Services of their namespaces. Out: the
+//! states of these namespaces, and marked keys when they change. Always holds: only the namespaces that a view needs
+//! are watched; a cluster that cannot be reached keeps its last known state, and costs only itself; a cluster is
+//! unlinked only if no Secret names it any more; credentials are never printed.
 
 pub(super) mod clusters;
 pub(super) mod collector;
@@ -41,7 +41,7 @@ use crate::{
 use remote::{RemoteCluster, RemoteNamespace};
 use secrets::{Connect, LinkSecrets};
 
-/// How often it is checked which namespaces of other clusters no view needs any more.
+/// Interval of the check for namespaces of other clusters that no view needs any more.
 const SWEEP: Duration = Duration::from_secs(10);
 
 /// The clusters that are linked to this one.
@@ -59,7 +59,7 @@ pub struct Multicluster {
     connect: Connect,
 }
 
-/// Another cluster, for a person.
+/// The state of another cluster, for the dashboard.
 pub struct RemoteReport {
     pub name: Arc<str>,
     pub problems: Vec<String>,
@@ -127,8 +127,8 @@ impl Multicluster {
         self.clusters.read().values().cloned().collect()
     }
 
-    /// Returns the problems of the other clusters and of their Secrets, for a person. None of them keeps the process from
-    /// being ready.
+    /// Returns the problems of the other clusters and of their Secrets, for `/ready`. None of them keeps the process
+    /// from being ready.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.secrets.lock().problems();
         for cluster in self.clusters() {
@@ -137,7 +137,7 @@ impl Multicluster {
         problems
     }
 
-    /// Returns each other cluster, for a person.
+    /// Returns the state of each other cluster, for the dashboard.
     pub fn reports(&self) -> Vec<RemoteReport> {
         let report = |cluster: Arc<RemoteCluster>| RemoteReport {
             name: Arc::clone(&cluster.name),

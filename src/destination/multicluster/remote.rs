@@ -228,7 +228,8 @@ impl RemoteNamespace {
         Arc::clone(&self.settings.read())
     }
 
-    /// Returns whether the state is complete, so that what it lacks does not exist. Then it stays so.
+    /// Returns whether the state is complete, so that an object that it lacks does not exist. Once known, a namespace
+    /// stays known.
     pub(in crate::destination) fn is_known(&self) -> bool {
         self.cluster.knows(KINDS)
     }

@@ -1,8 +1,9 @@
 //! The Secrets of links, and the link of each cluster.
 //!
 //! In: all Secrets, whenever one of them has changed. Out: the link that each cluster has, and the problems of its
-//! Secrets. Always holds: a Secret whose content cannot be used keeps its last usable link until it is deleted, or is no
-//! link any more; a link that can be used now precedes one that is kept; among equals, the first Secret by name decides.
+//! Secrets. Always holds: a Secret whose content cannot be used keeps its last usable link until it is deleted, or is
+//! no link any more; a link that can be used now precedes one that is kept; among equals, the first Secret by name
+//! decides.
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,8 @@
-//! Federated Services while `--enable-multicluster` is off. Requests for them are refused, so their traffic is lost, and
-//! users who replace Linkerd's destination must be warned.
+//! Federated Services while `--enable-multicluster` is off. Requests for them are refused, so their traffic is lost,
+//! and users who replace Linkerd's destination must be warned.
 //!
-//! In: the cluster's state. Out: the number of these Services as a metric, for readiness, and one log line if they exist.
+//! In: the cluster's state. Out: the number of these Services as a metric, for readiness, and one log line if they
+//! exist.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─▶ views, queue: State ─▶ ProfileInputs ─▶ EncodedProfile ──watch──▶ updates ─▶ stream
-//!                   (request, view, encoded: pure)
+//!                   (request, view, route, encoded: pure)
 //! ```
 //!
 //! In: the targets of clients. Out: complete profiles, each of which replaces the previous profile. Always holds: the

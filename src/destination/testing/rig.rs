@@ -72,7 +72,8 @@ pub(in crate::destination) trait Method {
         request: &oracle::Request,
         holders: &Holders,
     ) -> Vec<Self::Answer>;
-    /// Returns whether an open stream that has received `old` stays open when a new stream receives `new` after a change.
+    /// Returns whether an open stream that has received `old` stays open when a new stream receives `new` after a
+    /// change.
     fn stays_open(request: &oracle::Request, old: &Self::Answer, new: &Self::Answer, change: &Change) -> bool;
     /// The answer of an open stream if a new stream receives `new`; `None` if `new` does not determine it.
     fn open_beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
@@ -185,8 +186,8 @@ impl Method for GetProfile {
         holders.answers_while_open(objects, settings, request)
     }
 
-    /// A stream keeps its Service, also when that is deleted. A stream for an address follows from one object to another;
-    /// a stream for a hostname ends when the endpoint becomes a Pod, or ceases to be one.
+    /// A stream keeps its Service, also when that is deleted. A stream for an address follows from one object to
+    /// another; a stream for a hostname ends when the endpoint becomes a Pod, or ceases to be one.
     fn stays_open(request: &oracle::Request, old: &ProfileAnswer, new: &ProfileAnswer, change: &Change) -> bool {
         let ProfileAnswer::Profile(old) = old else { return false };
         match (new, &old.endpoint) {

@@ -1,8 +1,9 @@
 //! Reads objects that the cache lacks from the API server.
 //!
-//! In: the kind and the name of an object, which any client may have invented. Out: the object, or that it does not exist.
-//! Always holds: the number of reads at a time and per second is bounded, whatever clients send; equal reads are one
-//! request; the answer that an object does not exist is used again for a second; the kept answers are bounded.
+//! In: the kind and the name of an object, which any client may have invented. Out: the object, or that it does not
+//! exist. Always holds: the number of reads at a time and per second is bounded, whatever clients send; equal reads are
+//! one request; the answer that an object does not exist is used again for a second, and so is an owner that was found;
+//! the number of kept answers is bounded.
 
 use std::{any::TypeId, collections::HashMap, fmt::Debug, sync::Arc, time::Duration};
 
@@ -81,8 +82,8 @@ impl<T> LiveObjects<T> {
         Self { answers: Mutex::default(), keeps_found }
     }
 
-    /// Reads the metadata of an object; `None` if it does not exist. If the read would have to wait for others, it does
-    /// so, or fails.
+    /// Reads the metadata of an object; `None` if it does not exist. If the limits are reached, the read waits for its
+    /// turn, or fails if `waits` is false.
     ///
     /// # Errors
     /// When the API server does not answer, or when too many other objects are read.

@@ -1,8 +1,8 @@
 //! The namespace and the workload of an object.
 //!
-//! In: the watched namespaces, ReplicaSets and Jobs. Out: the annotations and labels of a namespace, the workload of a Pod.
-//! Always holds: a namespace that the cache lacks is read from the API server, because it may be new; clients, which may
-//! invent names, cause a bounded number of such reads.
+//! In: the watched namespaces and owners. Out: the annotations and labels of a namespace, the workload of a Pod. Always
+//! holds: a namespace or an owner that the cache lacks is read from the API server, because it may be new; clients,
+//! which may invent names, cause a bounded number of such reads.
 
 mod live;
 pub(super) mod pace;
