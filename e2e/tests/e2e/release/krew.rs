@@ -55,7 +55,7 @@ async fn krew_installs_the_plugin_from_the_archive_of_the_release_and_kubectl_ru
     }
 
     let root = release.path("krew");
-    let refusal = install(&release, &root, &other).await.unwrap_or_else(|error| error.to_string());
+    let refusal = install(&release, &root, &other).await.unwrap_or_else(|error| format!("{error:#}"));
     ensure!(refusal.contains("checksum does not match"), "{refusal}");
     install(&release, &root, &own).await?;
     let installed = root.join(format!("store/{PLUGIN}/v{VERSION}"));
