@@ -36,14 +36,14 @@ pub(super) struct EventInput<'a> {
 }
 
 pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
-    let EventInput { config, live, before, after, plan, written, .. } = input;
+    let EventInput { config, live, before, after, plan, .. } = input;
     let mut found = condition_events(input);
     found.extend(canary_event(before, after));
     found.extend(rollout_events(before, after));
     if let Some(plan) = plan {
         found.extend(base_events(input, plan));
     }
-    let reverted = plan.as_ref().and_then(|plan| plan.drift.as_ref()).filter(|drift| drift.reverted && *written);
+    let reverted = plan.as_ref().and_then(|plan| plan.drift.as_ref()).filter(|drift| drift.reverted);
     let reverted = reverted.map(|drift| (Reason::DriftReverted, reverted_note(input, drift)));
     found.extend(reverted.clone());
     let of_resource = |(reason, note)| {

@@ -57,7 +57,7 @@ pub struct ConfigSummary {
     pub title: Option<&'static str>,
     /// One sentence.
     pub sentence: String,
-    /// The next step for a person; absent if there is none.
+    /// What a person should do next; absent if nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     /// The command for the next step, to copy.

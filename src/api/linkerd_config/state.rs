@@ -57,8 +57,8 @@ impl ConfigState {
     /// Returns the state that a status describes. The conditions are checked in a fixed order, and the first deviation
     /// decides.
     pub fn of(status: &LinkerdConfigStatus) -> Self {
-        let stalled = status.reason(Stalled);
-        match (status.reason(Accepted), stalled, status.reason(ConfigMapSynced)) {
+        let rollout = status.reason(RolloutComplete);
+        match (status.reason(Accepted), status.reason(Stalled), status.reason(ConfigMapSynced)) {
             _ if status.conditions.is_empty() => Self::New,
             (Some(Reason::Conflicted), ..) => Self::Reserve,
             (Some(Reason::Suspended), ..) => Self::Suspended,
@@ -73,16 +73,11 @@ impl ConfigState {
             _ if status.fails(ConfigMapSynced) => Self::Blocked,
             _ if status.reason(InjectorSynced) == Some(Reason::Denied) => Self::Denied,
             // The injectors are not asked about a document that the operator does not write.
-            _ if status.condition(InjectorSynced).is_none() => Self::of_unprobed(status),
+            _ if rollout == Some(Reason::RolloutDisabled) && status.condition(InjectorSynced).is_none() => {
+                Self::Observing
+            }
             // Rollouts may proceed although some injectors are late.
             _ if status.fails(InjectorSynced) && !status.holds(Ready) => Self::Propagating,
-            _ => Self::of_rollout(status),
-        }
-    }
-
-    fn of_unprobed(status: &LinkerdConfigStatus) -> Self {
-        match status.reason(RolloutComplete) {
-            Some(Reason::RolloutDisabled) => Self::Observing,
             _ => Self::of_rollout(status),
         }
     }

@@ -11,11 +11,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{
-    members::{Member, Members},
-    port_selector::PortSelector,
-    request::QueryPort,
-};
+use super::{members::Members, port_selector::PortSelector, request::QueryPort};
 use crate::{
     api::NamespacedName,
     cluster::{
@@ -103,7 +99,6 @@ impl Members {
 
     /// Returns the index of the member; `None` if the target of the endpoint does not exist.
     fn position(&self, slice: usize, endpoint: usize) -> Option<usize> {
-        let place = |member: &Member| (member.slice, member.endpoint);
-        self.members.binary_search_by_key(&(slice, endpoint), place).ok()
+        self.members.binary_search_by_key(&(slice, endpoint), |member| (member.slice, member.endpoint)).ok()
     }
 }

@@ -159,9 +159,7 @@ impl GetRequest {
         };
         ViewKey { service: self.service.clone(), query, location }
     }
-}
 
-impl GetRequest {
     /// Returns [`Location::hinted_node`] for the endpoints of a Service in this cluster. A hostname is that of one Pod,
     /// so no hint is needed to choose.
     pub(super) fn hinted_node(

@@ -52,9 +52,7 @@ impl Transport {
     pub(super) fn budget(&self) -> Arc<Budget> {
         Arc::clone(&self.budget)
     }
-}
 
-impl Transport {
     fn poll_socket(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.budget.must_not_read() {
             return Poll::Pending;

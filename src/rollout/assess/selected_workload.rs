@@ -181,7 +181,7 @@ impl<'a> SelectedWorkload<'a> {
         }
     }
 
-    /// Returns the step that is due, or why there is none.
+    /// Returns the next step, or why the workload is skipped.
     fn next_step(&self, has_failed: bool, lacks_proxies: bool) -> WorkloadState {
         let Self { facts, resource, namespace, pod_counts, target, annotated, outdated, .. } = self;
         let method = method(resource, target);
