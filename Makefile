@@ -83,8 +83,9 @@ check: ## Check format, lints and documentation links, and run unit and property
 		$(CARGO) doc --workspace --lib --no-deps --document-private-items --locked --quiet; \
 	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
 
-# At most two tests at a time have dedicated control planes, so further threads would only wait for these.
-TEST_THREADS = $(or $(RUST_TEST_THREADS),$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
+# Tests wait most of the time: for leases, intervals and soaks. At most four at a time have dedicated control planes, so
+# further threads would only wait for these.
+TEST_THREADS = $(or $(RUST_TEST_THREADS),$(shell threads=$$((3 * $$(nproc))); echo $$((threads < 8 ? threads : 8))))
 
 .PHONY: test
 test: ## Run all tests of CI: check, the end-to-end tests on a real control plane, and short forms of soak, demo and bench

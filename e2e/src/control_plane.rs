@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// A limit, because each control plane of `make test` takes a few hundred MiB, and a full core while it starts.
-static PRIVATE: Semaphore = Semaphore::const_new(2);
+static PRIVATE: Semaphore = Semaphore::const_new(4);
 /// The number of background kubectl processes started so far; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 /// How long a test waits for the control planes of others.

@@ -21,7 +21,8 @@ use e2e::{
 };
 use tokio::process::Command;
 
-const DEADLINE: Duration = Duration::from_secs(180);
+/// More than the longest `--timeout` on a page, whose error says what it waited for.
+const DEADLINE: Duration = Duration::from_secs(11 * 60);
 
 /// A shell block of a page.
 #[derive(Debug)]

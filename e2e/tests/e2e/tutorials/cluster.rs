@@ -5,7 +5,7 @@
 //!   that Pod, so that `linkerd-operator check` and the webhooks work. A Pod of Linkerd's destination is forwarded to it,
 //!   as after Linkerd's container was replaced.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     Manager, ManagerOptions, Rig, eventually,
     injector::machine_address,
@@ -60,7 +60,8 @@ impl TutorialRig {
         for block in blocks {
             let output = match self.output(&block.text).await {
                 Ok(output) => output,
-                Err(error) => return Err(error.context(format!("{page}\n{}", self.state().await))),
+                // The cause comes first, because the rest is long.
+                Err(error) => bail!("{page}: {error:#}\n\n{}", self.state().await),
             };
             if let Some(shown) = &block.shown {
                 shown::ends_with(&output, shown).with_context(|| format!("{page}:\n{}", block.text))?;
@@ -69,13 +70,19 @@ impl TutorialRig {
         Ok(())
     }
 
-    /// The LinkerdConfigs, and the end of the operator's log.
+    /// The end of the operator's log, the workloads and their Pods, the last Events, and the LinkerdConfigs.
     async fn state(&self) -> String {
-        let configs = self.rig.kubectl(&["get", "lcfg", "-o", "yaml"]).await;
         let log = self.running.as_ref().map(|(manager, _)| manager.log()).unwrap_or_default();
-        let mut end: Vec<_> = log.lines().rev().take(30).collect();
-        end.reverse();
-        format!("{}\n{}", configs.unwrap_or_else(|error| format!("{error:#}")), end.join("\n"))
+        let mut state = vec![last_lines(&log, 15)];
+        for (what, lines) in [
+            (&["deployments,pods,nodes", "-o", "wide"][..], usize::MAX),
+            (&["events", "--sort-by=.lastTimestamp"], 20),
+            (&["lcfg", "-o", "jsonpath={.items[*].status}"], usize::MAX),
+        ] {
+            let shown = self.rig.kubectl(&[&["get", "--all-namespaces"], what].concat()).await;
+            state.push(shown.map_or_else(|error| format!("{error:#}"), |shown| last_lines(&shown, lines)));
+        }
+        state.join("\n\n")
     }
 
     /// Starts the operator in the place of its Pods, of which one stays.
@@ -152,4 +159,9 @@ impl TutorialRig {
         })
         .await
     }
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
