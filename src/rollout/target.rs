@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     assess::selection::{LabelFilter, SelectionPolicy},
@@ -15,11 +15,10 @@ use super::{
 };
 use crate::{
     api::{
-        CONFIG_GROUP, KUBE_SYSTEM, LINKERD_CONFIG_KIND, LinkerdConfigSpec, NamespacedName,
+        KUBE_SYSTEM, LinkerdConfigSpec, NamespacedName,
         linkerd_config::{ProxyShapeStatus, RolloutSpec, RolloutTrigger},
     },
     cluster::kinds::namespace::Namespace,
-    events::object_reference,
 };
 
 /// The configuration that is rolled out, and the policy of the rollout.
@@ -146,15 +145,6 @@ impl RolloutTarget {
 
     pub fn is_trigger(&self, trigger: RolloutTrigger) -> bool {
         self.rollout().triggers.contains(&trigger)
-    }
-}
-
-// === impl ConfigReference ===
-
-impl ConfigReference {
-    pub fn object_reference(&self) -> ObjectReference {
-        let key = NamespacedName::new("", Arc::clone(&self.name));
-        object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &key, &self.uid)
     }
 }
 
