@@ -173,8 +173,8 @@ impl Engine {
             self.term = ActiveTerm { number: after.term, starts: Some(Instant::now() + PREDECESSOR) };
             self.schedule.begin_term(now);
         }
-        let window = after.rollout().window.as_ref();
-        if before.is_none_or(|before| before.rollout().window.as_ref() != window) {
+        let window = after.rollout.window.as_ref();
+        if before.is_none_or(|before| before.rollout.window.as_ref() != window) {
             self.window = WindowCache::new(window);
         }
         if before.is_some_and(|before| before.assesses_like(after)) {
@@ -262,7 +262,7 @@ impl Engine {
         let window = self.window.at(now);
         let changes = window.as_ref().and_then(|window| window.changes);
         let is_disabled = target.gates.disabled().is_some();
-        let gate = if target.rollout().paused && !is_disabled {
+        let gate = if target.rollout.paused && !is_disabled {
             gate(ConditionReason::Paused, "spec.rollout.paused is true")
         } else if let Some(unapproved) = self.unapproved(target).filter(|_| !is_disabled) {
             Some(unapproved)
@@ -311,7 +311,7 @@ impl Engine {
     }
 
     fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {
-        let rollout = target.rollout();
+        let rollout = &target.rollout;
         let selected = usize::try_from(self.schedule.totals.workloads.selected).unwrap_or_default();
         let is_ready = self.starts(target, now).is_none_or(|starts| now >= starts);
         RolloutLimits {
