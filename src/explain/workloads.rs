@@ -121,9 +121,8 @@ impl RolloutExplainer {
         plan: &ConfigPlan,
     ) -> Self {
         let config = &input.config;
-        let is_in_effect = input.winner.as_ref().is_some_and(|winner| winner.name == config.name);
         let is_reported = input.applied
-            && is_in_effect
+            && input.is_in_effect()
             && config.status.observed_generation == Some(config.generation)
             && config.status.rollout.is_some();
         let status = match is_reported {

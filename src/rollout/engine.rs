@@ -27,7 +27,7 @@ use super::{
     restart::Restarter,
     schedule::{RolloutLimits, RolloutSchedule},
     step::RolloutStep,
-    target::RolloutTarget,
+    target::{ConfigReference, RolloutTarget},
     window::WindowCache,
 };
 use crate::{
@@ -154,12 +154,9 @@ impl Engine {
 
     /// Whether this process leads in the term of the target, and its LinkerdConfig is in effect.
     fn may_act(&self, target: &RolloutTarget) -> bool {
-        let in_effect = || {
-            let state = self.cluster.read();
-            active_config::of(&state.linkerd_configs, &target.config.config_map)
-                .is_some_and(|active| active.name == target.config.name)
-        };
-        self.leadership.term() == Some(target.term) && in_effect()
+        let ConfigReference { name, config_map, .. } = &target.config;
+        let is_active = || active_config::is_active(&self.cluster.read().linkerd_configs, config_map, name);
+        self.leadership.term() == Some(target.term) && is_active()
     }
 
     async fn retarget(&mut self, before: Option<&RolloutTarget>, after: Option<&RolloutTarget>) {
