@@ -23,7 +23,11 @@ pub use self::{
     reason::Reason,
     recent::{RecentEvent, RecentEvents},
 };
-use crate::{api::NamespacedName, tasks::Tasks, text::truncate};
+use crate::{
+    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, NamespacedName},
+    tasks::Tasks,
+    text::truncate,
+};
 
 const QUEUE: usize = 1024;
 /// Any author of a Pod causes these Events, so they have a queue of their own.
@@ -127,6 +131,10 @@ pub fn object_reference(api_version: &str, kind: &str, key: &NamespacedName, uid
         uid: Some(uid.to_owned()),
         ..ObjectReference::default()
     }
+}
+
+pub fn linkerd_config_reference(name: &str, uid: &str) -> ObjectReference {
+    object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &NamespacedName::new("", name), uid)
 }
 
 // === impl Events ===

@@ -89,6 +89,10 @@ impl ExplainInput {
         }
     }
 
+    fn is_in_effect(&self) -> bool {
+        self.winner.as_ref().is_some_and(|winner| winner.name == self.config.name)
+    }
+
     /// Returns the saved bundles of trust anchors; without any, the present one.
     fn trust_bundles(&self) -> TrustBundles {
         let saved = self.base.as_ref().ok().and_then(Option::as_ref).map(|base| base.trust_bundles.clone());

@@ -199,7 +199,7 @@ impl ExplainOutput {
             PlanVerdict::Invalid(problems) | PlanVerdict::ValidationFailed(problems) => problems.as_slice(),
             _ => &[],
         };
-        let in_effect = winner.as_ref().is_some_and(|winner| winner.name == config.name);
+        let in_effect = input.is_in_effect();
         let revision = |plan: &ConfigPlan| {
             let new = plan.new_base.as_ref().map(|base| BaseRevision { revision: base.revision, kept: false });
             new.or_else(|| kept.map(|base| BaseRevision { revision: base.revision, kept: true }))

@@ -121,9 +121,8 @@ impl RolloutExplainer {
         plan: &ConfigPlan,
     ) -> Self {
         let config = &input.config;
-        let is_in_effect = input.winner.as_ref().is_some_and(|winner| winner.name == config.name);
         let is_reported = input.applied
-            && is_in_effect
+            && input.is_in_effect()
             && config.status.observed_generation == Some(config.generation)
             && config.status.rollout.is_some();
         let status = match is_reported {
@@ -156,7 +155,7 @@ impl RolloutExplainer {
                 restarts = false;
                 known("the target configuration of Pods is unknown, because nothing would be written".to_owned(), None)
             }
-            (None, None) if target.rollout().paused => {
+            (None, None) if target.rollout.paused => {
                 known("spec.rollout.paused is true".to_owned(), Some(ConditionReason::Paused.as_str()))
             }
             (None, None) => {
@@ -189,7 +188,7 @@ impl RolloutExplainer {
         let RolloutWorkloads { selected, pending, updating, .. } = totals.workloads;
         let [selected, remaining] =
             [selected, pending + updating].map(|count| usize::try_from(count).unwrap_or_default());
-        let at_least = self.target.as_ref().and_then(|target| at_least(target.rollout(), remaining, selected));
+        let at_least = self.target.as_ref().and_then(|target| at_least(&target.rollout, remaining, selected));
         let rollout = RolloutOutput {
             workloads: totals.workloads,
             pods: totals.pods,
@@ -349,7 +348,7 @@ fn listed(counts: &[(i64, &str)]) -> Vec<String> {
 fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
     let missing = match &in_progress.health {
         Health::Progressing(missing) | Health::WaitingForNodes(missing) => missing.clone(),
-        Health::Healthy => format!("its Pods run with it, and must stay ready for {}", target.rollout().soak),
+        Health::Healthy => format!("its Pods run with it, and must stay ready for {}", target.rollout.soak),
         Health::Evicting => "its Pods are evicted one by one".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
         Health::Reverted => "another client reverted the restart".to_owned(),

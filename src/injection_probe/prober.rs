@@ -222,8 +222,8 @@ impl Prober {
 
     fn is_wanted(&self, request: &ProbeRequest) -> bool {
         let state = self.cluster.read();
-        let winner = active_config::of(&state.linkerd_configs, &request.target);
-        self.leadership.term().is_some() && winner.is_some_and(|winner| winner.name == request.config)
+        let is_active = active_config::is_active(&state.linkerd_configs, &request.target, &request.config);
+        self.leadership.term().is_some() && is_active
     }
 
     /// Probes all replicas that are not current. Returns whether all are current now.

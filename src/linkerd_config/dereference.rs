@@ -95,8 +95,7 @@ impl LinkerdConfigReconciler {
 
     /// Whether the resource is active now. Another resource may have become active since the reconcile began.
     pub(super) fn is_active(&self, config: &LinkerdConfig) -> bool {
-        let state = self.gate.cluster.read();
-        active_config::of(&state.linkerd_configs, &config.target).is_some_and(|active| active.name == config.name)
+        active_config::is_active(&self.gate.cluster.read().linkerd_configs, &config.target, &config.name)
     }
 
     /// Returns the documents of the plan.

@@ -11,14 +11,14 @@ use super::{
 };
 use crate::{
     api::{
-        CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS,
+        LinkerdConfigStatus, TRUST_ROOTS,
         linkerd_config::{
             CanaryPhase, ConditionReason,
             ConditionType::{self, Accepted, ConfigMapSynced, InjectorSynced, Ready, RolloutComplete, Stalled},
         },
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
-    events::{Notice, Reason, object_reference},
+    events::{Notice, Reason, linkerd_config_reference, object_reference},
     text::and_more,
 };
 
@@ -237,10 +237,6 @@ fn updated_event(input: &EventInput<'_>) -> Option<(Reason, String)> {
 /// Returns the Event about the restore of the base for the deletion of a resource.
 pub(super) fn restore_event(config: &LinkerdConfig, reason: Reason, note: String) -> Notice {
     Notice { reason, regarding: linkerd_config_reference(&config.name, &config.uid), related: None, note }
-}
-
-pub(super) fn linkerd_config_reference(name: &str, uid: &str) -> ObjectReference {
-    object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &NamespacedName::new("", name), uid)
 }
 
 fn config_map_reference(live: &ConfigMap) -> ObjectReference {

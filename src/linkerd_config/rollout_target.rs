@@ -63,15 +63,11 @@ pub fn rollout_target(config: &LinkerdConfig, status: &LinkerdConfigStatus, cont
     let closed = closed_gate(config, status, trust.key());
     let gates = Gates { closed, undeclared: undeclared(status) };
     let target = RolloutTarget {
-        config: ConfigReference {
-            name: Arc::clone(&config.name),
-            uid: Arc::clone(&config.uid),
-            config_map: config.target.clone(),
-        },
+        config: ConfigReference::of(config),
         term: context.term,
         key: RolloutKey::of(injection_hash.unwrap_or("none"), trust.key(), retry),
         rolled_back: rollout.rolled_back.as_deref().map(RolloutKey::from),
-        spec: Arc::clone(&config.spec),
+        rollout: spec.clone(),
         selection: SelectionPolicy {
             namespaces: LabelFilter::of(spec.namespace_selector.as_ref()),
             workloads: LabelFilter::of(spec.workload_selector.as_ref()),

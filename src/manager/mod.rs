@@ -202,5 +202,5 @@ fn identity() -> String {
 
 /// Returns the name of the host, which in a Pod is that of the Pod by default.
 fn host() -> String {
-    gethostname::gethostname().to_string_lossy().into_owned()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

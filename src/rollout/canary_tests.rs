@@ -5,12 +5,19 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{
+    Rollouts,
     assess::{selection::LabelFilter, workload_state::WorkloadState},
+    gate::Gate,
+    progress::rollout_progress,
+    schedule::RolloutSchedule,
     target::{ActiveCanary, RolloutTarget},
-    testing::{BEFORE, WANTED, World, rollout_target},
+    testing::{BEFORE, WANTED, World, rollout_target, with},
     totals::{CanaryTotals, RolloutTotals},
 };
-use crate::api::LinkerdConfigSpec;
+use crate::{
+    api::linkerd_config::ConditionReason,
+    cluster::{Problems, Projected, kinds::linkerd_config::LinkerdConfig},
+};
 
 const CANARY: &str = "aaaaaaaaaaaaaaaa";
 
@@ -82,13 +89,40 @@ fn the_namespace_of_the_control_plane_and_kube_system_are_never_a_canary() {
 }
 
 #[test]
-fn a_change_of_the_spec_that_rollouts_do_not_read_is_no_other_assessment() {
+fn workloads_are_assessed_again_for_another_canary_and_not_for_a_closed_gate() {
     let target = canary(&json!({})).target;
     let mut other = target.clone();
-    let spec = Arc::new(LinkerdConfigSpec { priority: 7, ..LinkerdConfigSpec::clone(&target.spec) });
-    other.spec = Arc::clone(&spec);
-    other.canary.as_mut().unwrap().target.spec = spec;
+    other.gates.closed = Some(Gate { reason: ConditionReason::WaitingForInjector, message: String::new() });
     assert!(target.assesses_like(&other));
     let without = RolloutTarget { canary: None, ..target.clone() };
     assert!(!target.assesses_like(&without) && without.assesses_like(&rollout_target(&json!({}))));
+}
+
+#[test]
+fn the_progress_of_a_canary_is_that_of_its_namespaces_and_its_rollout_policy() {
+    let rollouts = Rollouts::for_test();
+    let target = Arc::new(canary(&json!({})).target);
+    rollouts.set_progress_for_test(rollout_progress(&RolloutSchedule::default(), &target, None, None));
+    let has_progress = |over: &serde_json::Value, term: u64, hash: &str| {
+        let selector = json!({"matchLabels": {"canary": "yes"}});
+        let object = json!({
+            "metadata": {"name": "mesh", "uid": "uid", "generation": 1},
+            "spec": {"canary": {"namespaceSelector": selector}},
+        });
+        let object = serde_json::from_value(with(object, over)).unwrap();
+        let config = LinkerdConfig::project(object, &mut Problems::default());
+        rollouts.canary_progress(&config, term, hash).is_some()
+    };
+    assert!(has_progress(&json!({}), 1, CANARY));
+    assert!(!has_progress(&json!({}), 2, CANARY) && !has_progress(&json!({}), 1, WANTED));
+    let labels = json!({"canary": "no"});
+    for over in [
+        json!({"spec": {"canary": {"namespaceSelector": {"matchLabels": labels}}}}),
+        json!({"spec": {"canary": null}}),
+        json!({"spec": {"rollout": {"maxFailures": 3}}}),
+        json!({"spec": {"global": {"linkerdNamespace": "other"}}}),
+        json!({"metadata": {"uid": "another"}}),
+    ] {
+        assert!(!has_progress(&over, 1, CANARY), "{over}");
+    }
 }

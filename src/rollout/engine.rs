@@ -27,7 +27,7 @@ use super::{
     restart::Restarter,
     schedule::{RolloutLimits, RolloutSchedule},
     step::RolloutStep,
-    target::RolloutTarget,
+    target::{ConfigReference, RolloutTarget},
     window::WindowCache,
 };
 use crate::{
@@ -154,12 +154,9 @@ impl Engine {
 
     /// Whether this process leads in the term of the target, and its LinkerdConfig is in effect.
     fn may_act(&self, target: &RolloutTarget) -> bool {
-        let in_effect = || {
-            let state = self.cluster.read();
-            active_config::of(&state.linkerd_configs, &target.config.config_map)
-                .is_some_and(|active| active.name == target.config.name)
-        };
-        self.leadership.term() == Some(target.term) && in_effect()
+        let ConfigReference { name, config_map, .. } = &target.config;
+        let is_active = || active_config::is_active(&self.cluster.read().linkerd_configs, config_map, name);
+        self.leadership.term() == Some(target.term) && is_active()
     }
 
     async fn retarget(&mut self, before: Option<&RolloutTarget>, after: Option<&RolloutTarget>) {
@@ -173,8 +170,8 @@ impl Engine {
             self.term = ActiveTerm { number: after.term, starts: Some(Instant::now() + PREDECESSOR) };
             self.schedule.begin_term(now);
         }
-        let window = after.rollout().window.as_ref();
-        if before.is_none_or(|before| before.rollout().window.as_ref() != window) {
+        let window = after.rollout.window.as_ref();
+        if before.is_none_or(|before| before.rollout.window.as_ref() != window) {
             self.window = WindowCache::new(window);
         }
         if before.is_some_and(|before| before.assesses_like(after)) {
@@ -262,7 +259,7 @@ impl Engine {
         let window = self.window.at(now);
         let changes = window.as_ref().and_then(|window| window.changes);
         let is_disabled = target.gates.disabled().is_some();
-        let gate = if target.rollout().paused && !is_disabled {
+        let gate = if target.rollout.paused && !is_disabled {
             gate(ConditionReason::Paused, "spec.rollout.paused is true")
         } else if let Some(unapproved) = self.unapproved(target).filter(|_| !is_disabled) {
             Some(unapproved)
@@ -311,7 +308,7 @@ impl Engine {
     }
 
     fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {
-        let rollout = target.rollout();
+        let rollout = &target.rollout;
         let selected = usize::try_from(self.schedule.totals.workloads.selected).unwrap_or_default();
         let is_ready = self.starts(target, now).is_none_or(|starts| now >= starts);
         RolloutLimits {

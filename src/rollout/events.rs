@@ -8,7 +8,7 @@ use super::{step::StepAction, target::RolloutTarget};
 use crate::{
     api::NamespacedName,
     cluster::{index::workload_key::WorkloadKey, kinds::apps_workload::AppsWorkload},
-    events::{Events, Notice, Reason, object_reference},
+    events::{Events, Notice, Reason, linkerd_config_reference, object_reference},
 };
 
 pub(super) struct WorkloadEvents {
@@ -81,6 +81,7 @@ impl WorkloadEvents {
         let WorkloadKey { namespace, name, .. } = resource.workload.clone();
         let key = NamespacedName::new(namespace, name);
         let regarding = object_reference("apps/v1", resource.kind.as_str(), &key, &resource.uid);
-        self.events.publish(Notice { reason, regarding, related: Some(target.config.object_reference()), note });
+        let related = Some(linkerd_config_reference(&target.config.name, &target.config.uid));
+        self.events.publish(Notice { reason, regarding, related, note });
     }
 }

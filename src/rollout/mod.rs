@@ -45,14 +45,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::observer::RolloutObserver;
 use self::{
-    assess::{WorkloadFacts, assess, workload_state::Assessment},
+    assess::{WorkloadFacts, assess, selection::LabelFilter, workload_state::Assessment},
     collector::RolloutCollector,
     engine::Engine,
     observer::DirtyWorkloads,
     progress::RolloutProgress,
     publisher::LatestProgress,
     restart::Restarter,
-    target::RolloutTarget,
+    target::{ConfigReference, RolloutTarget},
     window::MaintenanceWindows,
 };
 use crate::{
@@ -157,18 +157,22 @@ impl Rollouts {
     }
 
     /// Returns the progress for a canary with this injection hash; `None` before the engine has assessed the workloads
-    /// for it.
+    /// for it, with the present canary namespaces and rollout policy.
     pub(crate) fn canary_progress(
         &self,
         config: &LinkerdConfig,
         term: u64,
         hash: &str,
     ) -> Option<Arc<RolloutProgress>> {
-        self.latest.get().filter(|progress| {
-            let target = &progress.target;
-            let canary = target.canary.as_ref().and_then(|canary| canary.target.proxies.injection_hash.as_deref());
-            canary == Some(hash) && target.term == term && target.config.uid == config.uid && target.spec == config.spec
-        })
+        let namespaces = LabelFilter::of(Some(&config.spec.canary.as_ref()?.namespace_selector));
+        let is_current = |target: &RolloutTarget| {
+            let canary = target.canary.as_ref().filter(|canary| canary.namespaces == namespaces);
+            canary.and_then(|canary| canary.target.proxies.injection_hash.as_deref()) == Some(hash)
+                && target.config == ConfigReference::of(config)
+                && target.term == term
+                && target.rollout == config.spec.rollout
+        };
+        self.latest.get().filter(|progress| is_current(&progress.target))
     }
 }
 
@@ -190,7 +194,7 @@ pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTa
         |labels: &Labels| state.disruption_budgets.selecting(&workload.namespace, labels).any(|budget| !budget.allows);
     // The Pods of a ReplicaSet have equal labels, and a namespace may have thousands of budgets.
     let distinct = || pods.iter().map(|pod| &pod.labels).collect::<HashSet<_>>();
-    let is_blocked = target.rollout().respect_pdb && distinct().into_iter().any(blocks);
+    let is_blocked = target.rollout.respect_pdb && distinct().into_iter().any(blocks);
     let facts = WorkloadFacts {
         workload,
         resource: resource.map(|resource| &**resource),

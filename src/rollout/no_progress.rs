@@ -67,7 +67,7 @@ impl NoProgressTimer {
             return None;
         }
         let since = self.advance(progress, now);
-        let rollout = progress.target.rollout();
+        let rollout = &progress.target.rollout;
         let limit = limit(rollout, schedule.longest_extension(rollout.progress_deadline()));
         let due = since.checked_add(limit).unwrap_or(Timestamp::MAX);
         if now < due {

@@ -78,14 +78,14 @@ pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
     // Pods without a proxy are worse than outdated ones, so they halt the rollout under every failure policy.
     let totals = &schedule.totals;
     let failed = has_failed(schedule, target, totals.counted_failures);
-    totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
+    totals.uninjected > 0 || failed && target.rollout.on_failure != OnFailure::Continue
 }
 
 /// Whether the failures require a rollback of the configuration. A Pod without a proxy says nothing about it: the API
 /// server created the Pod without the injector, or the owner of the workload arranged that.
 fn requires_rollback(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
     let RolloutTotals { counted_failures, uninjected, .. } = schedule.totals;
-    target.rollout().on_failure == OnFailure::Rollback
+    target.rollout.on_failure == OnFailure::Rollback
         && target.rolled_back.is_none()
         && has_failed(schedule, target, counted_failures - uninjected)
 }
@@ -93,7 +93,7 @@ fn requires_rollback(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool
 /// Whether this number of failures reaches `maxFailures`.
 fn has_failed(schedule: &RolloutSchedule, target: &RolloutTarget, failures: i64) -> bool {
     let selected = usize::try_from(schedule.totals.workloads.selected).unwrap_or_default();
-    usize::try_from(failures).unwrap_or_default() >= target.rollout().max_failures(selected)
+    usize::try_from(failures).unwrap_or_default() >= target.rollout.max_failures(selected)
 }
 
 /// Returns the progress. `gate` is the closed gate; `next_window` is when the maintenance window opens.
@@ -166,7 +166,7 @@ fn phase_and_condition(
         return holds(RolloutPhase::Complete, ConditionReason::UpToDate, message);
     }
     if is_halted(schedule, target) {
-        let is_kept = target.rollout().on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);
+        let is_kept = target.rollout.on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);
         let why = "not rolled back, because a Pod without a proxy says nothing about the configuration; ";
         let message = format!(
             "{}{}; to retry, change the resource or its annotation config.linkerd.io/retry; {so_far}",

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     assess::selection::{LabelFilter, SelectionPolicy},
@@ -15,11 +15,10 @@ use super::{
 };
 use crate::{
     api::{
-        CONFIG_GROUP, KUBE_SYSTEM, LINKERD_CONFIG_KIND, LinkerdConfigSpec, NamespacedName,
+        KUBE_SYSTEM, NamespacedName,
         linkerd_config::{ProxyShapeStatus, RolloutSpec, RolloutTrigger},
     },
-    cluster::kinds::namespace::Namespace,
-    events::object_reference,
+    cluster::kinds::{linkerd_config::LinkerdConfig, namespace::Namespace},
 };
 
 /// The configuration that is rolled out, and the policy of the rollout.
@@ -31,8 +30,8 @@ pub struct RolloutTarget {
     pub key: RolloutKey,
     /// The key that was rolled back, as [`RolloutKey::of`] returns it without a retry.
     pub rolled_back: Option<RolloutKey>,
-    /// The spec, which includes the rollout policy.
-    pub spec: Arc<LinkerdConfigSpec>,
+    /// `spec.rollout`.
+    pub rollout: RolloutSpec,
     pub selection: SelectionPolicy,
     pub proxies: DesiredProxies,
     pub gates: Gates,
@@ -127,34 +126,22 @@ impl RolloutTarget {
         self.canary.as_deref().filter(is_included).map_or(self, |canary| &canary.target)
     }
 
-    /// Whether every workload has the same assessment with both targets: only the gates, and the parts of the spec that
-    /// rollouts do not read, may differ.
+    /// Whether every workload has the same assessment with both targets: only the gates may differ.
     pub fn assesses_like(&self, other: &Self) -> bool {
-        let comparable = |target: &Self| {
-            let mut comparable = Self { gates: Gates::default(), spec: Arc::clone(&self.spec), ..target.clone() };
-            if let Some(canary) = &mut comparable.canary {
-                canary.target.spec = Arc::clone(&self.spec);
-            }
-            comparable
-        };
-        self.rollout() == other.rollout() && comparable(self) == comparable(other)
-    }
-
-    pub fn rollout(&self) -> &RolloutSpec {
-        &self.spec.rollout
+        *self == Self { gates: self.gates.clone(), ..other.clone() }
     }
 
     pub fn is_trigger(&self, trigger: RolloutTrigger) -> bool {
-        self.rollout().triggers.contains(&trigger)
+        self.rollout.triggers.contains(&trigger)
     }
 }
 
 // === impl ConfigReference ===
 
 impl ConfigReference {
-    pub fn object_reference(&self) -> ObjectReference {
-        let key = NamespacedName::new("", Arc::clone(&self.name));
-        object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &key, &self.uid)
+    pub fn of(config: &LinkerdConfig) -> Self {
+        let LinkerdConfig { name, uid, target, .. } = config;
+        Self { name: Arc::clone(name), uid: Arc::clone(uid), config_map: target.clone() }
     }
 }
 

@@ -1,7 +1,5 @@
 //! A cluster for tests: JSON objects that pass through the production code, and a target.
 
-use std::sync::Arc;
-
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
@@ -128,7 +126,6 @@ pub(crate) fn time(text: &str) -> Timestamp {
 
 /// Returns the target of a configuration that was adopted at noon; the previous document had the hash [`BEFORE`].
 pub(crate) fn rollout_target(rollout: &Value) -> RolloutTarget {
-    let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
     let roots = TrustBundle::for_test("roots", &["a"]);
     let others = TrustBundle::for_test("others", &["a", "b"]);
     let baseline = Baseline { hash: BEFORE.into(), installed: None, adopted: Some(time("12:00:00")) };
@@ -141,7 +138,7 @@ pub(crate) fn rollout_target(rollout: &Value) -> RolloutTarget {
         term: 1,
         key: RolloutKey::of(WANTED, Some("roots"), None),
         rolled_back: None,
-        spec: Arc::new(spec),
+        rollout: serde_json::from_value(rollout.clone()).unwrap(),
         selection: SelectionPolicy {
             namespaces: LabelFilter::All,
             workloads: LabelFilter::All,

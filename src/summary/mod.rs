@@ -93,16 +93,6 @@ pub struct RolloutSummary {
     pub skipped: Vec<RolloutSkipped>,
 }
 
-/// The sentence of a summary, with its subject and the next step.
-struct Judgement {
-    attention: Attention,
-    reason: String,
-    title: Option<&'static str>,
-    sentence: String,
-    next: Option<String>,
-    command: Option<String>,
-}
-
 /// The conditions that are warnings.
 const WARNINGS: [ConditionType; 4] = [
     ConditionType::ControlPlaneMismatch,
@@ -115,96 +105,93 @@ const WARNINGS: [ConditionType; 4] = [
 
 impl ConfigSummary {
     pub fn new(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Self {
-        let Judgement { attention, reason, title, sentence, next, command } = judged(config, in_effect, now);
         let rollout = config.status.rollout.as_ref().filter(|_| in_effect);
         let warnings =
             WARNINGS.into_iter().filter_map(|type_| config.status.condition(type_)).filter(|it| it.status == "True");
-        Self {
+        let summary = Self {
             name: config.name.to_string(),
             target: config.target.to_string(),
             mode: config.spec.mode,
             in_effect,
             state: ConfigState::of(&config.status).as_str(),
-            attention,
-            reason,
-            title,
-            sentence,
-            next,
-            command,
+            attention: Attention::Done,
+            reason: String::new(),
+            title: None,
+            sentence: String::new(),
+            next: None,
+            command: None,
             rollout: rollout.map(|rollout| RolloutSummary::new(&config.spec, rollout)),
             warnings: warnings.map(|it| format!("{}: {}", it.reason, it.message)).collect(),
+        };
+        summary.judged(config, now)
+    }
+
+    /// Adds the sentence, with its subject and the next step.
+    fn judged(self, config: &LinkerdConfig, now: Timestamp) -> Self {
+        let status = &config.status;
+        if status.observed_generation.is_none_or(|seen| seen < config.generation) {
+            let sentence = "the operator has not processed the last change of the resource yet";
+            return Self {
+                next: Some("If this persists, run linkerd-operator check.".to_owned()),
+                ..self.with_sentence(Attention::Progressing, "", sentence)
+            };
+        }
+        let accepted = status.condition(Accepted);
+        let reason = status.reason(Accepted);
+        if let Some(accepted) = accepted.filter(|_| reason == Some(ConditionReason::Conflicted)) {
+            let sentence = format!("in reserve: {}", accepted.message);
+            return Self { sentence, next: None, ..self.with_condition(Attention::Done, accepted, None) };
+        }
+        if !self.in_effect {
+            return self.with_sentence(Attention::Done, "", "it is not in effect");
+        }
+        let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {}", config.name));
+        if let Some(stalled) = status.condition(Stalled) {
+            let command = match ConditionReason::of(stalled) {
+                Some(ConditionReason::RolloutHalted) => run("rollout retry"),
+                Some(ConditionReason::RolledBack | ConditionReason::Denied | ConditionReason::CanaryFailed) => {
+                    run("explain")
+                }
+                _ => None,
+            };
+            return self.with_condition(Attention::Problem, stalled, command);
+        }
+        if let Some(accepted) = accepted.filter(|it| it.status == "False") {
+            return match reason == Some(ConditionReason::Suspended) {
+                true => self.with_condition(Attention::Waiting, accepted, run("rollout resume")),
+                false => self.with_condition(Attention::Problem, accepted, run("explain")),
+            };
+        }
+        if let Some(ready) = status.condition(Ready).filter(|it| it.status != "True") {
+            let attention = match ConditionReason::of(ready) {
+                Some(ConditionReason::Propagating | ConditionReason::Canary) => Attention::Progressing,
+                _ => Attention::Problem,
+            };
+            let cause = [ConfigMapSynced, InjectorSynced].into_iter().filter_map(|type_| status.condition(type_));
+            let cause = cause.filter(|it| it.status != "True").find(|it| it.reason == ready.reason);
+            return self.with_condition(attention, cause.unwrap_or(ready), None);
+        }
+        if config.spec.mode == Mode::Observe {
+            return match status.condition(ConfigMapSynced) {
+                Some(differs) if differs.status == "False" => {
+                    let sentence = format!("it observes and writes nothing: {}", differs.message);
+                    Self { sentence, ..self.with_condition(Attention::Done, differs, run("explain")) }
+                }
+                _ => self.with_sentence(
+                    Attention::Done,
+                    "Observing",
+                    "it observes and writes nothing, and the ConfigMap holds the declared values",
+                ),
+            };
+        }
+        match status.condition(RolloutComplete) {
+            Some(complete) => self.with_rollout(config, complete, now),
+            None => self.with_sentence(Attention::Done, "Reconciled", "the declared configuration is in effect"),
         }
     }
-}
 
-fn judged(config: &LinkerdConfig, in_effect: bool, now: Timestamp) -> Judgement {
-    let status = &config.status;
-    if status.observed_generation.is_none_or(|seen| seen < config.generation) {
-        let sentence = "the operator has not processed the last change of the resource yet";
-        return Judgement {
-            next: Some("If this persists, run linkerd-operator check.".to_owned()),
-            ..Judgement::plain(Attention::Progressing, "", sentence)
-        };
-    }
-    let accepted = status.condition(Accepted);
-    let reason = status.reason(Accepted);
-    if let Some(accepted) = accepted.filter(|_| reason == Some(ConditionReason::Conflicted)) {
-        let sentence = format!("in reserve: {}", accepted.message);
-        return Judgement { sentence, next: None, ..Judgement::of(Attention::Done, accepted, None) };
-    }
-    if !in_effect {
-        return Judgement::plain(Attention::Done, "", "it is not in effect");
-    }
-    let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {}", config.name));
-    if let Some(stalled) = status.condition(Stalled) {
-        let command = match ConditionReason::of(stalled) {
-            Some(ConditionReason::RolloutHalted) => run("rollout retry"),
-            Some(ConditionReason::RolledBack | ConditionReason::Denied | ConditionReason::CanaryFailed) => {
-                run("explain")
-            }
-            _ => None,
-        };
-        return Judgement::of(Attention::Problem, stalled, command);
-    }
-    if let Some(accepted) = accepted.filter(|it| it.status == "False") {
-        return match reason == Some(ConditionReason::Suspended) {
-            true => Judgement::of(Attention::Waiting, accepted, run("rollout resume")),
-            false => Judgement::of(Attention::Problem, accepted, run("explain")),
-        };
-    }
-    if let Some(ready) = status.condition(Ready).filter(|it| it.status != "True") {
-        let attention = match ConditionReason::of(ready) {
-            Some(ConditionReason::Propagating | ConditionReason::Canary) => Attention::Progressing,
-            _ => Attention::Problem,
-        };
-        let cause = [ConfigMapSynced, InjectorSynced].into_iter().filter_map(|type_| status.condition(type_));
-        let cause = cause.filter(|it| it.status != "True").find(|it| it.reason == ready.reason);
-        return Judgement::of(attention, cause.unwrap_or(ready), None);
-    }
-    if config.spec.mode == Mode::Observe {
-        return match status.condition(ConfigMapSynced) {
-            Some(differs) if differs.status == "False" => {
-                let sentence = format!("it observes and writes nothing: {}", differs.message);
-                Judgement { sentence, ..Judgement::of(Attention::Done, differs, run("explain")) }
-            }
-            _ => Judgement::plain(
-                Attention::Done,
-                "Observing",
-                "it observes and writes nothing, and the ConfigMap holds the declared values",
-            ),
-        };
-    }
-    match status.condition(RolloutComplete) {
-        Some(complete) => Judgement::of_rollout(config, complete, now),
-        None => Judgement::plain(Attention::Done, "Reconciled", "the declared configuration is in effect"),
-    }
-}
-
-// === impl Judgement ===
-
-impl Judgement {
-    /// Returns the sentence of a condition.
-    fn of(attention: Attention, condition: &Condition, command: Option<String>) -> Self {
+    /// Adds the sentence of a condition.
+    fn with_condition(self, attention: Attention, condition: &Condition, command: Option<String>) -> Self {
         Self {
             attention,
             reason: condition.reason.clone(),
@@ -212,18 +199,18 @@ impl Judgement {
             sentence: condition.message.clone(),
             next: reasons::remedy(&condition.type_, &condition.reason).map(str::to_owned),
             command,
+            ..self
         }
     }
 
-    fn plain(attention: Attention, reason: &str, sentence: &str) -> Self {
-        let (reason, sentence) = (reason.to_owned(), sentence.to_owned());
-        Self { attention, reason, title: None, sentence, next: None, command: None }
+    fn with_sentence(self, attention: Attention, reason: &str, sentence: &str) -> Self {
+        Self { attention, reason: reason.to_owned(), sentence: sentence.to_owned(), ..self }
     }
 
-    /// Returns the sentence about a rollout. `complete` is the condition RolloutComplete.
-    fn of_rollout(config: &LinkerdConfig, complete: &Condition, now: Timestamp) -> Self {
+    /// Adds the sentence about a rollout. `complete` is the condition RolloutComplete.
+    fn with_rollout(self, config: &LinkerdConfig, complete: &Condition, now: Timestamp) -> Self {
         if complete.status == "True" {
-            return Self::of(Attention::Done, complete, None);
+            return self.with_condition(Attention::Done, complete, None);
         }
         let run = |arguments: &str| Some(format!("linkerd-operator {arguments} {}", config.name));
         let reason = ConditionReason::of(complete);
@@ -250,15 +237,15 @@ impl Judgement {
             ) => Attention::Problem,
             _ => Attention::Waiting,
         };
-        let judgement = Self::of(attention, complete, command);
+        let summary = self.with_condition(attention, complete, command);
         let window = config.status.rollout.as_ref().and_then(|rollout| rollout.next_window.as_ref());
         match window.filter(|_| reason == Some(ConditionReason::OutsideWindow)) {
             Some(opens) => {
                 let wait = Duration::try_from(opens.0.duration_since(now)).unwrap_or_default();
                 let next = format!("Wait: restarts begin in {}, at {}.", rounded(wait), opens.0);
-                Self { next: Some(next), ..judgement }
+                Self { next: Some(next), ..summary }
             }
-            None => judgement,
+            None => summary,
         }
     }
 }

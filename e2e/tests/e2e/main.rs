@@ -5,10 +5,7 @@ mod check;
 mod cli;
 mod completion;
 mod crd;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod dashboard;
 mod discovery;
 mod drop_in;
@@ -16,16 +13,10 @@ mod explain;
 mod external_workload;
 mod fault_proxy;
 mod faults;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod from_nothing;
 mod harness;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod helm_charts;
 mod leadership;
 #[allow(
@@ -35,49 +26,25 @@ mod leadership;
 )]
 mod linkerd_config;
 mod linkerd_config_crd;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod manifests;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod monitoring;
 mod multicluster;
 mod other_version;
 mod page;
 mod process;
 mod profile;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod proxy_injector;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod release;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod runbooks;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod tutorials;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod validation;
 mod values_yaml;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod webhook_certificates;

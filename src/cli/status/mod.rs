@@ -109,8 +109,7 @@ async fn read(client: &Client, name: Option<&str>) -> Result<StatusDocument> {
     found.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     let now = Timestamp::now();
     let summary = |config: &LinkerdConfig| {
-        let in_effect =
-            active_config::of(&state.linkerd_configs, &config.target).is_some_and(|it| it.name == config.name);
+        let in_effect = active_config::is_active(&state.linkerd_configs, &config.target, &config.name);
         ConfigSummary::new(config, in_effect, now)
     };
     let mut linkerd_configs: Vec<_> = found.iter().map(|config| summary(config)).collect();

@@ -13,6 +13,11 @@ pub fn of<'a>(configs: &'a Store<LinkerdConfig>, target: &NamespacedName) -> Opt
     first(configs.targeting(target))
 }
 
+/// Whether the resource with this name is active for a ConfigMap.
+pub fn is_active(configs: &Store<LinkerdConfig>, target: &NamespacedName, name: &str) -> bool {
+    of(configs, target).is_some_and(|active| *active.name == *name)
+}
+
 /// Returns the active resources for the ConfigMaps of a namespace.
 pub fn in_namespace<'a>(
     configs: &'a Store<LinkerdConfig>,
@@ -51,7 +56,12 @@ mod tests {
     fn the_highest_priority_then_the_oldest_then_the_first_by_name_is_active() {
         let mut state = State::default();
         let target = NamespacedName::new("linkerd", "linkerd-config");
-        let active = |state: &State| of(&state.linkerd_configs, &target).map(|it| it.name.to_string());
+        let active = |state: &State| {
+            let name = of(&state.linkerd_configs, &target).map(|it| it.name.to_string());
+            let are_active = ["a", "b", "c", "d"].map(|one| is_active(&state.linkerd_configs, &target, one));
+            assert_eq!(are_active, ["a", "b", "c", "d"].map(|one| name.as_deref() == Some(one)));
+            name
+        };
         for (name, priority, created, expected) in
             [("b", 0, NEW, "b"), ("c", 0, OLD, "c"), ("a", 0, OLD, "a"), ("d", 7, NEW, "d"), ("b", 1, NEW, "d")]
         {

@@ -315,7 +315,7 @@ impl World {
             .map(|canary| self.workloads.get(canary.target.key.as_str()).copied().unwrap_or_default());
         let schedule = schedule(states, canary);
         let paused = || Gate { reason: ConditionReason::Paused, message: "paused".to_owned() };
-        let gate = target.gates.closed.clone().or_else(|| target.rollout().paused.then(paused));
+        let gate = target.gates.closed.clone().or_else(|| target.rollout.paused.then(paused));
         let progress = rollout_progress(&schedule, &target, gate.as_ref(), None);
         self.reconciler.rollouts.set_progress_for_test(progress)
     }

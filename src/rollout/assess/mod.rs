@@ -91,7 +91,7 @@ fn state(
     let is_meshed = pod_counts.counts.meshed > 0;
     let candidate = match (resource, pods.first()) {
         (Some(resource), _) => {
-            let is_of_kind = target.rollout().kinds.iter().any(|kind| kind.as_str() == resource.kind.as_str());
+            let is_of_kind = target.rollout.kinds.iter().any(|kind| kind.as_str() == resource.kind.as_str());
             candidate(&resource.labels, resource.template.reconcile.as_deref(), is_of_kind)
         }
         (None, Some(pod)) => candidate(&pod.labels, None, true),

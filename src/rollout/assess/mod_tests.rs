@@ -399,10 +399,9 @@ fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
     };
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(0)));
     assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::BlockedByPDB));
-    let spec = |respects: bool| serde_json::from_value(json!({"rollout": {"respectPDB": respects}})).unwrap();
-    world.target.spec = Arc::new(spec(false));
+    world.target.rollout.respect_pdb = false;
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)), "the budget is ignored");
-    world.target.spec = Arc::new(spec(true));
+    world.target.rollout.respect_pdb = true;
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(1)));
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }

@@ -203,7 +203,7 @@ impl<'a> SelectedWorkload<'a> {
             (pod_counts.unknown_trust && !target.proxies.trust.is_approved, SkipReason::UnknownTrustRoots),
             (attempt >= ATTEMPTS, SkipReason::TooManyAttempts),
             (!self.is_complete && !may_be_ours, SkipReason::Unhealthy),
-            (facts.is_blocked && target.rollout().respect_pdb, SkipReason::BlockedByPDB),
+            (facts.is_blocked && target.rollout.respect_pdb, SkipReason::BlockedByPDB),
         ];
         match skips.into_iter().find_map(|(applies, skip)| applies.then_some(skip)) {
             Some(skip) => WorkloadState::Skipped(skip),
@@ -231,7 +231,7 @@ fn method(resource: &AppsWorkload, target: &RolloutTarget) -> RolloutMethod {
     match resource.annotations.get(METHOD_ANNOTATION).map(|value| &**value) {
         Some("restart") => RolloutMethod::Restart,
         Some("evict") => RolloutMethod::Evict,
-        _ => target.rollout().method,
+        _ => target.rollout.method,
     }
 }
 

@@ -6,15 +6,9 @@
 
 mod compaction;
 mod crash;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod large_objects;
-#[allow(
-    clippy::indexing_slicing,
-    reason = "a panic reports its location; indexing JSON by an absent field returns null"
-)]
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod linkerd;
 mod lost_answers;
 mod namespaces;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::{holds, mesh::SOON};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::{ResourceExt, api::ListParams};
@@ -15,8 +15,7 @@ async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let mut manager = installation.manager().await?;
-    installation.declare("mesh", json!({})).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
+    let status = installation.adopt("mesh", json!({})).await?;
     for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused", "ConfigMapUpdated"] {
         installation.expect_event("mesh", reason).await?;
     }
@@ -75,8 +74,7 @@ async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields
     let installation = Installation::empty().await?.installed_with(over).await?;
     let before = installation.map().await?;
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
     installation.is_helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
 
     let after = installation.map().await?;
@@ -128,11 +126,7 @@ async fn two_control_planes_have_an_operator_each() -> Result<()> {
     .await?;
     drop(first);
     one.delete("mesh").await?;
-    holds(QUIET, "the finalizer", async || {
-        ensure!(one.finalizers("mesh").await?.len() == 1, "another operator removed the finalizer");
-        Ok(())
-    })
-    .await?;
+    one.keeps_its_finalizer().await.context("the other operator runs")?;
     assert_eq!(one.document().await?["proxy"]["accessLog"], "json");
     drop(second);
     Ok(())

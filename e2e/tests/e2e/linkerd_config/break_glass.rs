@@ -42,8 +42,7 @@ async fn the_commands_of_the_page_take_the_configuration_over_and_give_it_back()
         deployments.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
     }
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let directory = installation.control_plane.directory().join(&application);
     tokio::fs::create_dir(&directory).await?;
     let shell = Shell::with_kubectl(&installation.control_plane, &directory)?;

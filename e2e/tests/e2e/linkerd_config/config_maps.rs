@@ -148,8 +148,7 @@ async fn a_legacy_owner_reference_is_removed_so_that_the_config_map_survives_its
     })
     .await?;
     manager.kill().await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     holds(QUIET * 2, "the same ConfigMap", async || {
         let map = installation.map().await?;
         ensure!(map.uid() == uid && map.metadata.deletion_timestamp.is_none(), "{:?}", map.metadata);

@@ -62,8 +62,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: WriteEnd) -> Result
     let spec = json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"});
     let mut manager = installation.manager().await?;
     if doing != Doing::Adopting {
-        installation.declare("mesh", spec.clone()).await?;
-        installation.reaches("mesh", &WELL).await?;
+        installation.adopt("mesh", spec.clone()).await?;
         // The Event may follow the status.
         installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     }
@@ -158,8 +157,7 @@ async fn a_write_that_outlives_its_manager_does_not_undo_the_work_of_the_next_on
 async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     let installation = Installation::new().await?;
     let mut first = installation.manager_with(&[LONG_LEASE]).await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let second_proxy = FaultProxy::start(&installation.control_plane).await?;
     let second = installation.replica("second").through(&second_proxy).ready(&installation.control_plane).await?;
     let written = || {

@@ -5,9 +5,7 @@ use e2e::{Action, Manager, Rule, eventually, holds, mesh::SOON};
 use kube::{ResourceExt, api::DeleteParams};
 use serde_json::json;
 
-use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, permissions};
-
-const FINALIZER: &str = "config.linkerd.io/restore-base";
+use super::{CONFIG_MAP, FINALIZER, HELM, Installation, QUIET, WELL, permissions};
 
 /// A mesh with an access log, whose resource restores the base when it is deleted.
 async fn restoring() -> Result<(Installation, Manager)> {
@@ -29,13 +27,11 @@ async fn retain_keeps_every_byte() -> Result<()> {
     let (installation, manager) = Installation::adopted(json!({"proxy": {"accessLog": "json"}})).await?;
     assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
     let before = installation.map().await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     installation.stays(&before).await?;
     // The next resource starts from Helm's document.
     assert_eq!(installation.bases().await?, [HELM]);
-    installation.declare("next", json!({"proxy": {"logFormat": "json"}})).await?;
-    installation.reaches("next", &WELL).await?;
+    installation.adopt("next", json!({"proxy": {"logFormat": "json"}})).await?;
     installation.is_helm_with(json!({"proxy": {"logFormat": "json"}})).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     // The series is deleted with the resource.
@@ -48,11 +44,7 @@ async fn restore_base_waits_for_the_operator() -> Result<()> {
     let (installation, mut manager) = restoring().await?;
     manager.kill().await?;
     installation.delete("mesh").await?;
-    holds(QUIET, "the finalizer", async || {
-        ensure!(installation.finalizers("mesh").await? == [FINALIZER], "it was removed");
-        Ok(())
-    })
-    .await?;
+    installation.keeps_its_finalizer().await?;
     let _manager = installation.manager().await?;
     installation.is_deleted("mesh").await?;
     assert_eq!(installation.text().await?, HELM);
@@ -66,8 +58,7 @@ async fn restore_base_is_skipped_when_another_resource_takes_over() -> Result<()
     installation.declare("next", json!({"priority": -1, "proxy": {"logFormat": "json"}})).await?;
     installation.reaches("next", &["Accepted=False/Conflicted"]).await?;
     let writes = installation.writes("/configmaps/").len();
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     installation.reaches("next", &WELL).await?;
     installation.is_helm_with(json!({"proxy": {"logFormat": "json"}})).await?;
     assert_eq!(installation.writes("/configmaps/").len(), writes + 1, "the takeover must be one write");
@@ -82,8 +73,7 @@ async fn restore_base_is_skipped_when_another_resource_takes_over() -> Result<()
 async fn deleted_with(mode: &str, priority: i64, order: [&str; 2]) -> Result<()> {
     let installation = permissions::start().await?;
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     installation.declare("other", json!({"mode": mode, "priority": priority})).await?;
     let reserve = if priority < 0 { "other" } else { "mesh" };
     installation.reaches(reserve, &["Accepted=False/Conflicted"]).await?;
@@ -117,12 +107,10 @@ async fn the_deletion_of_all_resources_restores_the_base_in_every_order_if_the_o
 async fn the_base_is_restored_although_a_resource_that_observes_is_in_effect_afterwards() -> Result<()> {
     let installation = permissions::start().await?;
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     let observing = json!({"mode": "Observe", "priority": -1, "proxy": {"accessLog": "apache"}});
     installation.declare("observed", observing).await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     installation.reaches("observed", &["ConfigMapSynced=False/Observing", "Ready=True/Observing"]).await?;
     assert_eq!(installation.text().await?, HELM);
     has_no_annotation_of_ours(&installation).await
@@ -163,8 +151,7 @@ async fn a_deletion_does_not_hang_without_a_config_map() -> Result<()> {
     let (installation, _manager) = restoring().await?;
     installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
     installation.reaches("mesh", &["Accepted=False/TargetNotFound"]).await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     assert!(installation.maps.get_opt(CONFIG_MAP).await?.is_none());
     Ok(())
 }
@@ -239,8 +226,7 @@ async fn a_deletion_does_not_wait_for_a_restore_that_the_api_server_rejects() ->
     let before = installation.map().await?;
     let rejected = Action::Status { code: 400, retry_after: None };
     let fault = installation.proxy.inject(Rule::path("/configmaps/").method("PATCH"), rejected);
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     ensure!(fault.hits() == 1, "{} attempts", fault.hits());
     assert_eq!(installation.map().await?, before);
     let note = installation.expect_event("mesh", "BaseNotRestored").await?;
@@ -253,8 +239,7 @@ async fn a_restore_that_fails_for_now_is_retried() -> Result<()> {
     let (installation, _manager) = restoring().await?;
     let failed = Action::Status { code: 500, retry_after: None };
     installation.proxy.inject(Rule::path("/configmaps/").method("PATCH").times(2), failed);
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     assert_eq!(installation.text().await?, HELM);
     Ok(())
 }

@@ -11,7 +11,7 @@ use e2e::{Manager, binaries::Binaries, command::Ended};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{Installation, OPERATOR, WELL, put_over};
+use super::{FINALIZER, Installation, OPERATOR, WELL, put_over};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const RELEASE: &str = "linkerd-control-plane";
@@ -92,9 +92,8 @@ impl HelmInstallation {
     async fn is_uninstalled(&self) -> Result<()> {
         self.run("uninstall", &[]).await?;
         self.installation.reaches("mesh", &["Accepted=False/TargetNotFound", "Ready=False/TargetNotFound"]).await?;
-        assert_eq!(self.installation.finalizers("mesh").await?, ["config.linkerd.io/restore-base"]);
-        self.installation.delete("mesh").await?;
-        self.installation.is_deleted("mesh").await
+        assert_eq!(self.installation.finalizers("mesh").await?, [FINALIZER]);
+        self.installation.delete_and_wait("mesh").await
     }
 
     async fn saw_no_drift(&self) -> Result<()> {
@@ -172,8 +171,7 @@ async fn helm_4_upgrades_a_release_of_helm_3_without_a_conflict() -> Result<()> 
 async fn after_restore_base_helm_4_needs_force_conflicts_once() -> Result<()> {
     let helm = HelmInstallation::new("helm4").await?;
     let (_manager, base) = helm.adopted().await?;
-    helm.installation.delete("mesh").await?;
-    helm.installation.is_deleted("mesh").await?;
+    helm.installation.delete_and_wait("mesh").await?;
     assert_eq!(helm.installation.text().await?, base);
     helm.conflicts("upgrade", &["--set", "proxy.logFormat=json"]).await?;
     helm.run("upgrade", &["--set", "proxy.logFormat=json", "--force-conflicts"]).await?;

@@ -41,6 +41,14 @@ impl InjectorRig {
         Self::on(Installation::new().await?, replicas).await
     }
 
+    /// Creates a mesh with an access log, which all replicas use.
+    async fn synced(replicas: usize) -> Result<Self> {
+        let mesh = Self::new(replicas).await?;
+        mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+        mesh.reaches(&SYNCED).await?;
+        Ok(mesh)
+    }
+
     async fn on(installation: Installation, replicas: usize) -> Result<Self> {
         let others = ["default"];
         let injector = Injector::start(&installation.control_plane, &installation.namespace, &others, replicas).await?;

@@ -62,6 +62,7 @@ const CREATED_BY: &str = "linkerd/helm edge-26.8.3";
 const CONFIG_MAP: &str = "linkerd-config";
 const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 const OPERATOR: &str = "linkerd-config-operator";
+const FINALIZER: &str = "config.linkerd.io/restore-base";
 /// The conditions of a reconciled resource without meshed workloads.
 const WELL: [&str; 4] = [
     "Accepted=True/Accepted",
@@ -99,8 +100,7 @@ impl Installation {
     async fn adopted(spec: Value) -> Result<(Self, Manager)> {
         let installation = Self::new().await?;
         let manager = installation.manager().await?;
-        installation.declare("mesh", spec).await?;
-        installation.reaches("mesh", &WELL).await?;
+        installation.adopt("mesh", spec).await?;
         Ok((installation, manager))
     }
 
@@ -325,11 +325,31 @@ impl Installation {
         Ok(())
     }
 
+    /// Creates a LinkerdConfig, and waits until it is reconciled.
+    async fn adopt(&self, name: &str, spec: Value) -> Result<Value> {
+        self.declare(name, spec).await?;
+        self.reaches(name, &WELL).await
+    }
+
+    async fn delete_and_wait(&self, name: &str) -> Result<()> {
+        self.delete(name).await?;
+        self.is_deleted(name).await
+    }
+
     /// Waits until the LinkerdConfig is deleted.
     async fn is_deleted(&self, name: &str) -> Result<()> {
         eventually(SOON, format_args!("{name} to be deleted"), async || {
             let left = self.configs.get_opt(&self.full(name)).await?;
             ensure!(left.is_none(), "its finalizers are {:?}", left.map(|left| left.metadata.finalizers));
+            Ok(())
+        })
+        .await
+    }
+
+    /// Checks that the finalizer of `mesh` is not removed.
+    async fn keeps_its_finalizer(&self) -> Result<()> {
+        holds(QUIET, "the finalizer", async || {
+            ensure!(self.finalizers("mesh").await? == [FINALIZER], "it was removed");
             Ok(())
         })
         .await

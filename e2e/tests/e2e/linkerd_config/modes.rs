@@ -4,7 +4,7 @@ use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{Installation, WELL, message};
+use super::{FINALIZER, Installation, WELL, message};
 
 const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/Observing", "Ready=True/Observing"];
 
@@ -47,6 +47,6 @@ async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Resu
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [base]);
     assert_eq!(installation.map().await?.uid(), before.uid());
-    assert_eq!(installation.finalizers("mesh").await?, ["config.linkerd.io/restore-base"]);
+    assert_eq!(installation.finalizers("mesh").await?, [FINALIZER]);
     Ok(())
 }

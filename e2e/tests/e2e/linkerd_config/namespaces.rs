@@ -8,17 +8,16 @@ use std::{
 
 use anyhow::{Result, ensure};
 use e2e::{
-    FaultProxy, Manager, eventually, holds,
+    FaultProxy, Manager, eventually,
     mesh::SOON,
     shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 use kube::Api;
 use serde_json::json;
 
-use super::{HELM, Installation, LONG_LEASE, Lent, QUIET, WELL, kind};
+use super::{FINALIZER, HELM, Installation, LONG_LEASE, Lent, kind};
 
 const LINKERD: &str = "linkerd";
-const FINALIZER: &str = "config.linkerd.io/restore-base";
 /// The deadline of a request with which kubectl waits for a deletion.
 const WAITS: &str = "--timeout=60s";
 
@@ -45,8 +44,7 @@ async fn installed() -> Result<Installation> {
 async fn restoring() -> Result<(Installation, Manager)> {
     let installation = installed().await?;
     let manager = installation.manager_with(&[LONG_LEASE]).await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     assert_eq!(installation.finalizers("mesh").await?, [FINALIZER]);
     Ok((installation, manager))
 }
@@ -70,13 +68,8 @@ async fn after_linkerds_namespace_a_resource_and_the_crd_can_be_deleted() -> Res
     delete_linkerd(&installation).await?;
     does_not_lead(&manager).await?;
     // A resource that is not deleted keeps the finalizer: Linkerd may be installed again.
-    holds(QUIET, "the finalizer", async || {
-        ensure!(installation.finalizers("mesh").await? == [FINALIZER], "it was removed");
-        Ok(())
-    })
-    .await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.keeps_its_finalizer().await?;
+    installation.delete_and_wait("mesh").await?;
     eventually(SOON, "the log to have the reason", async || {
         let log = manager.log();
         ensure!(log.contains("without a restore: the control plane's namespace is gone"), "{log}");
@@ -103,8 +96,7 @@ async fn while_linkerds_namespace_is_terminating_a_resource_can_be_deleted() -> 
     installation.maps.create(&kube::api::PostParams::default(), &serde_json::from_value(held)?).await?;
     installation.control_plane.kubectl(&["delete", "namespace", LINKERD, "--wait=false"]).await?;
     does_not_lead(&manager).await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     ensure!(installation.maps.get_opt("held").await?.is_some(), "the namespace is not held any more");
     Ok(())
 }
@@ -116,11 +108,7 @@ async fn a_deletion_that_waits_for_a_leader_ends_with_linkerds_namespace() -> Re
     let second = installation.replica("second").args([LONG_LEASE]).start(&installation.control_plane)?;
     manager.kill().await?;
     installation.delete("mesh").await?;
-    holds(QUIET, "the finalizer", async || {
-        ensure!(installation.finalizers("mesh").await? == [FINALIZER], "it was removed");
-        Ok(())
-    })
-    .await?;
+    installation.keeps_its_finalizer().await?;
     delete_linkerd(&installation).await?;
     installation.is_deleted("mesh").await?;
     drop(second);
@@ -144,8 +132,7 @@ async fn an_operator_that_starts_after_the_end_of_linkerds_namespace_lets_a_reso
 async fn a_follower_takes_over_from_a_killed_leader_when_one_lease_has_expired() -> Result<()> {
     let installation = installed().await?;
     let mut first = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let _second = installation.replica("second").ready(&installation.control_plane).await?;
     first.kill().await?;
     let killed = Instant::now();

@@ -46,8 +46,7 @@ async fn fields_with_values_and_each_change_of_the_spec_are_written_once() -> Re
         "proxy": {"logFormat": "json", "proxyVersion": "edge-26.9.2"},
         "values": {"proxy": {"metrics": {"hostnameLabels": true}}},
     });
-    installation.declare("mesh", spec).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
+    let status = installation.adopt("mesh", spec).await?;
     let patch = json!({
         "linkerdVersion": "edge-26.9.1",
         "proxy": {"image": {"version": "edge-26.9.2"}, "logFormat": "json", "metrics": {"hostnameLabels": true}},

@@ -122,8 +122,7 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_th
 -> Result<()> {
     let installation = start().await?;
     let mut manager = installation.manager().await?;
-    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
     installation.expect_config_map_event("DriftReverted").await?;
     for number in 1..=6 {
@@ -145,8 +144,7 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion_and_th
         Ok(())
     })
     .await?;
-    installation.delete("mesh").await?;
-    installation.is_deleted("mesh").await?;
+    installation.delete_and_wait("mesh").await?;
     installation.is_helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?;
     manager.has_no_problem().await?;
     assert!(manager.terminate(SOON).await?.success());
@@ -182,8 +180,7 @@ async fn without_permissions_for_workloads_the_document_is_reconciled_and_the_de
 async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_allowed() -> Result<()> {
     let installation = start().await?;
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    installation.adopt("mesh", json!({})).await?;
     let before = installation.text().await?;
     let whole = revoke(&installation, "configmaps", "patch").await?;
     installation.change("mesh", json!({"proxy": {"accessLog": "json"}})).await?;

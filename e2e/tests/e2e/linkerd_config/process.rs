@@ -67,8 +67,7 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
         );
     }
     // Each resource has one series; those of earlier states are deleted.
-    installation.delete("other").await?;
-    installation.is_deleted("other").await?;
+    installation.delete_and_wait("other").await?;
     installation.change("mesh", json!({"values": {"proxy": {"UID": 7}}})).await?;
     installation.reaches("mesh", &["Accepted=False/Invalid"]).await?;
     eventually(SOON, "the old series to be deleted", async || {

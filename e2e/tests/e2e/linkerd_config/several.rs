@@ -51,8 +51,7 @@ async fn the_older_resource_is_active_unless_another_has_a_higher_priority() -> 
     installation.expect_event("a", "Activated").await?;
     installation.expect_event("z", "Conflicted").await?;
 
-    installation.delete("a").await?;
-    installation.is_deleted("a").await?;
+    installation.delete_and_wait("a").await?;
     installation.reaches("z", &WELL).await?;
     installation.document_is(&json_log).await?;
     installation.expect_event("z", "Activated").await?;
@@ -71,8 +70,7 @@ async fn the_older_resource_is_active_unless_another_has_a_higher_priority() -> 
 async fn an_inactive_resource_that_is_invalid_or_observing_does_not_affect_the_active_one() -> Result<()> {
     let installation = Installation::new().await?;
     let _manager = installation.manager().await?;
-    installation.declare("winner", json!({"priority": 5, "proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("winner", &WELL).await?;
+    installation.adopt("winner", json!({"priority": 5, "proxy": {"accessLog": "json"}})).await?;
     installation.declare("invalid", json!({"values": {"proxy": {"uid": "many"}}})).await?;
     installation.declare("observing", json!({"mode": "Observe", "proxy": {"logLevel": "debug"}})).await?;
     installation.declare("restoring", json!({"deletionPolicy": "RestoreBase"})).await?;
@@ -82,8 +80,7 @@ async fn an_inactive_resource_that_is_invalid_or_observing_does_not_affect_the_a
     }
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     let writes = installation.writes("/configmaps/");
-    installation.delete("restoring").await?;
-    installation.is_deleted("restoring").await?;
+    installation.delete_and_wait("restoring").await?;
     holds(QUIET, "the document of the active resource", async || {
         ensure!(
             installation.document().await? == declared && installation.writes("/configmaps/") == writes,

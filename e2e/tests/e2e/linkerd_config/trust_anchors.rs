@@ -78,8 +78,7 @@ async fn without_trust_roots_the_anchors_of_the_document_are_used() -> Result<()
     let installation = Installation::empty().await?;
     installation.put_map(json!({"data": {"values": HELM}})).await?;
     let _manager = installation.manager().await?;
-    installation.declare("mesh", json!({})).await?;
-    let status = installation.reaches("mesh", &WELL).await?;
+    let status = installation.adopt("mesh", json!({})).await?;
     assert!(
         status["trustAnchors"]["source"].as_str().is_some_and(|source| source.contains("identityTrustAnchorsPEM")),
         "{status}"

@@ -12,9 +12,7 @@ use super::{InjectorRig, SYNCED, message};
 /// Traps 2 and 3 of the specification: a denied document prevents the creation of every Pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
-    let mesh = InjectorRig::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(2).await?;
     let (good, marker) = (mesh.installation.document().await?, mesh.marker().await?);
 
     let long = format!("template: patch.json: {}", "bad value ".repeat(500));
@@ -63,9 +61,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
 /// The replica's file may contain the installer's broken document for some time after its correction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one() -> Result<()> {
-    let mesh = InjectorRig::new(1).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(1).await?;
     let helm = async |patch: Value| {
         let document = mesh.installation.helm_with(patch).await?;
         mesh.installation.rewrite("helm", &serde_json::to_string(&document)?).await
@@ -86,9 +82,7 @@ async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unusable_responses_roll_the_document_back() -> Result<()> {
-    let mesh = InjectorRig::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(2).await?;
     let good = mesh.installation.document().await?;
     for (port, behaviour, says) in
         [(5001, Behaviour::Breaks, "broke"), (5002, Behaviour::Garbage, "not an AdmissionReview")]
@@ -107,9 +101,7 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
 /// The next manager probes the injectors, and rolls back the document that they deny.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document() -> Result<()> {
-    let mesh = InjectorRig::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(2).await?;
     let good = mesh.installation.document().await?;
     for replica in 0..2 {
         mesh.injector.set_behaviour(replica, Behaviour::Hangs).await?;
@@ -137,9 +129,7 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
 /// A denied document prevents the creation of every Pod, so its rollback must not wait for a status.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written() -> Result<()> {
-    let mesh = InjectorRig::new(1).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(1).await?;
     let good = mesh.installation.document().await?;
     let failed = Action::Status { code: 500, retry_after: None };
     let fault = mesh.installation.proxy.inject(Rule::path("mesh/status").method("PUT"), failed);
@@ -167,9 +157,7 @@ async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written(
 /// While Linkerd is upgraded, the new document may need new replicas.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Result<()> {
-    let mesh = InjectorRig::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
+    let mesh = InjectorRig::synced(2).await?;
     for replica in [0, 1] {
         mesh.set_template(replica, "old").await?;
         mesh.injector.set_behaviour(replica, Behaviour::Denies("no such value".to_owned())).await?;

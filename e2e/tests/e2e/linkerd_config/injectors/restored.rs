@@ -84,8 +84,7 @@ async fn another_resource_that_takes_over_and_is_denied_restores_the_same_docume
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_that_is_created_again_and_denied_restores_the_same_document() -> Result<()> {
     let mesh = restored().await?;
-    mesh.installation.delete("mesh").await?;
-    mesh.installation.is_deleted("mesh").await?;
+    mesh.installation.delete_and_wait("mesh").await?;
     has_the_first(&mesh).await?;
     denies(&mesh).await?;
     mesh.declare(third()).await?;

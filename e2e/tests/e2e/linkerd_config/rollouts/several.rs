@@ -38,8 +38,7 @@ async fn workloads_run_with_the_active_resource_and_are_not_restarted_after_its_
     }
     mesh.configure(1).await?;
     let first = mesh.first_of(&two.each_ref()).await?;
-    mesh.installation.delete("mesh").await?;
-    mesh.installation.is_deleted("mesh").await?;
+    mesh.installation.delete_and_wait("mesh").await?;
     first.is_settled(1).await?;
     mesh.no_more_than(1).await
 }

@@ -103,8 +103,7 @@ async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> 
     mesh.installation.set_trust_roots(&new).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
     // A new resource continues with the anchors that were saved.
-    mesh.installation.delete("mesh").await?;
-    mesh.installation.is_deleted("mesh").await?;
+    mesh.installation.delete_and_wait("mesh").await?;
     mesh.declare(json!({})).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
     // An approval applies only to the bundle with this hash.
