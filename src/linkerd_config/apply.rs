@@ -219,7 +219,7 @@ fn with_failure(stored: &LinkerdConfigStatus, known: &LinkerdConfigStatus) -> Li
     status.revisions.clone_from(&known.revisions);
     let of = known.rollout.clone().unwrap_or_default();
     let rollout = status.rollout.get_or_insert_default();
-    (rollout.rolled_back, rollout.retry) = (of.rolled_back, of.retry);
+    (rollout.rolled_back, rollout.retry, rollout.declared_hash) = (of.rolled_back, of.retry, of.declared_hash);
     status
 }
 

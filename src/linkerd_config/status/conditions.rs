@@ -316,7 +316,7 @@ pub(in crate::linkerd_config) fn add_injector_condition(
     }
     if *verdict == PlanVerdict::Restored {
         let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
-        let message = format!("{}; change the resource", failed.as_ref().unwrap_or(&injectors.message));
+        let message = format!("{}; change the declared values", failed.as_ref().unwrap_or(&injectors.message));
         if let Some(ready) = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready) {
             ready.message.clone_from(&message);
         }
@@ -325,7 +325,8 @@ pub(in crate::linkerd_config) fn add_injector_condition(
         let message = format!("{}; {KEPT_WITH_DRIFT}", injectors.message);
         rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     } else if sync_status.is_denied {
-        let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
+        let message =
+            format!("{}; no document from before it can be restored: change the declared values", injectors.message);
         rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     }
     let after = rows.iter().position(|row| row.type_ == ConditionType::ConfigMapSynced).map_or(0, |at| at + 1);

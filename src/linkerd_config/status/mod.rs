@@ -12,7 +12,7 @@ pub(super) mod rollout_status;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use self::{
-    attempt::{failed_hashes, is_current, retry},
+    attempt::{declared_hash, failed_hashes, is_current, retry},
     conditions::{
         ConditionRow, add_canary, add_contest, add_injector_condition, condition_rows, conflicted,
         ineffective_values_row, mismatch_row, not_accepted, suspect_base_row, to_conditions, version_skew_row,
@@ -119,6 +119,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         installed_hash: plan.installed_hash.clone().or_else(|| known.installed_hash.clone()),
         rolled_back,
         retry: retry(config),
+        declared_hash: Some(declared_hash(config)),
         ..known
     };
     LinkerdConfigStatus {
@@ -291,6 +292,7 @@ fn inactive_status(
             baseline_hash: known.baseline_hash.clone(),
             rolled_back: known.rolled_back.clone().filter(|_| is_current(config, before)),
             retry: retry(config),
+            declared_hash: Some(declared_hash(config)),
             ..RolloutStatus::default()
         }),
         ..LinkerdConfigStatus::default()
