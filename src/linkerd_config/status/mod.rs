@@ -103,7 +103,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     }
     rows.extend(suspect_base_row(&plan.base_problems));
     rows.extend(ineffective_values_row(&ineffective_values(&config.spec, bundle)));
-    if let Some(canary) = input.canary.as_ref().filter(|_| plan.verdict == PlanVerdict::Canary) {
+    if let Some(canary) = input.canary.as_ref().filter(|_| plan.canary.is_some()) {
         add_canary(&mut rows, canary);
     }
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);

@@ -140,6 +140,23 @@ fn each_arrow_of_the_picture_is_in_the_table() {
     }
 }
 
+/// The changes of another writer stay while the canary namespaces get a document of their own.
+#[tokio::test(start_paused = true)]
+async fn a_canary_beside_reported_drift_is_in_the_same_conditions() {
+    for (history, phase) in [(&[Event::UseCanary][..], "Progressing"), (&[Event::UseCanary, Event::Fail], "Failed")] {
+        let mut world = after(history).await;
+        world.meet(Event::ReportDrift).await.unwrap();
+        assert_eq!(world.config_state(), ConfigState::Drifted);
+        for type_ in ["ConfigMapSynced", "Ready"] {
+            let message = world.message(type_);
+            let (drift, canary) =
+                message.split_once("; configuration ").unwrap_or_else(|| panic!("{type_}: {message}"));
+            assert!(drift.contains(" changed proxy.defaultInboundPolicy; not reverted"), "{message}");
+            assert!(canary.contains(&format!(" is {phase}: ")), "{message}");
+        }
+    }
+}
+
 /// A failed canary belongs to the declared values, as a rollback does.
 #[tokio::test(start_paused = true)]
 async fn a_canary_that_failed_begins_again_with_other_values_and_not_with_another_pace() {
