@@ -132,7 +132,8 @@ fn a_status_about_another_configuration_is_not_shown() {
     let spec = spec(&json!({}));
     let other = output(&spec, "Soaking", "fedcba9876543210").canary.unwrap();
     assert_eq!((other.phase, other.active, other.since, other.namespaces), (None, false, None, Vec::new()));
-    // A change of the resource retries a configuration that failed.
+    // Other declared values retry a configuration that failed. An earlier version of the operator stored no hash of them,
+    // so any change of the resource does.
     let mut retried = input(&spec);
     let mut explained = LinkerdConfig::clone(&config("mesh", &spec));
     explained.generation = 7;

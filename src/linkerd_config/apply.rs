@@ -14,7 +14,7 @@ use super::{
     dereference::ReconcileInput,
     documents::{drift::with_drift_window, resolve_base::BaseChange},
     plan::ConfigPlan,
-    status::{consistency::contradiction, kept_revisions},
+    status::consistency::contradiction,
     verdict::PlanVerdict,
     writer::written_revision,
 };
@@ -219,7 +219,7 @@ fn with_failure(stored: &LinkerdConfigStatus, known: &LinkerdConfigStatus) -> Li
     status.revisions.clone_from(&known.revisions);
     let of = known.rollout.clone().unwrap_or_default();
     let rollout = status.rollout.get_or_insert_default();
-    (rollout.rolled_back, rollout.retry) = (of.rolled_back, of.retry);
+    (rollout.rolled_back, rollout.retry, rollout.declared_hash) = (of.rolled_back, of.retry, of.declared_hash);
     status
 }
 
@@ -227,4 +227,10 @@ fn with_failure(stored: &LinkerdConfigStatus, known: &LinkerdConfigStatus) -> Li
 fn drift_began(live: &ConfigMap) -> Timestamp {
     let others = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
     others.and_then(|writer| writer.time).unwrap_or_else(Timestamp::now)
+}
+
+/// Returns the revisions that the status refers to. They must not be deleted.
+fn kept_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
+    let revisions = before.revisions.clone().unwrap_or_default();
+    [revisions.previous, revisions.last_rolled_out, revisions.last_known_good].into_iter().flatten().collect()
 }

@@ -3,9 +3,8 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
-    apply::RevertedDocument,
+    apply::{ReconcileOutcome, RevertedDocument},
     documents::{drift::Drift, resolve_base::BaseChange},
-    plan::ConfigPlan,
     status::conditions::drift_paths,
     verdict::PlanVerdict,
 };
@@ -29,22 +28,16 @@ pub(super) struct EventInput<'a> {
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) after: &'a LinkerdConfigStatus,
     /// `None` if the reconcile made no plan.
-    pub(super) plan: Option<&'a ConfigPlan>,
-    pub(super) written: bool,
-    /// The reverted document of another writer.
-    pub(super) reverted: Option<&'a RevertedDocument>,
+    pub(super) outcome: Option<&'a ReconcileOutcome>,
 }
 
 pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
-    let EventInput { config, live, before, after, plan, .. } = input;
+    let EventInput { config, live, before, after, outcome } = input;
     let mut found = condition_events(input);
     found.extend(canary_event(before, after));
     found.extend(rollout_events(before, after));
-    if let Some(plan) = plan {
-        found.extend(base_events(input, plan));
-    }
-    let reverted = plan.as_ref().and_then(|plan| plan.drift.as_ref()).filter(|drift| drift.reverted);
-    let reverted = reverted.map(|drift| (Reason::DriftReverted, reverted_note(input, drift)));
+    found.extend(outcome.iter().flat_map(|outcome| base_events(input, outcome)));
+    let reverted = outcome.and_then(reverted_note).map(|note| (Reason::DriftReverted, note));
     found.extend(reverted.clone());
     let of_resource = |(reason, note)| {
         let regarding = linkerd_config_reference(&config.name, &config.uid);
@@ -94,8 +87,9 @@ fn condition_events(input: &EventInput<'_>) -> Vec<(Reason, String)> {
 }
 
 /// Returns the Events about the trust anchors, the base, and the document in the ConfigMap.
-fn base_events(input: &EventInput<'_>, plan: &ConfigPlan) -> Vec<(Reason, String)> {
-    let EventInput { config, before, after, written, .. } = input;
+fn base_events(input: &EventInput<'_>, outcome: &ReconcileOutcome) -> Vec<(Reason, String)> {
+    let EventInput { config, before, after, .. } = input;
+    let ReconcileOutcome { plan, written, .. } = outcome;
     let target = &config.target;
     let mut found = Vec::new();
     let reuses = |status: &LinkerdConfigStatus| {
@@ -143,17 +137,19 @@ fn base_events(input: &EventInput<'_>, plan: &ConfigPlan) -> Vec<(Reason, String
     found
 }
 
-fn reverted_note(input: &EventInput<'_>, drift: &Drift) -> String {
-    let kept = match input.reverted {
+/// Returns the note about drift that was reverted.
+fn reverted_note(outcome: &ReconcileOutcome) -> Option<String> {
+    let drift = outcome.plan.drift.as_ref().filter(|drift| drift.reverted)?;
+    let Drift { manager, paths, .. } = drift;
+    let kept = match &outcome.reverted {
         Some(RevertedDocument::Kept(name)) => format!("; ControllerRevision {name} has the reverted document"),
         Some(RevertedDocument::Failed(why)) => format!("; the reverted document could not be kept: {why}"),
         Some(RevertedDocument::NotKept) | None => String::new(),
     };
-    let Drift { manager, paths, .. } = drift;
-    match paths.is_empty() {
+    Some(match paths.is_empty() {
         true => format!("Reverted a change by {manager}: the document was missing or could not be parsed{kept}"),
         false => format!("Reverted changes by {manager} to {}{kept}", drift_paths(drift)),
-    }
+    })
 }
 
 /// Whether a condition has this reason, and had another one.
@@ -221,8 +217,8 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
 
 /// Returns LinkerdConfigUpdated, once for each generation that takes effect.
 fn updated_event(input: &EventInput<'_>) -> Option<(Reason, String)> {
-    let EventInput { config, before, after, plan, .. } = input;
-    let plan = plan.filter(|plan| plan.verdict == PlanVerdict::Synced)?;
+    let EventInput { config, before, after, outcome, .. } = input;
+    let plan = outcome.map(|outcome| &outcome.plan).filter(|plan| plan.verdict == PlanVerdict::Synced)?;
     let ready = |status: &LinkerdConfigStatus| status.reason(Ready) == Some(ConditionReason::Reconciled);
     let is_new = before.observed_generation != after.observed_generation;
     // Neither a revert nor a replica that catches up is an update: the generation was already in effect.

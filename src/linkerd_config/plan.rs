@@ -362,7 +362,9 @@ fn choose_documents(
     let held = held_back(input, &declared, &base.document, live, found.document, hashes);
     let canary = held.as_ref().map(|_| CanaryDocument::new(&declared, hashes.of(&declared)));
     let effective = held.unwrap_or_else(|| declared.clone());
-    let predecessor = input.predecessor.filter(|_| !input.failed.is_empty());
+    // A resource that observes is compared with what it declares, whether that failed or not.
+    let restores = input.spec.mode == Mode::Enforce && !input.failed.is_empty();
+    let predecessor = input.predecessor.filter(|_| restores);
     let fallback = predecessor.map(|known| known.fallback(&base.document, &effective, input.failed, hashes));
     let (is_restored, in_force) = match fallback {
         Some(Ok(fallback)) => (true, fallback),

@@ -24,24 +24,20 @@ use super::{
     plan::{ConfigPlan, PlanInput, plan},
     rollout_target::{RolloutContext, rollout_target},
     status::{
-        ActiveStatusInput, active_status, attempt::failed_hashes, conditions::KEPT_WITH_DRIFT, conflicted_status,
+        Facts, active_status, attempt::failed_hashes, conditions::KEPT_WITH_DRIFT, conflicted_status,
         foreign_namespace_status, rollout_status::RolloutPart, within_limit,
     },
     verdict::PlanVerdict,
-    writer::written_revision,
 };
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP, NamespacedName,
-        linkerd_config::{
-            CanaryStatus, ConditionReason, ConditionType, LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus,
-        },
+        linkerd_config::{ConditionType, LinkerdConfigStatus, Mode, RolloutPolicy},
     },
-    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    cluster::kinds::linkerd_config::LinkerdConfig,
     controller::NextReconcile,
     injection_probe::{ExpectedInjection, SyncRequest, SyncStatus},
     retry::backoff,
-    rollout::trust::bundles::TrustBundles,
     text::sha256,
     write::WriteError,
 };
@@ -134,16 +130,9 @@ impl LinkerdConfigReconciler {
         let sync_status = self.sync_status(&facts);
         let after = self.next_status(&facts, sync_status.as_ref());
         self.restart_late_injectors(config, &before, &after).await?;
-        let ReconcileOutcome { plan, written, reverted, .. } = &outcome;
-        let event_input = EventInput {
-            config,
-            live: input.live.as_deref(),
-            before: &before,
-            after: &after,
-            plan: Some(plan),
-            written: *written,
-            reverted: reverted.as_ref(),
-        };
+        let plan = &outcome.plan;
+        let live = input.live.as_deref();
+        let event_input = EventInput { config, live, before: &before, after: &after, outcome: Some(&outcome) };
         for event in events_for(&event_input) {
             self.events.publish(event);
         }
@@ -196,24 +185,33 @@ impl LinkerdConfigReconciler {
         outcome.base_revision = base.as_ref().map(|base| base.revision);
         let trust_bundles = self.observe_trust_bundles(input, base.as_deref());
         let documents = self.dereference(input, base, requires_rollback).await?;
-        let plan_input = PlanContext {
-            input,
-            documents: &documents,
-            trust_bundles: &trust_bundles,
+        let PlanDocuments { live: document, base, predecessor } = &documents;
+        let plan_input = PlanInput {
+            live: live.as_deref(),
+            document: document.as_deref(),
+            base: base.as_deref(),
+            bundle: input.bundle(),
             revert_suspended,
-            requires_rollback,
+            predecessor: predecessor.as_ref(),
+            ..PlanInput::of(config, before, &trust_bundles)
         };
-        make_plan(&plan_input, true, outcome);
+        outcome.plan = plan(&plan_input);
         outcome.canary = match &outcome.plan.canary {
             Some(document) => self.decide_canary(input, document, Timestamp::now()),
             None => None,
         };
         if outcome.canary.as_ref().is_some_and(|canary| canary.action == CanaryAction::Promote) {
-            make_plan(&plan_input, false, outcome);
+            outcome.plan = plan(&PlanInput { holds_back: false, ..plan_input });
             if !decides(&outcome.plan.verdict) {
                 // The document cannot be written for all namespaces, so the canary stays as it is.
                 outcome.canary = None;
             }
+        }
+        if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
+            outcome.baseline = baseline(plan_input.document, plan_input.base);
+        }
+        if requires_rollback {
+            judge_rollback(before, &plan_input, outcome);
         }
         if !self.is_active(config) {
             return Err(WriteError::NotLeading);
@@ -246,29 +244,13 @@ impl LinkerdConfigReconciler {
 
     /// Returns the next status, and gives the rollout its target.
     fn next_status(&self, facts: &Facts<'_>, sync_status: Option<&SyncStatus>) -> LinkerdConfigStatus {
-        let Facts { input, before, outcome, failure, ref canary, now } = *facts;
+        let Facts { input, before, outcome, now, .. } = *facts;
         let config = &input.config;
-        let enforce = config.spec.mode == Mode::Enforce;
-        let base_revision = outcome.base_revision.filter(|_| enforce);
         let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
         let trust_bundle = trust_bundles.in_effect(input.bundle());
-        let mut after = active_status(ActiveStatusInput {
-            config,
-            before,
-            plan: &outcome.plan,
-            rolls_back: outcome.rolls_back && failure.is_none(),
-            baseline: outcome.baseline.clone().filter(|_| enforce),
-            failure: failure.map(|error| (reason_of(error), error.to_string())),
-            target: target_status(config, input.live.as_deref()),
-            base_revision,
-            written_revision: input.live.as_deref().and_then(written_revision),
-            sync_status,
-            canary: canary.clone(),
-            is_contested: self.cache.contested_for(&config.target.name).is_some(),
-            bundle: input.bundle(),
-            trust_key: trust_bundle.as_ref().map(|bundle| bundle.key.as_str()),
-            now,
-        });
+        let trust_key = trust_bundle.as_ref().map(|bundle| bundle.key.as_str());
+        let is_contested = self.cache.contested_for(&config.target.name).is_some();
+        let mut after = active_status(facts, sync_status, is_contested, trust_key);
         if *config.target.name == *INJECTORS_CONFIG_MAP {
             let context = RolloutContext {
                 term: self.gate.term(),
@@ -284,7 +266,7 @@ impl LinkerdConfigReconciler {
                 target: &target,
                 progress: progress.as_deref(),
                 // Workloads that run with another document do not prove the declared one.
-                revision: base_revision.filter(|_| outcome.plan.verdict == PlanVerdict::Synced),
+                revision: facts.base_revision().filter(|_| outcome.plan.verdict == PlanVerdict::Synced),
                 rollback_refused: outcome.rollback_refused.as_deref(),
                 now,
             };
@@ -301,8 +283,7 @@ impl LinkerdConfigReconciler {
         before: &LinkerdConfigStatus,
         after: LinkerdConfigStatus,
     ) -> Result<NextReconcile, WriteError> {
-        let event_input =
-            EventInput { config, live: None, before, after: &after, plan: None, written: false, reverted: None };
+        let event_input = EventInput { config, live: None, before, after: &after, outcome: None };
         for event in events_for(&event_input) {
             self.events.publish(event);
         }
@@ -323,76 +304,37 @@ impl LinkerdConfigReconciler {
     }
 }
 
-/// The inputs of the next status, besides the answers of the injectors.
-struct Facts<'a> {
-    input: &'a ReconcileInput,
-    /// The status that was written last.
-    before: &'a LinkerdConfigStatus,
-    outcome: &'a ReconcileOutcome,
-    /// Why the plan was not applied.
-    failure: Option<&'a WriteError>,
-    /// The next `status.canary`.
-    canary: Option<CanaryStatus>,
-    now: Timestamp,
-}
-
-/// The common inputs of all plans of one reconcile.
-struct PlanContext<'a> {
-    input: &'a ReconcileInput,
-    documents: &'a PlanDocuments,
-    trust_bundles: &'a TrustBundles,
-    revert_suspended: bool,
-    requires_rollback: bool,
-}
-
-/// Makes the plan. `may_hold_back` is whether a canary may hold the declared document back.
-fn make_plan(context: &PlanContext<'_>, may_hold_back: bool, outcome: &mut ReconcileOutcome) {
-    let PlanContext { input, documents, trust_bundles, revert_suspended, requires_rollback } = *context;
-    let ReconcileInput { config, before, live, .. } = input;
-    let PlanDocuments { live: document, base, predecessor } = documents;
-    let of_status = PlanInput::of(config, before, trust_bundles);
-    let plan = plan(&PlanInput {
-        live: live.as_deref(),
-        document: document.as_deref(),
-        base: base.as_deref(),
-        bundle: input.bundle(),
-        revert_suspended,
-        predecessor: predecessor.as_ref(),
-        holds_back: may_hold_back && of_status.holds_back,
-        ..of_status
-    });
-    if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
-        outcome.baseline = baseline(document.as_deref(), base.as_deref());
-    }
+/// Decides whether the document that workloads failed with is rolled back.
+fn judge_rollback(before: &LinkerdConfigStatus, input: &PlanInput<'_>, outcome: &mut ReconcileOutcome) {
+    let plan = &outcome.plan;
     // Workloads failed with the document in the status. Another one, such as a correction, was not tried yet.
-    let is_tried = plan.injection_hash == before.injection_hash;
-    if requires_rollback && is_tried && plan.verdict == PlanVerdict::Drifted {
-        outcome.rollback_refused = Some(KEPT_WITH_DRIFT.to_owned());
+    if plan.injection_hash != before.injection_hash {
+        return;
     }
-    if requires_rollback && is_tried && plan.verdict == PlanVerdict::Synced {
-        let refused = rollback_refused(input, documents, &plan);
-        (outcome.rolls_back, outcome.rollback_refused) = (refused.is_none(), refused);
-    }
-    outcome.plan = plan;
+    outcome.rollback_refused = match plan.verdict {
+        PlanVerdict::Drifted => Some(KEPT_WITH_DRIFT.to_owned()),
+        PlanVerdict::Synced => rollback_refused(before, input, plan),
+        _ => return,
+    };
+    outcome.rolls_back = outcome.rollback_refused.is_none();
 }
 
 /// Returns why the document of the plan is not rolled back, although workloads failed with it.
-fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &ConfigPlan) -> Option<String> {
-    let ReconcileInput { config, before, .. } = input;
-    if config.spec.rollout.policy == RolloutPolicy::Off {
+fn rollback_refused(before: &LinkerdConfigStatus, input: &PlanInput<'_>, plan: &ConfigPlan) -> Option<String> {
+    if input.spec.rollout.policy == RolloutPolicy::Off {
         return Some("not rolled back, because spec.rollout.policy is Off".to_owned());
     }
-    let base = plan.new_base.as_ref().or(documents.base.as_deref());
+    let base = plan.new_base.as_ref().or(input.base);
     let rolled_out = before.revisions.as_ref().and_then(|revisions| revisions.last_rolled_out);
     let is_rolled_out = rolled_out.is_some() && rolled_out == base.map(|base| base.revision);
-    let Some(predecessor) = documents.predecessor.as_ref().filter(|_| !is_rolled_out) else {
+    let Some(predecessor) = input.predecessor.filter(|_| !is_rolled_out) else {
         let why = "not rolled back, because the failed restart was not one for a new declared document";
         return Some(why.to_owned());
     };
     let (Some(base), Some(effective), Some(hash)) = (base, &plan.effective, &plan.injection_hash) else {
         return Some("not rolled back, because the document is unknown".to_owned());
     };
-    let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
+    let failed = [input.failed, slice::from_ref(hash)].concat();
     let fallback = predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes);
     fallback.err().map(|reason| format!("not rolled back, because {}", reason.why()))
 }
@@ -409,21 +351,4 @@ fn injectors_advanced(before: &LinkerdConfigStatus, now: Timestamp) -> Timestamp
 /// Whether the write failed because the cached object is stale.
 fn is_conflict(error: &WriteError) -> bool {
     matches!(error.label(), "conflict" | "already_exists" | "not_found")
-}
-
-/// Returns the reason of ConfigMapSynced for a plan that was not applied.
-fn reason_of(error: &WriteError) -> ConditionReason {
-    match error.label() {
-        "forbidden" => ConditionReason::WriteForbidden,
-        "conflict" | "already_exists" => ConditionReason::WriteConflict,
-        _ => ConditionReason::WriteFailed,
-    }
-}
-
-fn target_status(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
-    TargetStatus {
-        namespace: Some(config.target.namespace.to_string()),
-        name: Some(config.target.name.to_string()),
-        uid: live.map(|live| live.uid.to_string()),
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::{ConditionReasons, ReasonEntry, entry, fine};
 
-const RETRY: &str = "Fix the cause, then run linkerd-operator rollout retry or change the resource.";
+const RETRY: &str = "Fix the cause, then run linkerd-operator rollout retry or change the declared values.";
 
 pub const CONDITIONS: &[ConditionReasons] = &[
     ConditionReasons {
@@ -133,7 +133,7 @@ const CONFIG_MAP_SYNCED: &[ReasonEntry] = &[
         "False",
         "The ConfigMap holds the document from before the declared one, because the injectors denied the declared one, \
          or workloads failed with it.",
-        "Change the resource.",
+        "Change the declared values.",
     ),
     entry(
         "Drifted",
@@ -258,7 +258,7 @@ const READY: &[ReasonEntry] = &[
         "RolledBack",
         "False",
         "The declared configuration failed, and the document from before it is in effect.",
-        "Change the resource, or fix the cause and run linkerd-operator rollout retry.",
+        "Change the declared values, or fix the cause and run linkerd-operator rollout retry.",
     ),
 ];
 
@@ -365,7 +365,7 @@ const STALLED: &[ReasonEntry] = &[
         "True",
         "The injectors denied the declared configuration, or workloads failed with it. A denied one is retried when no \
          ready replica has a template that denied it, for example after an upgrade of Linkerd.",
-        "Change the resource, or fix the cause and run linkerd-operator rollout retry.",
+        "Change the declared values, or fix the cause and run linkerd-operator rollout retry.",
     ),
     entry(
         "Denied",
@@ -379,7 +379,7 @@ const STALLED: &[ReasonEntry] = &[
         "CanaryFailed",
         "True",
         "Workloads of the canary namespaces failed, or the injectors do not use the configuration. It was taken back.",
-        "Change the resource, or fix the cause and run linkerd-operator rollout retry.",
+        "Change the declared values, or fix the cause and run linkerd-operator rollout retry.",
     ),
     entry(
         "CanaryUnsupported",

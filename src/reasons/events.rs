@@ -159,7 +159,7 @@ const LINKERD_CONFIGS: &[ReasonEntry] = &[
         "ConfigRolledBack",
         WARNING,
         "The document from before the declared one was restored: injectors denied it, or workloads failed with it.",
-        "Change the resource.",
+        "Change the declared values.",
     ),
     fine("CanaryStarted", NORMAL, "The canary namespaces get a configuration before all others."),
     fine("CanaryPromoted", NORMAL, "All namespaces get the configuration of the canary."),
@@ -167,7 +167,7 @@ const LINKERD_CONFIGS: &[ReasonEntry] = &[
         "CanaryFailed",
         WARNING,
         "The configuration of the canary was taken back. The note names the workload or the replica.",
-        "Change the resource, or fix the cause and run linkerd-operator rollout retry.",
+        "Change the declared values, or fix the cause and run linkerd-operator rollout retry.",
     ),
 ];
 
@@ -185,7 +185,7 @@ const ROLLOUTS: &[ReasonEntry] = &[
         "RolloutHalted",
         WARNING,
         "Workloads failed, and no further restart begins. The note names them.",
-        "Fix the cause, then run linkerd-operator rollout retry or change the resource.",
+        "Fix the cause, then run linkerd-operator rollout retry or change the declared values.",
     ),
     fine("PodRestart", NORMAL, "The workload was restarted, restarted again, or rolled back."),
     fine("ProxyUpToDate", NORMAL, "All Pods of the workload run with the configuration, after the soak."),

@@ -6,8 +6,8 @@ pub const WORKLOADS: &[ReasonGroup] = &[
     ReasonGroup {
         title: "Why a workload failed",
         place: "status.rollout.failures and the Event ProxyRolloutFailed. A failed workload is not restarted again for \
-                the same configuration before linkerd-operator rollout retry or a change of the resource. If it becomes \
-                healthy with the configuration, the failure is lifted.",
+                the same configuration before linkerd-operator rollout retry or a change of the declared values. If it \
+                becomes healthy with the configuration, the failure is lifted.",
         reasons: FAILED,
     },
     ReasonGroup {

@@ -57,7 +57,7 @@ pub struct CanaryStatus {
     /// The phase of the canary. Waiting: a precondition is not met, and no namespace has the configuration. Unsupported:
     /// the proxy injector is not the operator's, so no namespace has it. Progressing: the canary namespaces get it. Soaking: their selected workloads run with it. AwaitingPromotion: the soak has
     /// passed, and the annotation config.linkerd.io/promote is missing. Promoted: all namespaces get it. Failed: it was
-    /// taken back, and is not tried again until the resource or its annotation config.linkerd.io/retry changes.
+    /// taken back, and is not tried again until the declared values or the annotation config.linkerd.io/retry change.
     pub phase: CanaryPhase,
     /// The injection hash of the configuration.
     pub hash: String,

@@ -75,9 +75,9 @@ pub struct RolloutSpec {
     /// rounded up and at least 1. The default is 1: then one workload that fails holds up all others.
     #[schemars(schema_with = "schema::number_or_percentage")]
     pub max_failures: IntOrString,
-    /// The action after maxFailures workloads failed. Halt restarts no other workload until the resource or its
-    /// annotation config.linkerd.io/retry changes. Rollback also restores the declared values from before the failed
-    /// ones. Continue restarts the other workloads. The default is Halt.
+    /// The action after maxFailures workloads failed. Halt restarts no other workload until the declared
+    /// values or the annotation config.linkerd.io/retry change. Rollback also restores the declared values from before
+    /// the failed ones. Continue restarts the other workloads. The default is Halt.
     pub on_failure: OnFailure,
     /// Whether a workload waits while a PodDisruptionBudget allows no disruption of its Pods. The default is true.
     #[serde(rename = "respectPDB")]

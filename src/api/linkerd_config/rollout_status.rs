@@ -50,6 +50,10 @@ pub struct RolloutStatus {
     /// The last value of the annotation config.linkerd.io/retry that the operator processed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<String>,
+    /// The SHA-256 of the values that the operator processed last: those of spec.global, spec.proxy and spec.values. A
+    /// configuration that failed is not tried again until they or the annotation config.linkerd.io/retry change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub declared_hash: Option<String>,
     /// The number of workloads in each state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workloads: Option<RolloutWorkloads>,

@@ -120,7 +120,7 @@ pub struct RevisionsStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous: Option<i64>,
     /// The injection hashes of documents that the proxy injector denied, or with which workloads failed, at most 5.
-    /// They are not written again until the resource or its annotation config.linkerd.io/retry changes.
+    /// They are not written again until the declared values or the annotation config.linkerd.io/retry change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub failed: Vec<String>,

@@ -178,7 +178,7 @@ mod tests {
             StatusDocument { linkerd_configs: vec![summary], leader: "one".to_owned(), has_leader: Some(true) };
         let expected = "\
 PROBLEM   mesh: 1 workload failed
-  Next        Fix the cause, then run linkerd-operator rollout retry or change the resource.
+  Next        Fix the cause, then run linkerd-operator rollout retry or change the declared values.
               linkerd-operator rollout retry mesh
   ConfigMap   linkerd/linkerd-config, mode Enforce, in effect
   Rollout     Halted [###############...............] 5 of 10 workloads updated, 4 pending, 1 failed

@@ -41,7 +41,7 @@ pub(super) struct CanaryFacts<'a> {
     pub(super) hash: &'a str,
     /// `status.canary`.
     pub(super) known: Option<&'a CanaryStatus>,
-    /// Whether the generation or the retry annotation of the resource changed since the status was written.
+    /// Whether the declared values or the retry annotation changed since the status was written.
     pub(super) is_retried: bool,
     pub(super) written: WrittenCanary,
     pub(super) injectors: InjectorKind,
@@ -273,7 +273,7 @@ impl Case<'_> {
     }
 }
 
-const RETRY: &str = "it was taken back; to retry, change the resource or its annotation config.linkerd.io/retry";
+const RETRY: &str = "it was taken back; to retry, change the declared values or the annotation config.linkerd.io/retry";
 
 /// Returns how to promote a canary at once, for people.
 fn to_promote(is_ignored: Option<bool>) -> String {

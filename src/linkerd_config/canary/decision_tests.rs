@@ -273,8 +273,8 @@ fn a_replica_that_does_not_use_the_canary_in_time_takes_it_back() {
     assert_eq!(
         refused.message(),
         "Pod injector-1 does not inject the configuration into Pods of these canary namespaces: app; see its log, and the \
-         annotations of these namespaces; it was taken back; to retry, change the resource or its annotation \
-         config.linkerd.io/retry"
+         annotations of these namespaces; it was taken back; to retry, change the declared values or the \
+         annotation config.linkerd.io/retry"
     );
 }
 

@@ -96,7 +96,7 @@ pub(super) fn next_canary(
 }
 
 /// Returns `status.canary` after a reconcile that decided nothing about the canary. A failed canary that must be
-/// retried is left out: the status of the new generation would otherwise say that the retry failed.
+/// retried is left out: the next status would otherwise say that the retry failed.
 pub(crate) fn kept_canary(config: &LinkerdConfig, before: &LinkerdConfigStatus) -> Option<CanaryStatus> {
     before.canary.clone().filter(|canary| canary.phase != CanaryPhase::Failed || is_current(config, before))
 }

@@ -85,12 +85,25 @@ fn a_denied_document_is_rolled_back_to_the_last_good_one_and_not_retried() {
     assert_eq!((cluster.document(), cluster.injection_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
     assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
-    // Another document is tried: failures count for one generation only.
+    // Another document is tried: failures count for the declared values only.
     cluster.failed.clear();
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
     assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_some() && plan.drift.is_none());
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
+}
+
+#[test]
+fn a_resource_that_observes_is_compared_with_what_it_declares_although_that_failed() {
+    let (mut cluster, good) = denied();
+    cluster.reconcile();
+    cluster.spec.mode = Mode::Observe;
+    let plan = cluster.plan();
+    assert_eq!(plan.verdict, PlanVerdict::Observing(vec![Path::from(&ACCESS_LOG[..])]));
+    cluster.spec.mode = Mode::Enforce;
+    let plan = cluster.reconcile();
+    assert!(plan.verdict == PlanVerdict::Restored && plan.write.is_none(), "{plan:?}");
+    assert_eq!(cluster.document(), good);
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl NoFallback {
                 format!("Linkerd cannot use the document from before it: {}", list_problems(problems))
             }
             Self::Lost(revision) => format!(
-                "revision {revision}, which has the document from before it, was deleted or cannot be read: change the resource"
+                "revision {revision}, which has the document from before it, was deleted or cannot be read: change the declared values"
             ),
         }
     }

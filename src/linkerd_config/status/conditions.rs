@@ -146,11 +146,17 @@ pub(in crate::linkerd_config) fn conflicted(message: String) -> [ConditionRow; 1
 }
 
 /// Shows the state of a canary in the conditions of a held document. A canary that makes progress is what the resource
-/// requests, so only the other phases prevent Ready.
+/// requests, so only the other phases prevent Ready. Beside a reported drift, which is the first problem, only the
+/// messages show it: with Stalled, workloads would not be restarted, also to take the canary back.
 pub(in crate::linkerd_config) fn add_canary(rows: &mut Vec<ConditionRow>, canary: &CanaryStatus) {
     let message = format!("configuration {} is {:?}: {}", canary.hash, canary.phase, canary.message);
     for row in rows.iter_mut().filter(|row| row.reason == ConditionReason::Canary) {
         row.message.clone_from(&message);
+    }
+    let mut drifted = rows.iter_mut().filter(|row| row.reason == ConditionReason::Drifted).peekable();
+    if drifted.peek().is_some() {
+        drifted.for_each(|row| row.message = format!("{}; {message}", row.message));
+        return;
     }
     if !canary.phase.is_active()
         && let Some(ready) = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready)
@@ -316,7 +322,7 @@ pub(in crate::linkerd_config) fn add_injector_condition(
     }
     if *verdict == PlanVerdict::Restored {
         let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
-        let message = format!("{}; change the resource", failed.as_ref().unwrap_or(&injectors.message));
+        let message = format!("{}; change the declared values", failed.as_ref().unwrap_or(&injectors.message));
         if let Some(ready) = rows.iter_mut().find(|row| row.type_ == ConditionType::Ready) {
             ready.message.clone_from(&message);
         }
@@ -325,7 +331,8 @@ pub(in crate::linkerd_config) fn add_injector_condition(
         let message = format!("{}; {KEPT_WITH_DRIFT}", injectors.message);
         rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     } else if sync_status.is_denied {
-        let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
+        let message =
+            format!("{}; no document from before it can be restored: change the declared values", injectors.message);
         rows.push(ConditionRow::new(ConditionType::Stalled, Some(true), ConditionReason::Denied, message));
     }
     let after = rows.iter().position(|row| row.type_ == ConditionType::ConfigMapSynced).map_or(0, |at| at + 1);

@@ -35,7 +35,7 @@ pub(in crate::linkerd_config) fn contradiction(status: &LinkerdConfigStatus) -> 
         (is_complete && is_halted, "a halted rollout is not complete"),
         (is_rolled_back && is_synced, "what was rolled back is not in the ConfigMap"),
         (is_restored && is_ready, "a restored document is not the declared one"),
-        (is_restored && !is_stalled, "a rollback needs a change of the resource"),
+        (is_restored && !is_stalled, "a rollback needs other declared values"),
         (is_ready && is_stalled && !in_effect_while_stalled, "Ready excludes Stalled"),
     ];
     rules.into_iter().find_map(|(is_broken, rule)| is_broken.then_some(rule))

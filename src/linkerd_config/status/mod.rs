@@ -12,7 +12,7 @@ pub(super) mod rollout_status;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use self::{
-    attempt::{failed_hashes, is_current, retry},
+    attempt::{declared_hash, failed_hashes, is_current, retry},
     conditions::{
         ConditionRow, add_canary, add_contest, add_injector_condition, condition_rows, conflicted,
         ineffective_values_row, mismatch_row, not_accepted, suspect_base_row, to_conditions, version_skew_row,
@@ -20,21 +20,25 @@ use self::{
     denials::add_denial,
 };
 use super::{
+    apply::ReconcileOutcome,
+    dereference::ReconcileInput,
     documents::{drift::drift_status, overlay, trust_anchors},
     plan::ConfigPlan,
     revert::next_predecessor::next_previous,
     validation::ineffective_values,
     verdict::PlanVerdict,
+    writer::written_revision,
 };
 use crate::{
     api::linkerd_config::{
         CanaryPhase, CanaryStatus, ConditionReason, DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode,
         RevisionsStatus, RolloutStatus, TargetStatus,
     },
-    cluster::kinds::linkerd_config::LinkerdConfig,
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     injection_probe::{SyncReason, SyncStatus},
     rollout::key::RolloutKey,
     text::{sha256, truncated},
+    write::WriteError,
 };
 
 /// The maximum number of hashes of failed documents in the status.
@@ -45,87 +49,92 @@ const MAX_STATUS_BYTES: usize = 512 << 10;
 /// The maximum length of the version of the proxy in the status.
 const MAX_VERSION_BYTES: usize = 256;
 
-/// The inputs of the status of the active resource.
-pub(super) struct ActiveStatusInput<'a> {
-    pub(super) config: &'a LinkerdConfig,
+/// The facts of a reconcile of the active resource, besides the answers of the injectors.
+pub(super) struct Facts<'a> {
+    pub(super) input: &'a ReconcileInput,
     /// The status that was written last.
     pub(super) before: &'a LinkerdConfigStatus,
-    pub(super) plan: &'a ConfigPlan,
-    /// Whether workloads failed with the document of the plan. The next reconcile then writes the fallback document.
-    pub(super) rolls_back: bool,
-    /// The injection hash of Pods without LINKERD_CONFIG_HASH, unless the status has it already.
-    pub(super) baseline: Option<String>,
-    /// The reason and the message, if the plan was not applied.
-    pub(super) failure: Option<(ConditionReason, String)>,
-    pub(super) target: TargetStatus,
-    pub(super) base_revision: Option<i64>,
-    /// The revision in the annotation of the ConfigMap before this reconcile.
-    pub(super) written_revision: Option<i64>,
-    /// `None` if the injectors are not checked.
-    pub(super) sync_status: Option<&'a SyncStatus>,
-    /// Whether another writer keeps undoing our writes of the ConfigMap.
-    pub(super) is_contested: bool,
+    pub(super) outcome: &'a ReconcileOutcome,
+    /// Why the plan was not applied.
+    pub(super) failure: Option<&'a WriteError>,
     /// The next `status.canary`.
     pub(super) canary: Option<CanaryStatus>,
-    /// The PEM bundle of the mesh's trust anchors.
-    pub(super) bundle: Option<&'a str>,
-    /// The trust anchors' part of the key of a rollout.
-    pub(super) trust_key: Option<&'a str>,
     pub(super) now: Timestamp,
 }
 
-/// Returns the status of the active resource.
-pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus {
-    let ActiveStatusInput { config, before, plan, rolls_back, sync_status, bundle, now, .. } = input;
+// === impl Facts ===
+
+impl Facts<'_> {
+    /// Returns the revision of the base, if the operator writes documents over it.
+    pub(super) fn base_revision(&self) -> Option<i64> {
+        self.outcome.base_revision.filter(|_| self.input.config.spec.mode == Mode::Enforce)
+    }
+}
+
+/// Returns the status of the active resource. Without `sync_status`, the injectors are not checked. `is_contested` is
+/// whether another writer keeps undoing our writes of the ConfigMap, `trust_key` the trust anchors' part of the key of a
+/// rollout.
+pub(super) fn active_status(
+    facts: &Facts<'_>,
+    sync_status: Option<&SyncStatus>,
+    is_contested: bool,
+    trust_key: Option<&str>,
+) -> LinkerdConfigStatus {
+    let Facts { input, before, outcome, failure, ref canary, now } = *facts;
+    let ReconcileInput { config, live, .. } = input;
+    let (plan, bundle, live) = (&outcome.plan, input.bundle(), live.as_deref());
     let bundle_hash = bundle.map(sha256);
     let is_satisfied = sync_status.is_some_and(|sync_status| sync_status.is_satisfied(&config.spec.injector_sync));
     let effective = plan.effective.as_ref();
     let anchors = effective.map(|_| trust_anchors::status(plan.anchors, bundle, bundle_hash.as_deref(), before));
     // The hash of the document that workloads now fail with.
-    let rejected = plan.injection_hash.as_ref().filter(|_| rolls_back);
-    let taken_back = input.canary.as_ref().filter(|canary| canary.phase == CanaryPhase::Failed);
+    let rejected = plan.injection_hash.as_ref().filter(|_| outcome.rolls_back && failure.is_none());
+    let taken_back = canary.as_ref().filter(|canary| canary.phase == CanaryPhase::Failed);
     let given_up = rejected.or_else(|| taken_back.map(|canary| &canary.hash));
     let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
     let rolled_back = rolled_back
         .filter(|_| is_current(config, before) && plan.verdict != PlanVerdict::Synced)
-        .or_else(|| Some(RolloutKey::of(given_up?, input.trust_key, None).to_string()));
-    let proxy_version = match &input.failure {
+        .or_else(|| Some(RolloutKey::of(given_up?, trust_key, None).to_string()));
+    let proxy_version = match failure {
         Some(_) => before.proxy_version.clone(),
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
     };
-    let proxy_shape = if input.failure.is_some() { before.proxy_shape } else { plan.proxy_shape };
-    let rows = condition_rows(&config.target, config.spec.mode, &plan.verdict, plan.drift.as_ref(), input.failure);
+    let proxy_shape = if failure.is_some() { before.proxy_shape } else { plan.proxy_shape };
+    let failure = failure.map(|error| (reason_of(error), error.to_string()));
+    let rows = condition_rows(&config.target, config.spec.mode, &plan.verdict, plan.drift.as_ref(), failure);
     let rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
-    let mut rows = if input.is_contested { add_contest(rows, before, &plan.verdict) } else { rows };
+    let mut rows = if is_contested { add_contest(rows, before, &plan.verdict) } else { rows };
     rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));
     if !matches!(plan.verdict, PlanVerdict::Invalid(_) | PlanVerdict::Observing(_)) {
         rows.extend(mismatch_row(&plan.control_plane_mismatch));
     }
     rows.extend(suspect_base_row(&plan.base_problems));
     rows.extend(ineffective_values_row(&ineffective_values(&config.spec, bundle)));
-    if let Some(canary) = input.canary.as_ref().filter(|_| plan.verdict == PlanVerdict::Canary) {
+    if let Some(canary) = canary.as_ref().filter(|_| plan.canary.is_some()) {
         add_canary(&mut rows, canary);
     }
-    let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
-    revisions.previous = next_previous(before, plan, input.written_revision, bundle_hash.as_deref());
+    let mut revisions = revisions_status(config, before, plan, facts.base_revision(), sync_status);
+    revisions.previous = next_previous(before, plan, live.and_then(written_revision), bundle_hash.as_deref());
     if let Some(hash) = rejected {
         add_failed_hash(&mut revisions.failed, hash);
     }
     let known = before.rollout.clone().unwrap_or_default();
     let is_adopted = is_satisfied && plan.injection_hash.is_some();
+    let baseline = outcome.baseline.clone().filter(|_| config.spec.mode == Mode::Enforce);
     let rollout = RolloutStatus {
         adopted_at: known.adopted_at.clone().or_else(|| is_adopted.then_some(Time(now))),
-        baseline_hash: known.baseline_hash.clone().or(input.baseline),
+        baseline_hash: known.baseline_hash.clone().or(baseline),
         installed_hash: plan.installed_hash.clone().or_else(|| known.installed_hash.clone()),
         rolled_back,
         retry: retry(config),
+        declared_hash: Some(declared_hash(config)),
         ..known
     };
     LinkerdConfigStatus {
         observed_generation: Some(config.generation),
         active: Some(plan.verdict != PlanVerdict::Suspended),
         conditions: to_conditions(&rows, before, config.generation, now),
-        target: Some(input.target),
+        target: Some(target_status(config, live)),
         config_hash: effective.map(|document| document.hash().to_string()).or_else(|| before.config_hash.clone()),
         trust_roots_sha256: bundle_hash,
         proxy_version,
@@ -135,9 +144,26 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         injector: sync_status.and_then(|sync_status| injector_status(sync_status, before.injector.as_ref(), now)),
         drift: next_drift(before, plan, is_satisfied, now),
         rollout: Some(rollout),
-        canary: input.canary,
+        canary: canary.clone(),
         deprecated_fields: overlay::deprecated(&config.spec),
         trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
+    }
+}
+
+/// Returns the reason of ConfigMapSynced for a plan that was not applied.
+fn reason_of(error: &WriteError) -> ConditionReason {
+    match error.label() {
+        "forbidden" => ConditionReason::WriteForbidden,
+        "conflict" | "already_exists" => ConditionReason::WriteConflict,
+        _ => ConditionReason::WriteFailed,
+    }
+}
+
+fn target_status(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
+    TargetStatus {
+        namespace: Some(config.target.namespace.to_string()),
+        name: Some(config.target.name.to_string()),
+        uid: live.map(|live| live.uid.to_string()),
     }
 }
 
@@ -203,12 +229,6 @@ fn add_failed_hash(failed: &mut Vec<String>, hash: &String) {
         failed.push(hash.clone());
         failed.drain(..failed.len().saturating_sub(MAX_FAILED_HASHES));
     }
-}
-
-/// Returns the revisions that the status refers to. They must not be deleted.
-pub(super) fn kept_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
-    let revisions = before.revisions.clone().unwrap_or_default();
-    [revisions.previous, revisions.last_rolled_out, revisions.last_known_good].into_iter().flatten().collect()
 }
 
 fn injector_status(
@@ -291,6 +311,7 @@ fn inactive_status(
             baseline_hash: known.baseline_hash.clone(),
             rolled_back: known.rolled_back.clone().filter(|_| is_current(config, before)),
             retry: retry(config),
+            declared_hash: Some(declared_hash(config)),
             ..RolloutStatus::default()
         }),
         ..LinkerdConfigStatus::default()

@@ -163,7 +163,7 @@ impl RolloutPart<'_> {
             None if known.condition.is_some() => previous,
             None => RolloutStatus::default(),
         };
-        let RolloutStatus { adopted_at, baseline_hash, installed_hash, rolled_back, retry, .. } = base;
+        let RolloutStatus { adopted_at, baseline_hash, installed_hash, rolled_back, retry, declared_hash, .. } = base;
         RolloutStatus {
             phase: Some(phase),
             hash: self.hash(),
@@ -174,6 +174,7 @@ impl RolloutPart<'_> {
             installed_hash,
             rolled_back,
             retry,
+            declared_hash,
             ..counts
         }
     }

@@ -30,7 +30,7 @@ fn bytes(status: &LinkerdConfigStatus) -> usize {
     serde_json::to_vec(status).unwrap().len()
 }
 
-fn status_of(plan: &ConfigPlan, failure: Option<(ConditionReason, String)>) -> LinkerdConfigStatus {
+fn status_of(plan: ConfigPlan, failure: Option<String>) -> LinkerdConfigStatus {
     let mut before = LinkerdConfigStatus::default();
     for _ in 0..20 {
         before = with_drift_window(&before, Timestamp::UNIX_EPOCH).unwrap_or(before);
@@ -38,23 +38,24 @@ fn status_of(plan: &ConfigPlan, failure: Option<(ConditionReason, String)>) -> L
         windows.iter_mut().for_each(|window: &mut DriftWindow| window.to = Some(Time(Timestamp::UNIX_EPOCH)));
     }
     let certificate = "-----BEGIN CERTIFICATE-----\nTUlJ\n-----END CERTIFICATE-----\n".repeat(1000);
-    active_status(ActiveStatusInput {
-        config: &config(),
-        before: &before,
-        plan,
-        rolls_back: false,
-        baseline: None,
-        failure,
-        target: TargetStatus::default(),
-        base_revision: Some(1),
-        written_revision: Some(1),
-        sync_status: None,
-        canary: None,
-        is_contested: false,
-        bundle: Some(&certificate),
-        trust_key: Some("0123abcd"),
-        now: Timestamp::UNIX_EPOCH,
-    })
+    let roots = json!({"metadata": {"name": "linkerd-identity-trust-roots"}, "data": {"ca-bundle.crt": certificate}});
+    let roots = ConfigMap::project(serde_json::from_value(roots).unwrap(), &mut Problems::default());
+    let input = ReconcileInput {
+        config: Arc::new(config()),
+        before: Arc::default(),
+        active: None,
+        live: None,
+        trust_roots: Some(Arc::new(roots)),
+        canary_map: None,
+    };
+    let outcome = ReconcileOutcome { plan, base_revision: Some(1), ..ReconcileOutcome::default() };
+    let failure = failure.map(|message| {
+        let status = json!({"status": "Failure", "message": message, "reason": "InternalError", "code": 500});
+        WriteError::Refused(serde_json::from_value(status).unwrap())
+    });
+    let (failure, now) = (failure.as_ref(), Timestamp::UNIX_EPOCH);
+    let facts = Facts { input: &input, before: &before, outcome: &outcome, failure, canary: None, now };
+    active_status(&facts, None, false, Some("0123abcd"))
 }
 
 #[test]
@@ -73,13 +74,13 @@ fn a_status_of_hostile_texts_is_small() {
         PlanVerdict::InvalidBase(hostile(1_000_000)),
         PlanVerdict::RepeatedDrift,
     ] {
-        let plan = ConfigPlan {
-            drift: Some(drift.clone()),
-            proxy_version: Some(hostile(400_000)),
-            ..ConfigPlan::only(verdict)
-        };
-        for failure in [None, Some((ConditionReason::WriteFailed, hostile(1_000_000)))] {
-            let status = status_of(&plan, failure);
+        for failure in [None, Some(hostile(1_000_000))] {
+            let plan = ConfigPlan {
+                drift: Some(drift.clone()),
+                proxy_version: Some(hostile(400_000)),
+                ..ConfigPlan::only(verdict.clone())
+            };
+            let status = status_of(plan, failure);
             assert!(bytes(&status) < 128 << 10, "{} bytes", bytes(&status));
             assert_eq!(status.drift.unwrap().windows.len(), 5);
         }
@@ -107,7 +108,7 @@ fn a_status_that_is_too_large_loses_its_lists_of_workloads() {
 #[test]
 fn a_retry_annotation_that_is_too_long_is_recognized_again() {
     let config = config();
-    let status = status_of(&ConfigPlan::only(PlanVerdict::Synced), None);
+    let status = status_of(ConfigPlan::only(PlanVerdict::Synced), None);
     assert!(is_current(&config, &status));
     let mut other = config;
     other.annotations = Arc::new([(RETRY_ANNOTATION.into(), hostile(200_001).into())].into_iter().collect());

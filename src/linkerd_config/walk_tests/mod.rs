@@ -3,7 +3,7 @@
 //!
 //! Always holds, in what the walk checks after every write and every step: the declared security value is in the
 //! ConfigMap whenever the status says so; a rollback goes back to the last declared document, and to the installer's
-//! only from the first one; a rejected document is not written again before a change of the resource or its annotation.
+//! only from the first one; declared values that were rejected are not written again before they or the annotation change.
 
 mod api_server;
 mod crashes;
@@ -57,6 +57,21 @@ async fn what_was_declared_stays_declared_over_any_history() {
     let [synced, restored, canary, others] = reached;
     println!("{synced} steps ended synced, {restored} restored, {canary} in a canary, {others} in another state");
     assert!([synced, restored, canary].into_iter().all(|count| count > steps / 20), "{reached:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_lasts_until_the_declared_values_or_the_annotation_change() {
+    let mut world = World::new().await;
+    let (mut taken, restored) = (Vec::new(), 1);
+    for step in [Step::Declare, Step::Fail, Step::Pace, Step::Observe, Step::Suspend, Step::Upgrade, Step::Pace] {
+        taken.push(step);
+        world.take(step).await.unwrap_or_else(|broken| panic!("{broken} after {taken:?}"));
+        assert!(world.state() == restored || taken.len() < 2, "{taken:?}: {}", world.describe());
+    }
+    world.take(Step::SetCanary(true)).await.unwrap();
+    assert_eq!(world.state(), restored, "{}", world.describe());
+    world.take(Step::Retry).await.unwrap();
+    assert_ne!(world.state(), restored, "{}", world.describe());
 }
 
 #[tokio::test(start_paused = true)]

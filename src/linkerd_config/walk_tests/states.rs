@@ -140,6 +140,47 @@ fn each_arrow_of_the_picture_is_in_the_table() {
     }
 }
 
+/// The changes of another writer stay while the canary namespaces get a document of their own.
+#[tokio::test(start_paused = true)]
+async fn a_canary_beside_reported_drift_is_in_the_same_conditions() {
+    for (history, phase) in [(&[Event::UseCanary][..], "Progressing"), (&[Event::UseCanary, Event::Fail], "Failed")] {
+        let mut world = after(history).await;
+        world.meet(Event::ReportDrift).await.unwrap();
+        assert_eq!(world.config_state(), ConfigState::Drifted);
+        for type_ in ["ConfigMapSynced", "Ready"] {
+            let message = world.message(type_);
+            let (drift, canary) =
+                message.split_once("; configuration ").unwrap_or_else(|| panic!("{type_}: {message}"));
+            assert!(drift.contains(" changed proxy.defaultInboundPolicy; not reverted"), "{message}");
+            assert!(canary.contains(&format!(" is {phase}: ")), "{message}");
+        }
+    }
+}
+
+/// A failed canary belongs to the declared values, as a rollback does.
+#[tokio::test(start_paused = true)]
+async fn a_canary_that_failed_begins_again_with_other_values_and_not_with_another_pace() {
+    for (event, state) in [
+        (Event::Pause, ConfigState::CanaryStopped),
+        (Event::SwitchOff, ConfigState::CanaryStopped),
+        (Event::UseCanary, ConfigState::Canary),
+        (Event::Retry, ConfigState::Canary),
+    ] {
+        let mut world = after(&[Event::UseCanary, Event::Fail]).await;
+        let since = json!("2026-01-01T00:00:00Z");
+        world.api.objects().config["status"]["canary"]["since"] = since.clone();
+        world.meet(event).await.unwrap();
+        assert_eq!(world.config_state(), state, "{event:?}");
+        let is_kept = world.api.objects().config["status"]["canary"]["since"] == since;
+        assert_eq!(is_kept, state == ConfigState::CanaryStopped, "{event:?}: whether it began again");
+    }
+    let mut world = after(&[Event::UseCanary, Event::Fail]).await;
+    world.declare(|spec| _ = spec.as_object_mut().unwrap().remove("canary"));
+    world.settle().await.unwrap();
+    // All namespaces got the document, and its workloads fail again.
+    assert_eq!(world.config_state(), ConfigState::RolledBack);
+}
+
 /// A person suspends the resource to repair the base, and waits for that.
 #[tokio::test(start_paused = true)]
 async fn a_resource_whose_base_cannot_be_read_can_be_suspended() {

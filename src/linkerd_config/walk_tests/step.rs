@@ -11,8 +11,12 @@ pub(super) enum Step {
     /// The same document for some namespaces first, or for all.
     SetCanary(bool),
     Retry,
+    /// The resource changes only the pace of its rollout.
+    Pace,
     /// The resource is suspended, and then enforces again.
     Suspend,
+    /// The resource only observes, and then enforces again.
+    Observe,
     /// The resource cannot be applied, and is corrected.
     Mistype,
     /// The installer writes another document over ours.
@@ -39,7 +43,7 @@ pub(super) enum Step {
 
 impl Step {
     pub(super) fn random(random: &mut Random) -> Self {
-        match random.below(22) {
+        match random.below(24) {
             0..=2 => Self::Declare,
             3 => Self::DeclareAgain,
             4 => Self::SetCanary(random.below(2) == 0),
@@ -55,6 +59,8 @@ impl Step {
             18 => Self::Deny(false),
             19 => Self::Suspend,
             20 => Self::Mistype,
+            21 => Self::Pace,
+            22 => Self::Observe,
             _ => Self::Kill(u32::try_from(random.below(5)).unwrap_or_default()),
         }
     }

@@ -76,12 +76,21 @@ struct Model {
     is_rejected: bool,
     /// Whether a failure may still be blamed on the document in force: it is new, and nothing else changed since.
     on_trial: bool,
-    /// Whether the declared document was written since it was declared, and whether another one replaced it. It is not
-    /// written a second time then, whichever leader has written the others.
+    /// Whether the declared document was written since its values were declared or retried, and whether another one
+    /// replaced it. It is not written a second time then, whichever leader has written the others.
     is_written: bool,
     is_taken_back: bool,
     /// Whether the injectors have accepted the document in force. Until then, the one before it stays the predecessor.
     is_accepted: bool,
+}
+
+// === impl Model ===
+
+impl Model {
+    /// Other declared values, or a retry.
+    fn begin_attempt(&mut self) {
+        (self.is_rejected, self.is_written, self.is_taken_back) = (false, false, false);
+    }
 }
 
 // === impl World ===
@@ -167,7 +176,6 @@ impl World {
                 if let Some(known) = known.into_iter().find(|known| *known != self.spec) {
                     self.spec = known;
                     self.declare(|_| {});
-                    self.model.is_rejected = false;
                 }
             }
             Step::SetCanary(true) => self.declare(|spec| {
@@ -177,9 +185,14 @@ impl World {
                 spec.as_object_mut().unwrap().remove("canary");
             }),
             Step::Retry => {
-                (self.model.is_written, self.model.is_taken_back) = (false, false);
+                self.model.begin_attempt();
                 self.retry();
             }
+            Step::Pace => self.declare(|spec| {
+                let paced = spec["rollout"]["maxConcurrent"].as_i64().unwrap_or_default();
+                spec["rollout"]["maxConcurrent"] = json!(paced % 3 + 1);
+            }),
+            Step::Observe => self.interrupt(|spec| spec["mode"] = json!("Observe")).await?,
             Step::Suspend => self.interrupt(|spec| spec["mode"] = json!("Suspend")).await?,
             Step::Mistype => self.interrupt(|spec| spec["values"]["proxy"]["uid"] = json!("many")).await?,
             Step::Upgrade => self.install(1),
@@ -192,9 +205,6 @@ impl World {
             Step::Deny(true) => self.denied.push(self.spec.marker.clone()),
             Step::Deny(false) => self.denied.clear(),
             Step::Kill(writes) => self.api.objects().dies_after = Some(writes),
-        }
-        if matches!(step, Step::Retry | Step::Declare | Step::SetCanary(_) | Step::Suspend | Step::Mistype) {
-            self.model.is_rejected = false;
         }
         let was_accepted = self.reason("InjectorSynced") == "AllReplicasCurrent";
         if matches!(step, Step::Upgrade | Step::ExtendEnvironment) && was_accepted {
@@ -244,8 +254,9 @@ impl World {
     }
 
     pub(super) fn declare(&mut self, change: impl FnOnce(&mut Value)) {
-        (self.model.is_written, self.model.is_taken_back) = (false, false);
         let mut objects = self.api.objects();
+        let values = |spec: &Value| ["global", "proxy", "values"].map(|field| spec[field].clone());
+        let before = values(&objects.config["spec"]);
         let generation = objects.config["metadata"]["generation"].as_i64().unwrap() + 1;
         let version = objects.next_version();
         let spec = json!({
@@ -255,6 +266,9 @@ impl World {
         });
         json_patch::merge(&mut objects.config["spec"], &spec);
         change(&mut objects.config["spec"]);
+        if values(&objects.config["spec"]) != before {
+            self.model.begin_attempt();
+        }
         let metadata = json!({"generation": generation, "resourceVersion": version});
         json_patch::merge(&mut objects.config["metadata"], &metadata);
     }
@@ -341,10 +355,18 @@ impl World {
     }
 
     fn reason(&self, type_: &str) -> String {
+        self.of_condition(type_, "reason")
+    }
+
+    pub(super) fn message(&self, type_: &str) -> String {
+        self.of_condition(type_, "message")
+    }
+
+    fn of_condition(&self, type_: &str, field: &str) -> String {
         let objects = self.api.objects();
         let conditions = objects.config["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let condition = conditions.iter().find(|condition| condition["type"] == type_);
-        condition.and_then(|condition| condition["reason"].as_str()).unwrap_or_default().to_owned()
+        condition.and_then(|condition| condition[field].as_str()).unwrap_or_default().to_owned()
     }
 
     /// Whether a document has exactly the values of a declared one, over the installer's present document.
