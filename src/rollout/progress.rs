@@ -150,8 +150,8 @@ fn phase_and_condition(
     }
     if target.rolled_back.is_some() {
         let message = format!(
-            "the configuration failed and was rolled back: see the condition Stalled, and change the resource; {updated} of \
-             {selected} workloads run with the previous configuration"
+            "the configuration failed and was rolled back: see the condition Stalled, and change the declared values; {updated} \
+             of {selected} workloads run with the previous configuration"
         );
         return because(RolloutPhase::RolledBack, ConditionReason::RolledBack, message);
     }
@@ -169,7 +169,7 @@ fn phase_and_condition(
         let is_kept = target.rollout.on_failure == OnFailure::Rollback && !requires_rollback(schedule, target);
         let why = "not rolled back, because a Pod without a proxy says nothing about the configuration; ";
         let message = format!(
-            "{}{}; to retry, change the resource or its annotation config.linkerd.io/retry; {so_far}",
+            "{}{}; to retry, change the declared values or the annotation config.linkerd.io/retry; {so_far}",
             if is_kept { why } else { "" },
             failures(schedule)
         );

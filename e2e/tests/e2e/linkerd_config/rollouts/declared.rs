@@ -250,7 +250,7 @@ async fn after_a_rollback_no_change_of_the_installer_brings_the_rejected_documen
     mesh.is_quiet().await?;
     history.never_had(NEVER_READY)?;
     mesh.installation.document_is(&declared).await?;
-    // Only a change of the resource or its annotation ends that.
+    // Only other declared values or the annotation end that.
     mesh.annotate("retry", "now").await?;
     eventually(SOON, "a retry", async || history.never_had(NEVER_READY).err().map(drop).context("none")).await?;
     mesh.rollout_is("False/RolledBack").await?;
