@@ -53,6 +53,8 @@ pub mod external_workload;
 )]
 pub mod fuzz_targets;
 pub mod go;
+#[expect(dead_code, reason = "the service that uses it comes next")]
+mod identity;
 pub mod injection_probe;
 pub mod lease;
 pub mod linkerd_config;
