@@ -13,9 +13,10 @@ use self::file_graph::{circles, file_graph, one_way_around};
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 6] = [
+const JOBS: [&str; 7] = [
     "destination",
     "external_workload",
+    "identity",
     "linkerd_config",
     "proxy_injector",
     "service_profile_validator",
@@ -113,6 +114,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
+    ("identity", &["api", "text"]),
     ("destination_client", &["client", "proto"]),
     (
         "fuzz_targets",
