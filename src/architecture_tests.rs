@@ -40,6 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("resources", &["memory"]),
     ("metrics", &["contain", "memory", "version"]),
+    ("grpc_metrics", &[]),
     ("response_limit", &[]),
     ("client", &["response_limit", "text"]),
     ("write", &["client"]),
@@ -50,7 +51,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("controller", &["api", "cluster", "contain", "events", "lease", "queue", "retry"]),
     (
         "destination",
-        &["api", "client", "cluster", "contain", "listen", "memory", "proto", "queue", "resources", "tasks", "text"],
+        &[
+            "api",
+            "client",
+            "cluster",
+            "contain",
+            "grpc_metrics",
+            "listen",
+            "memory",
+            "proto",
+            "queue",
+            "resources",
+            "tasks",
+            "text",
+        ],
     ),
     ("webhook", &["api", "contain", "listen", "memory", "resources", "text"]),
     (
@@ -114,7 +128,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
-    ("identity", &["api", "text"]),
+    (
+        "identity",
+        &["api", "client", "contain", "events", "grpc_metrics", "listen", "proto", "retry", "tasks", "text"],
+    ),
     ("destination_client", &["client", "proto"]),
     (
         "fuzz_targets",
@@ -169,7 +186,22 @@ const ARROWS: &[(&str, &[&str])] = &[
             "version",
         ],
     ),
-    ("args", &["api", "cli", "cluster", "dashboard", "destination", "drop_in", "go", "resources", "text", "version"]),
+    (
+        "args",
+        &[
+            "api",
+            "cli",
+            "cluster",
+            "dashboard",
+            "destination",
+            "drop_in",
+            "go",
+            "identity",
+            "resources",
+            "text",
+            "version",
+        ],
+    ),
     (
         "manager",
         &[
@@ -184,6 +216,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "drop_in",
             "events",
             "external_workload",
+            "identity",
             "lease",
             "linkerd_config",
             "listen",

@@ -59,6 +59,15 @@ pub(super) struct ContentHash {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileStamp([Option<[i128; 4]>; 5]);
 
+// === impl FileStamp ===
+
+#[cfg(test)]
+impl FileStamp {
+    pub(super) fn for_test(of: i128) -> Self {
+        Self([Some([of; 4]); 5])
+    }
+}
+
 // === impl IssuerFiles ===
 
 impl IssuerFiles {

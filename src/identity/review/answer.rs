@@ -7,10 +7,8 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{ReviewRefusal, ReviewedPod, ReviewedToken};
+use super::{AUDIENCE, ReviewRefusal, ReviewedPod, ReviewedToken};
 
-/// The audience of the tokens that Linkerd's proxies send.
-pub(super) const AUDIENCE: &str = "identity.l5d.io";
 /// A part of the error for a token without the audience, by which Linkerd recognizes it.
 const OTHER_AUDIENCE: &str = "token audiences";
 
@@ -34,6 +32,7 @@ struct ReviewStatus {
 #[serde(default)]
 struct ReviewedUser {
     username: String,
+    uid: String,
     extra: HashMap<String, Vec<String>>,
 }
 
@@ -58,10 +57,11 @@ impl ReviewAnswer {
             return ReviewOutcome::Decided(Err(ReviewRefusal::Invalid(error)));
         }
         let has_audience = audiences.is_none_or(|audiences| audiences.iter().any(|it| it == AUDIENCE));
-        if !authenticated || !has_audience {
-            return ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated));
-        }
-        ReviewOutcome::Decided(Ok(user.reviewed(false)))
+        ReviewOutcome::Decided(match (authenticated, has_audience) {
+            (false, _) => Err(ReviewRefusal::Unauthenticated),
+            (true, false) => Err(ReviewRefusal::OtherAudience),
+            (true, true) => Ok(user.reviewed(false)),
+        })
     }
 
     /// Returns the outcome of a review without an audience.
@@ -84,7 +84,7 @@ impl ReviewedUser {
         };
         let pod = extra("pod-name").zip(extra("pod-uid"));
         let pod = pod.map(|(name, uid)| ReviewedPod { name, uid, node: extra("node-name") });
-        ReviewedToken { username: self.username, pod, by_api_audience }
+        ReviewedToken { username: self.username, uid: self.uid, pod, by_api_audience }
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn user(name: &str) -> Result<ReviewedToken, ReviewRefusal> {
-        Ok(ReviewedToken { username: name.to_owned(), pod: None, by_api_audience: false })
+        Ok(ReviewedToken { username: name.to_owned(), uid: String::new(), pod: None, by_api_audience: false })
     }
 
     #[test]
@@ -118,11 +118,8 @@ mod tests {
     fn a_token_that_the_api_server_accepts_for_other_audiences_is_refused() {
         for audiences in [json!(["other"]), json!(["identity.l5d.io "]), json!([])] {
             let status = json!({"authenticated": true, "user": {"username": "u"}, "audiences": audiences});
-            assert_eq!(
-                with_audience(status),
-                ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated)),
-                "{audiences}"
-            );
+            let refused = ReviewOutcome::Decided(Err(ReviewRefusal::OtherAudience));
+            assert_eq!(with_audience(status), refused, "{audiences}");
         }
     }
 

@@ -23,15 +23,17 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{error, warn};
 
 use self::{
-    answer::{AUDIENCE, ReviewAnswer, ReviewOutcome},
+    answer::{ReviewAnswer, ReviewOutcome},
     known::{KEPT_NEGATIVE, KEPT_POSITIVE, KnownAnswer, KnownAnswers, ReviewedHash},
     queue::ReviewQueue,
 };
 use super::metrics::IdentityMetrics;
 use crate::{client, retry::backoff};
 
+/// The audience of the tokens that Linkerd's proxies send.
+pub(super) const AUDIENCE: &str = "identity.l5d.io";
 /// The deadline of a review with its retries and its time in the queue. Proxies have no deadline of their own.
-pub(super) const DEADLINE: Duration = Duration::from_secs(8);
+const DEADLINE: Duration = Duration::from_secs(8);
 /// The deadline of one request. A request that hangs leaves time for another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 /// The first and the longest delay between two requests.
@@ -44,6 +46,8 @@ const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReviewedToken {
     pub(super) username: String,
+    /// The uid of the ServiceAccount.
+    pub(super) uid: String,
     /// `None` for a token that is not bound to a Pod.
     pub(super) pod: Option<ReviewedPod>,
     /// Whether the token was accepted without the audience of the identity service.
@@ -64,6 +68,8 @@ pub(super) enum ReviewRefusal {
     /// The API server says what is wrong with the token.
     Invalid(String),
     Unauthenticated,
+    /// The API server accepts the token, but not for the identity service.
+    OtherAudience,
     /// The API server refuses to review tokens.
     Denied(String),
     /// The API server did not answer before the deadline.
@@ -108,6 +114,7 @@ impl ReviewRefusal {
         match self {
             Self::Invalid(_) => "invalid",
             Self::Unauthenticated => "unauthenticated",
+            Self::OtherAudience => "other_audience",
             Self::Denied(_) => "denied",
             Self::Unavailable(_) => "unavailable",
             Self::Overloaded => "overloaded",
@@ -119,11 +126,12 @@ impl ReviewRefusal {
 
 impl Reviewer {
     /// The results in the metric `token_reviews_total`.
-    pub(super) const RESULTS: [&str; 8] = [
+    pub(super) const RESULTS: [&str; 9] = [
         "authenticated",
         "api_audience",
         "invalid",
         "unauthenticated",
+        "other_audience",
         "denied",
         "unavailable",
         "overloaded",
@@ -165,9 +173,9 @@ impl Reviewer {
         let (label, kept) = match &answer {
             Ok(token) if token.by_api_audience => ("api_audience", KEPT_POSITIVE),
             Ok(_) => ("authenticated", KEPT_POSITIVE),
-            Err(refusal @ (ReviewRefusal::Invalid(_) | ReviewRefusal::Unauthenticated)) => {
-                (refusal.label(), KEPT_NEGATIVE)
-            }
+            Err(
+                refusal @ (ReviewRefusal::Invalid(_) | ReviewRefusal::Unauthenticated | ReviewRefusal::OtherAudience),
+            ) => (refusal.label(), KEPT_NEGATIVE),
             // The token may be valid.
             Err(refusal) => (refusal.label(), Duration::ZERO),
         };
@@ -247,5 +255,4 @@ fn is_transient(code: u16) -> bool {
 }
 
 #[cfg(test)]
-#[path = "../review_tests.rs"]
 mod tests;
