@@ -283,7 +283,7 @@ fn seconds(time: Timestamp) -> f64 {
 }
 
 /// Returns the label of an issuer or a trust anchor with these hexadecimal digits.
-pub(super) fn label(digits: &str) -> &str {
+fn label(digits: &str) -> &str {
     digits.get(..DIGITS).unwrap_or(digits)
 }
 
