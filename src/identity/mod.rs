@@ -14,11 +14,19 @@
 pub(crate) mod anchors;
 mod certificate;
 pub(crate) mod csr;
+#[cfg(test)]
+mod csr_tests;
 mod der;
 mod ecdsa;
 pub(crate) mod issuer;
+#[cfg(test)]
+mod issuer_tests;
 mod leaf;
 mod pem;
+#[cfg(test)]
+mod recorded_tests;
 pub(crate) mod refusal;
+#[cfg(test)]
+mod testing;
 pub(crate) mod username;
 pub(crate) mod validity;
