@@ -13,9 +13,10 @@ use self::file_graph::{circles, file_graph, one_way_around};
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 6] = [
+const JOBS: [&str; 7] = [
     "destination",
     "external_workload",
+    "identity",
     "linkerd_config",
     "proxy_injector",
     "service_profile_validator",
@@ -39,6 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("resources", &["memory"]),
     ("metrics", &["contain", "memory", "version"]),
+    ("grpc_metrics", &[]),
     ("response_limit", &[]),
     ("client", &["response_limit", "text"]),
     ("write", &["client"]),
@@ -49,7 +51,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("controller", &["api", "cluster", "contain", "events", "lease", "queue", "retry"]),
     (
         "destination",
-        &["api", "client", "cluster", "contain", "listen", "memory", "proto", "queue", "resources", "tasks", "text"],
+        &[
+            "api",
+            "client",
+            "cluster",
+            "contain",
+            "grpc_metrics",
+            "listen",
+            "memory",
+            "proto",
+            "queue",
+            "resources",
+            "tasks",
+            "text",
+        ],
     ),
     ("webhook", &["api", "contain", "listen", "memory", "resources", "text"]),
     (
@@ -113,6 +128,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
+    ("identity", &["api", "client", "contain", "events", "grpc_metrics", "listen", "proto", "retry", "tasks", "text"]),
     ("destination_client", &["client", "proto"]),
     (
         "fuzz_targets",
@@ -167,7 +183,22 @@ const ARROWS: &[(&str, &[&str])] = &[
             "version",
         ],
     ),
-    ("args", &["api", "cli", "cluster", "dashboard", "destination", "drop_in", "go", "resources", "text", "version"]),
+    (
+        "args",
+        &[
+            "api",
+            "cli",
+            "cluster",
+            "dashboard",
+            "destination",
+            "drop_in",
+            "go",
+            "identity",
+            "resources",
+            "text",
+            "version",
+        ],
+    ),
     (
         "manager",
         &[
@@ -182,6 +213,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "drop_in",
             "events",
             "external_workload",
+            "identity",
             "lease",
             "linkerd_config",
             "listen",

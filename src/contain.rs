@@ -37,7 +37,7 @@ pub enum Work {
     Observing,
     /// A turn of the publisher for one view.
     Publishing,
-    /// The answer to a call of the Destination API.
+    /// The answer to a call of the Destination API or of the Identity API.
     Answering,
     /// The next frame of a stream.
     Streaming,

@@ -53,6 +53,8 @@ pub mod external_workload;
 )]
 pub mod fuzz_targets;
 pub mod go;
+mod grpc_metrics;
+pub mod identity;
 pub mod injection_probe;
 pub mod lease;
 pub mod linkerd_config;

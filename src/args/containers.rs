@@ -150,6 +150,7 @@ impl SharedFlags {
         manager.kubeconfig = (!self.kubeconfig.is_empty()).then(|| self.kubeconfig.into());
         manager.enable_destination = false;
         manager.enable_external_workload = false;
+        manager.enable_identity = false;
         manager.enable_linkerd_config = false;
         manager.enable_proxy_injector = false;
         manager.enable_webhooks = false;

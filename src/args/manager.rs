@@ -9,9 +9,10 @@ use clap::{
 
 use super::{
     destination::DestinationArgs,
+    identity::IdentityArgs,
     parse::{duration, log_filter, positive_duration},
 };
-use crate::{dashboard::DashboardAccess, drop_in::DropIn, go::flags::switch, version};
+use crate::{dashboard::DashboardAccess, drop_in::DropIn, go::flags::switch, identity::check_names, version};
 
 #[derive(Clone, Debug, Parser)]
 #[command(mut_args = switch)]
@@ -78,6 +79,14 @@ pub struct ManagerArgs {
 
     #[command(flatten)]
     pub destination: DestinationArgs,
+
+    /// Serve the Identity API, from which Linkerd's proxies receive their certificates. The process then has the key of the
+    /// issuer, so it should have no other right
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_IDENTITY", default_value_t = false)]
+    pub enable_identity: bool,
+
+    #[command(flatten)]
+    pub identity: IdentityArgs,
 
     /// Serve the admission webhook that injects proxies into Pods, with the configuration in Linkerd's ConfigMaps
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR", default_value_t = false)]
@@ -224,6 +233,9 @@ impl ManagerArgs {
                 "--leader-election-retry-period ({retry:?}) must be at most half of --leader-election-renew-deadline ({deadline:?}): \
                  otherwise one failed renewal would end the leadership"
             ));
+        }
+        if self.enable_identity {
+            check_names(&self.controller_namespace, &self.destination.identity_trust_domain)?;
         }
         Ok(self)
     }

@@ -4,7 +4,9 @@
 mod containers;
 mod destination;
 mod exit;
+mod identity;
 mod linkerd_destination;
+mod linkerd_identity;
 mod linkerd_webhooks;
 mod manager;
 mod parse;
@@ -26,11 +28,13 @@ use clap_complete::{
 use self::{
     containers::ContainerArgs,
     linkerd_destination::LinkerdDestinationArgs,
+    linkerd_identity::LinkerdIdentityArgs,
     linkerd_webhooks::{LinkerdProxyInjectorArgs, LinkerdSpValidatorArgs},
 };
 pub use self::{
     destination::DestinationArgs,
     exit::{Exit, USAGE},
+    identity::{IdentityArgs, IssuerScheme},
     manager::{LogFormat, ManagerArgs},
 };
 use crate::{
@@ -84,6 +88,9 @@ enum ContainerCommand {
     /// Replaces Linkerd's container destination and accepts its flags
     #[command(args_override_self = true)]
     Destination(Box<ContainerArgs<LinkerdDestinationArgs>>),
+    /// Replaces Linkerd's container identity and accepts its flags
+    #[command(args_override_self = true)]
+    Identity(Box<ContainerArgs<LinkerdIdentityArgs>>),
     /// Replaces Linkerd's container proxy-injector and accepts its flags
     #[command(args_override_self = true)]
     ProxyInjector(Box<ContainerArgs<LinkerdProxyInjectorArgs>>),
@@ -127,6 +134,7 @@ impl ContainerCommand {
         let environment = |name: &str| env::var(name).ok();
         match self {
             Self::Destination(args) => args.manager(ours, environment),
+            Self::Identity(args) => args.manager(ours, environment),
             Self::ProxyInjector(args) => args.manager(ours, environment),
             Self::SpValidator(args) => args.manager(ours, environment),
         }
@@ -194,8 +202,12 @@ mod tests {
         let containers = ContainerCommand::augment_subcommands(clap::Command::new(PROGRAM));
         let names: Vec<_> = containers.get_subcommands().map(clap::Command::get_name).collect();
         assert_eq!(names, DROP_INS.map(DropIn::container));
+        // Without these flags, Linkerd's identity service is disabled.
+        let flags =
+            ["-identity-trust-domain=cluster.local", "-identity-scheme=linkerd.io/tls", "-controller-namespace=a"];
         for drop_in in DROP_INS {
-            assert_eq!(command(&[drop_in.container()]).unwrap().replaces, Some(drop_in));
+            let flags = if drop_in == DropIn::Identity { &flags[..] } else { &[] };
+            assert_eq!(command(&[&[drop_in.container()], flags].concat()).unwrap().replaces, Some(drop_in));
         }
     }
 

@@ -4,9 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, exponential_buckets,
-    register_histogram_vec_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
-    register_int_counter_with_registry, register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
+    Histogram, IntCounter, IntCounterVec, IntGauge, Registry, exponential_buckets,
+    register_histogram_vec_with_registry, register_int_counter_vec_with_registry, register_int_counter_with_registry,
+    register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
 };
 use strum::VariantArray;
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use super::{
     labels::{EndReason, MessageCounts, OverloadReason, RpcMethod, StreamState},
     settings::DestinationLimits,
 };
+use crate::grpc_metrics::{RpcMetrics, ServedMethod};
 
 /// The name of the service in paths, metrics and health checks.
 pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
@@ -38,15 +39,6 @@ pub(super) struct DiscoveryMetrics {
     refused: IntCounterVec,
     connections: IntGauge,
     connections_ended: IntCounterVec,
-}
-
-/// The metrics of Go's gRPC middleware for one method.
-struct RpcMetrics {
-    started: IntCounter,
-    handled: IntCounterVec,
-    received: IntCounter,
-    sent: IntCounter,
-    handling: Histogram,
 }
 
 /// Observes a call from its start to its end, however it ends.
@@ -88,8 +80,8 @@ impl DiscoveryMetrics {
         )?;
         let metrics = Self {
             methods: [
-                RpcMetrics::register(RpcMethod::Get, registry)?,
-                RpcMetrics::register(RpcMethod::GetProfile, registry)?,
+                RpcMetrics::register(&served(RpcMethod::Get), registry)?,
+                RpcMetrics::register(&served(RpcMethod::GetProfile), registry)?,
             ],
             add: messages.with_label_values(&["add"]),
             remove: messages.with_label_values(&["remove"]),
@@ -217,34 +209,13 @@ impl DiscoveryMetrics {
     }
 }
 
-fn seconds(duration: Duration) -> f64 {
-    duration.as_secs_f64()
-}
-
-// === impl RpcMetrics ===
-
-impl RpcMetrics {
-    fn register(method: RpcMethod, registry: &Registry) -> prometheus::Result<Self> {
-        let opts = |name, help| {
-            Opts::new(name, help)
-                .const_label("grpc_type", "server_stream")
-                .const_label("grpc_service", SERVICE)
-                .const_label("grpc_method", method.into_str())
-        };
-        let counter = |name, help| register_int_counter_with_registry!(opts(name, help), registry);
-        let handling = HistogramOpts {
-            common_opts: opts("grpc_server_handling_seconds", "Time from the start of a stream to its end"),
-            buckets: vec![0.1, 1.0, 300.0, 3600.0],
-        };
-        let handled = opts("grpc_server_handled_total", "Streams that ended, by code");
-        let metrics = Self {
-            started: counter("grpc_server_started_total", "Streams that were started")?,
-            handled: register_int_counter_vec_with_registry!(handled, &["grpc_code"], registry)?,
-            received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
-            sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
-            handling: register_histogram_with_registry!(handling, registry)?,
-        };
-        for code in [
+fn served(method: RpcMethod) -> ServedMethod {
+    ServedMethod {
+        service: SERVICE,
+        name: method.into_str(),
+        type_: "server_stream",
+        buckets: &[0.1, 1.0, 300.0, 3600.0],
+        codes: &[
             Code::Ok,
             Code::InvalidArgument,
             Code::NotFound,
@@ -252,11 +223,12 @@ impl RpcMetrics {
             Code::Unknown,
             Code::Unavailable,
             Code::Internal,
-        ] {
-            metrics.handled.with_label_values(&[code_name(code)]);
-        }
-        Ok(metrics)
+        ],
     }
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
 }
 
 /// Exports the limits for clients, so that dashboards and alerts can compare them with what clients use.
@@ -305,30 +277,6 @@ impl Drop for RpcObserver {
         let metrics = self.metrics.method(self.method);
         // A call that panics is dropped before it has a status.
         let code = if std::thread::panicking() { Code::Internal } else { self.code };
-        metrics.handled.with_label_values(&[code_name(code)]).inc();
-        metrics.handling.observe(seconds(self.started.elapsed()));
-    }
-}
-
-/// The names that Go's gRPC middleware uses.
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
+        metrics.handled(code, self.started);
     }
 }

@@ -165,8 +165,8 @@ impl Events {
             notice.note = truncate(&notice.note, NOTE_LIMIT).to_owned();
         }
         let queue = match notice.reason.reporter() {
-            Reporter::Controller => &self.queue,
-            Reporter::ProxyInjector => &self.reviews,
+            Reporter::Controller | Reporter::Identity => &self.queue,
+            Reporter::ProxyInjector | Reporter::IdentityLeaf => &self.reviews,
         };
         if queue.try_send(notice).is_err() {
             self.dropped.with_label_values(&[<&str>::from(Cause::QueueFull)]).inc();

@@ -8,7 +8,8 @@ use super::{Cause, Notice, Reason, Reporter};
 
 /// The rate per second, and the burst, of the Events of controllers.
 const CONTROLLERS: BucketSize = BucketSize { per_second: 20.0, burst: 100.0 };
-/// The same for admission reviews. Any author of Pods causes these, so they must not use up the rate of controllers.
+/// The same for admission reviews and certificates of workloads. Any author of Pods causes these, so they must not use
+/// up the rate of controllers.
 const REVIEWS: BucketSize = BucketSize { per_second: 10.0, burst: 50.0 };
 /// The share of a namespace in [`REVIEWS`].
 const REVIEWS_OF_NAMESPACE: BucketSize = BucketSize { per_second: 0.5, burst: 20.0 };
@@ -77,12 +78,14 @@ impl RateLimits {
             return Err(Cause::ObjectRate);
         }
         match notice.reason.reporter() {
-            Reporter::Controller => {
+            Reporter::Controller | Reporter::Identity => {
                 if !self.controllers.take(&CONTROLLERS, now) {
                     return Err(Cause::OverallRate);
                 }
             }
-            Reporter::ProxyInjector => self.admit_review(notice.regarding.namespace.as_deref(), now)?,
+            Reporter::ProxyInjector | Reporter::IdentityLeaf => {
+                self.admit_review(notice.regarding.namespace.as_deref(), now)?
+            }
         }
         // About twice the number that a minute admits, so that the scan is rare and the map is bounded.
         if self.recent.len() > 4000 {

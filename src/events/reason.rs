@@ -7,6 +7,10 @@ use strum::{EnumIter, IntoStaticStr};
 pub(super) enum Reporter {
     Controller,
     ProxyInjector,
+    /// The identity service, about its issuer.
+    Identity,
+    /// The identity service, about the certificate of a workload.
+    IdentityLeaf,
 }
 
 /// Why an Event is emitted.
@@ -57,6 +61,14 @@ pub enum Reason {
     WebhookCertificateIssued,
     WebhookCertificateFailed,
     WebhookBundleContested,
+    IssuedLeafCertificate,
+    IssuerUpdated,
+    IssuerUpdateSkipped,
+    IssuerValidationFailed,
+    IssuerExpiresSoon,
+    IssuerIsTrustAnchor,
+    TrustAnchorsUpdated,
+    TrustAnchorExpired,
 }
 
 // === impl Reporter ===
@@ -67,6 +79,8 @@ impl Reporter {
             Self::Controller => "linkerd-operator",
             // The name that Linkerd's injector has in its Events.
             Self::ProxyInjector => "linkerd-proxy-injector",
+            // The same for Linkerd's identity service.
+            Self::Identity | Self::IdentityLeaf => "linkerd-identity",
         }
     }
 
@@ -74,6 +88,7 @@ impl Reporter {
         match self {
             Self::Controller => "Reconcile",
             Self::ProxyInjector => "Inject",
+            Self::Identity | Self::IdentityLeaf => "Certify",
         }
     }
 }
@@ -90,6 +105,14 @@ impl Reason {
             Self::Injected | Self::InjectionSkipped | Self::InjectionWarning | Self::InjectionFailed => {
                 Reporter::ProxyInjector
             }
+            Self::IssuedLeafCertificate => Reporter::IdentityLeaf,
+            Self::IssuerUpdated
+            | Self::IssuerUpdateSkipped
+            | Self::IssuerValidationFailed
+            | Self::IssuerExpiresSoon
+            | Self::IssuerIsTrustAnchor
+            | Self::TrustAnchorsUpdated
+            | Self::TrustAnchorExpired => Reporter::Identity,
             _ => Reporter::Controller,
         }
     }
@@ -116,7 +139,12 @@ impl Reason {
             | Self::InjectionWarning
             | Self::InjectionFailed
             | Self::WebhookCertificateFailed
-            | Self::WebhookBundleContested => "Warning",
+            | Self::WebhookBundleContested
+            | Self::IssuerUpdateSkipped
+            | Self::IssuerValidationFailed
+            | Self::IssuerExpiresSoon
+            | Self::IssuerIsTrustAnchor
+            | Self::TrustAnchorExpired => "Warning",
             _ => "Normal",
         }
     }

@@ -1,4 +1,4 @@
-//! The jobs that read the watched objects: what each reads, and how it starts.
+//! The jobs: the watched objects that each reads, and how it starts.
 //!
 //! In: the arguments, [`Parts`]. Out: the tasks of the enabled jobs, in [`Process`]. Always holds: a kind that no
 //! enabled job reads is not watched; a job that is disabled starts nothing.
@@ -20,6 +20,7 @@ use crate::{
     destination::{self, DestinationObserver, LinksObserver, Multicluster},
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
+    identity,
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
     proxy_injector::{self, InjectorObserver},
@@ -190,6 +191,28 @@ impl Parts {
             registry: self.registry.clone(),
         })
     }
+}
+
+/// Starts the identity service, which reads no watched object.
+pub(super) fn start_identity(
+    parts: &Parts,
+    listener: Option<TcpListener>,
+    process: &mut Process,
+) -> anyhow::Result<()> {
+    let Some(listener) = listener else { return Ok(()) };
+    let args = &parts.args;
+    let deps = identity::IdentityDeps {
+        client: &parts.client,
+        registry: &parts.registry,
+        events: parts.events.clone(),
+        listener,
+        connections: parts.resources.connections(),
+    };
+    let settings = args.identity.settings(&args.controller_namespace, &args.destination.identity_trust_domain);
+    let stop = process.stop.clone();
+    let issuer = identity::spawn(deps, settings, stop, &mut process.certifiers, &mut process.readers)?;
+    process.check(move || Wait::of(issuer.problem(), issuer.is_ready()));
+    Ok(())
 }
 
 /// Returns what `/ready` says about a watch.

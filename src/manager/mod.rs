@@ -60,6 +60,7 @@ struct Parts {
 struct Listeners {
     admin: TcpListener,
     destination: Option<TcpListener>,
+    identity: Option<TcpListener>,
     webhook: Option<TcpListener>,
 }
 
@@ -91,6 +92,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let own_destination = listeners.destination.as_ref().map(TcpListener::local_addr).transpose()?;
 
     let multicluster = observers.start_destination(&parts, listeners.destination, &mut process)?;
+    jobs::start_identity(&parts, listeners.identity, &mut process)?;
     let injector = observers.start_proxy_injector(&parts, &mut process)?;
     let certificate = webhooks::start(&parts, injector, listeners.webhook, &mut elections, &mut process)?;
     observers.start_external_workload(&parts, &mut elections, &mut process)?;
@@ -164,12 +166,16 @@ impl Parts {
         }
         let args = &self.args;
         let writes_events = args.enable_external_workload
+            || args.enable_identity
             || args.enable_linkerd_config
             || args.enable_proxy_injector
             || args.webhook_certificate_secret.is_some();
         if writes_events {
-            // In place of Linkerd's injector, Linkerd's Role permits only Events of the core.
-            let api = if args.replaces == Some(DropIn::ProxyInjector) { EventsApi::Core } else { EventsApi::Events };
+            // In place of these containers, Linkerd's Roles permit only Events of the core.
+            let api = match args.replaces {
+                Some(DropIn::Identity | DropIn::ProxyInjector) => EventsApi::Core,
+                _ => EventsApi::Events,
+            };
             self.events = Some(events::spawn(&self.client, api, &self.identity, &self.registry, &mut process.support)?);
         }
         Ok(())
@@ -185,12 +191,16 @@ impl Listeners {
             true => Some(listen(args.destination.destination_addr, None, "proxies", "--destination-addr")?),
             false => None,
         };
+        let identity = match args.enable_identity {
+            true => Some(listen(args.identity.identity_addr, None, "certificates", "--identity-addr")?),
+            false => None,
+        };
         let replaces_validator = args.replaces == Some(DropIn::SpValidator);
         let webhook = match args.enable_proxy_injector || args.enable_webhooks || replaces_validator {
             true => Some(listen(args.webhook_addr, Some(webhook::SEND_BUFFER), "admission reviews", "--webhook-addr")?),
             false => None,
         };
-        Ok(Self { admin, destination, webhook })
+        Ok(Self { admin, destination, identity, webhook })
     }
 }
 

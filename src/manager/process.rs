@@ -15,10 +15,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::{admin::Readiness, tasks::Tasks, webhook::WebhookServer};
+use crate::{admin::Readiness, identity, tasks::Tasks, webhook::WebhookServer};
 
 /// The deadline for streams to end.
 const STOP_SERVING: Duration = Duration::from_secs(4);
+/// The deadline for calls to the identity service.
+const STOP_CERTIFYING: Duration = identity::DRAIN_TIME.saturating_add(Duration::from_secs(1));
 /// The deadline for the end of the webhook server, after the delay.
 const STOP_REVIEWING: Duration = WebhookServer::DRAIN_TIME.saturating_add(Duration::from_secs(1));
 /// The deadline for writes that are in progress at shutdown; each write has a shorter timeout.
@@ -31,6 +33,8 @@ const STOP_REST: Duration = Duration::from_secs(4);
 pub(super) struct Process {
     /// Serve streams.
     pub(super) servers: Tasks,
+    /// Issue certificates.
+    pub(super) certifiers: Tasks,
     /// Write objects while this process leads.
     pub(super) writers: Tasks,
     /// Answer admission reviews.
@@ -39,7 +43,7 @@ pub(super) struct Process {
     pub(super) support: Tasks,
     /// Follow objects and files, and answer probes. They are aborted.
     pub(super) readers: Tasks,
-    /// Asks servers, writers and reviewers to stop.
+    /// Asks servers, certifiers, writers and reviewers to stop.
     pub(super) stop: CancellationToken,
     /// Asks for the hand-over of Leases.
     pub(super) stop_leases: CancellationToken,
@@ -108,6 +112,7 @@ impl Process {
         let died = tokio::select! {
             () = signals.recv() => None,
             ended = self.servers.ended() => Some(ended),
+            ended = self.certifiers.ended() => Some(ended),
             ended = self.writers.ended() => Some(ended),
             ended = self.reviewers.ended() => Some(ended),
             ended = self.support.ended() => Some(ended),
@@ -123,7 +128,8 @@ impl Process {
                 tokio::join!(self.servers.finish(STOP_SERVING), self.writers.finish(STOP_WRITING));
                 self.stop_leases.cancel();
             };
-            tokio::join!(hand_over, self.reviewers.finish(shutdown_delay + STOP_REVIEWING));
+            let reviewers = self.reviewers.finish(shutdown_delay + STOP_REVIEWING);
+            tokio::join!(hand_over, reviewers, self.certifiers.finish(STOP_CERTIFYING));
             self.support.finish(STOP_REST).await;
         };
         tokio::select! {

@@ -5,7 +5,7 @@
 //!
 //! As JSON, a message is an object: fields have the names of the `.proto` file, and fields with their default value are
 //! absent. A oneof has its name in upper camel case and contains the field that is set, `{"Ip":{"Ipv4":3221225995}}`,
-//! or is `null`.
+//! or is `null`. The messages of the Identity API have no JSON, because they have the tokens of workloads.
 
 #![allow(clippy::all, clippy::pedantic, unreachable_pub, rustdoc::all, missing_docs, reason = "generated")]
 
@@ -15,6 +15,10 @@ pub mod destination {
 
 pub mod http_types {
     include!("io.linkerd.proxy.http_types.rs");
+}
+
+pub mod identity {
+    include!("io.linkerd.proxy.identity.rs");
 }
 
 pub mod meta {
@@ -73,11 +77,12 @@ mod tests {
     }
 
     fn generate(protos: &Path) -> Files {
-        let files = protox::compile(["destination.proto"], [protos]).unwrap();
+        let files = protox::compile(["destination.proto", "identity.proto"], [protos]).unwrap();
         let out = tempfile::tempdir().unwrap();
         let mut config = Config::new();
-        config.btree_map(["."]).type_attribute(".", "#[derive(::serde::Serialize)]").out_dir(out.path());
-        for file in &files.file {
+        config.btree_map(["."]).out_dir(out.path());
+        for file in files.file.iter().filter(|file| file.package() != "io.linkerd.proxy.identity") {
+            config.type_attribute(format!(".{}", file.package()), "#[derive(::serde::Serialize)]");
             for message in &file.message_type {
                 add_json_attributes(&mut config, file.package(), message);
             }

@@ -34,6 +34,12 @@ pub const EVENTS: &[ReasonGroup] = &[
         place: "The object is the Secret that --webhook-certificate-secret names.",
         reasons: CERTIFICATES,
     },
+    ReasonGroup {
+        title: "Identity",
+        place: "The object is the Deployment linkerd-identity, and for IssuedLeafCertificate the ServiceAccount. The \
+                reporting controller is linkerd-identity, as with Linkerd's identity service.",
+        reasons: IDENTITY,
+    },
 ];
 
 const EXTERNAL_WORKLOADS: &[ReasonEntry] = &[
@@ -233,5 +239,50 @@ const CERTIFICATES: &[ReasonEntry] = &[
         WARNING,
         "Another client resets a caBundle again and again. The note names its field manager.",
         "Stop that client, for example an annotation of cert-manager on the webhook configuration.",
+    ),
+];
+
+const IDENTITY: &[ReasonEntry] = &[
+    fine(
+        "IssuedLeafCertificate",
+        NORMAL,
+        "A proxy of the ServiceAccount received a certificate. There is one Event for each lifetime of the certificates.",
+    ),
+    fine("IssuerUpdated", NORMAL, "Certificates are signed by another issuer from now on."),
+    entry(
+        "IssuerUpdateSkipped",
+        WARNING,
+        "The files of the issuer cannot be used, so the last issuer stays in use.",
+        "Correct what the note names, in the Secret of the issuer or in the trust anchors.",
+    ),
+    entry(
+        "IssuerValidationFailed",
+        WARNING,
+        "The issuer has expired, so a proxy received no certificate.",
+        "Replace the issuer.",
+    ),
+    entry(
+        "IssuerExpiresSoon",
+        WARNING,
+        "The certificate of the issuer ends: written 30, 7 and 1 days before, and earlier for an issuer that is valid for \
+         less than 8 days.",
+        "Replace the issuer.",
+    ),
+    entry(
+        "IssuerIsTrustAnchor",
+        WARNING,
+        "The issuer's key is the key of the root, so it cannot be replaced without replacing the root.",
+        "Use an issuer that the root has signed.",
+    ),
+    fine(
+        "TrustAnchorsUpdated",
+        NORMAL,
+        "The bundle of trust anchors is another one. Proxies use it after their restart.",
+    ),
+    entry(
+        "TrustAnchorExpired",
+        WARNING,
+        "The root of the issuer has expired. Proxies do not look at its end, so certificates are still issued.",
+        "Replace the root.",
     ),
 ];

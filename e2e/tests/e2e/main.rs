@@ -18,6 +18,7 @@ mod from_nothing;
 mod harness;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod helm_charts;
+mod identity;
 mod leadership;
 #[allow(
     clippy::indexing_slicing,

@@ -1,0 +1,150 @@
+//! Linkerd's identity service: the certificates of all proxies.
+//!
+//! A proxy sends its name, the token of its ServiceAccount and a certificate signing request (CSR). The service verifies
+//! all three, and signs a certificate, the leaf, with the key of the issuer.
+//!
+//! ```text
+//! files ──▶ anchors, issuer: what is trusted, the key, the chain that is sent
+//! call  ──▶ csr: parse, check_name ──▶ TokenReview ──▶ username ──▶ csr: verify_possession ──▶ issuer: issue ──▶ leaf
+//! ```
+//!
+//! Always holds: the name in a leaf is the name of the ServiceAccount whose token was sent; the workload chooses nothing
+//! else of its leaf but the public key, and it has the private key; no private key is printed.
+
+mod access;
+pub(crate) mod anchors;
+mod certificate;
+pub(crate) mod csr;
+#[cfg(test)]
+mod csr_tests;
+mod der;
+mod ecdsa;
+mod events;
+mod follow;
+pub(crate) mod issuer;
+#[cfg(test)]
+mod issuer_tests;
+mod leaf;
+mod metrics;
+mod pem;
+mod rates;
+#[cfg(test)]
+mod recorded_tests;
+pub(crate) mod refusal;
+mod review;
+mod server;
+mod service;
+#[cfg(test)]
+mod testing;
+pub(crate) mod username;
+pub(crate) mod validity;
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::SignedDuration;
+use kube::Client;
+use parking_lot::Mutex;
+use prometheus::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use self::follow::{
+    FollowedIssuer,
+    files::{IssuerFileNames, IssuerFiles},
+};
+use self::{
+    events::IdentityEvents,
+    follow::IssuerFollower,
+    metrics::IdentityMetrics,
+    rates::IssuanceRates,
+    review::Reviewer,
+    server::{IdentityServer, tls::OwnCertificate},
+    service::CertifyService,
+    username::IdentityDomain,
+    validity::LeafLifetime,
+};
+use crate::{events::Events, tasks::Tasks};
+
+/// The time for calls under way when the process stops.
+pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
+
+/// What the service needs of the process.
+pub struct IdentityDeps<'a> {
+    pub client: &'a Client,
+    pub registry: &'a Registry,
+    /// `None` if no Events are written.
+    pub events: Option<Events>,
+    pub listener: TcpListener,
+    /// The maximum number of connections.
+    pub connections: usize,
+}
+
+pub struct IdentitySettings {
+    /// The namespace of Linkerd's control plane.
+    pub controller_namespace: String,
+    pub trust_domain: String,
+    pub files: IssuerFiles,
+    /// How long certificates are valid; zero is a year, as in Linkerd.
+    pub issuance_lifetime: SignedDuration,
+    /// By how much the clocks of proxies may differ; zero is 10 s, as in Linkerd.
+    pub clock_skew_allowance: SignedDuration,
+    /// The maximum number of TokenReviews at the same time.
+    pub max_token_reviews: usize,
+    /// Whether a token without the audience of the identity service is accepted if it is one for the API server.
+    pub allow_api_audience: bool,
+    /// Whether there are Events about the certificates of ServiceAccounts.
+    pub issued_events: bool,
+    /// Whether the server terminates TLS itself, with a certificate of its own issuer.
+    pub tls: bool,
+}
+
+/// Returns why no identities can be formed with these names.
+///
+/// # Errors
+/// When the namespace is not a DNS label, or the trust domain not a DNS subdomain in lower case.
+pub fn check_names(controller_namespace: &str, trust_domain: &str) -> Result<(), String> {
+    IdentityDomain::new(controller_namespace, trust_domain).map(drop)
+}
+
+/// Starts the service. Returns its issuer, for `/ready`.
+///
+/// # Errors
+/// When a metric is registered already, or a name is not valid.
+pub fn spawn(
+    deps: IdentityDeps<'_>,
+    settings: IdentitySettings,
+    stop: CancellationToken,
+    servers: &mut Tasks,
+    readers: &mut Tasks,
+) -> anyhow::Result<Arc<FollowedIssuer>> {
+    let domain =
+        IdentityDomain::new(&settings.controller_namespace, &settings.trust_domain).map_err(anyhow::Error::msg)?;
+    let metrics = IdentityMetrics::register(deps.registry)?;
+    let events = IdentityEvents::new(deps.events, &settings.controller_namespace, settings.issued_events);
+    let followed = FollowedIssuer::new();
+    let follower = IssuerFollower::new(settings.files, domain.clone(), &followed, &metrics, events.clone());
+    let access = access::warn_unless_permitted(deps.client.clone());
+    readers.spawn("identity-issuer", async { _ = tokio::join!(follower.follow(), access) });
+    let reviewer = Reviewer::new(deps.client, settings.max_token_reviews, settings.allow_api_audience, &metrics);
+    let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
+    let tls = match settings.tls {
+        true => {
+            let certificate = Arc::<OwnCertificate>::default();
+            let renewed = Arc::clone(&certificate).renew(Arc::clone(&followed), domain.clone(), lifetime);
+            readers.spawn("identity-certificate", renewed);
+            Some(server::tls::acceptor(certificate)?)
+        }
+        false => None,
+    };
+    let service = CertifyService {
+        domain,
+        lifetime,
+        followed: Arc::clone(&followed),
+        reviewer,
+        rates: Mutex::new(IssuanceRates::default()),
+        metrics,
+        events,
+    };
+    servers.spawn("identity", IdentityServer::new(service, tls, deps.connections).serve(deps.listener, stop));
+    Ok(followed)
+}

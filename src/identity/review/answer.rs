@@ -1,0 +1,160 @@
+//! The meaning of the API server's answer to a TokenReview. Pure.
+//!
+//! In: the status of a review. Out: the user of the token, or why there is none. Always holds: the error of a status
+//! counts more than `authenticated`; a token that is valid for other audiences only is not accepted.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::{AUDIENCE, ReviewRefusal, ReviewedPod, ReviewedToken};
+
+/// A part of the error for a token without the audience, by which Linkerd recognizes it.
+const OTHER_AUDIENCE: &str = "token audiences";
+
+/// The part of a TokenReview that is read.
+#[derive(Debug, Deserialize)]
+pub(super) struct ReviewAnswer {
+    #[serde(default)]
+    status: ReviewStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ReviewStatus {
+    authenticated: bool,
+    error: String,
+    audiences: Option<Vec<String>>,
+    user: ReviewedUser,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ReviewedUser {
+    username: String,
+    uid: String,
+    extra: HashMap<String, Vec<String>>,
+}
+
+/// What an answer decides.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ReviewOutcome {
+    Decided(Result<ReviewedToken, ReviewRefusal>),
+    /// The token does not have the audience. A review without an audience may accept it.
+    OtherAudience {
+        error: String,
+    },
+}
+
+// === impl ReviewAnswer ===
+
+impl ReviewAnswer {
+    /// Returns the outcome of a review with the audience.
+    pub(super) fn with_audience(self) -> ReviewOutcome {
+        let ReviewStatus { authenticated, error, audiences, user } = self.status;
+        if error.contains(OTHER_AUDIENCE) {
+            return ReviewOutcome::OtherAudience { error };
+        }
+        if !error.is_empty() {
+            return ReviewOutcome::Decided(Err(ReviewRefusal::Invalid(error)));
+        }
+        let has_audience = audiences.is_none_or(|audiences| audiences.iter().any(|it| it == AUDIENCE));
+        ReviewOutcome::Decided(match (authenticated, has_audience) {
+            (false, _) => Err(ReviewRefusal::Unauthenticated),
+            (true, false) => Err(ReviewRefusal::OtherAudience),
+            (true, true) => Ok(user.reviewed(false)),
+        })
+    }
+
+    /// Returns the outcome of a review without an audience.
+    pub(super) fn without_audience(self) -> Result<ReviewedToken, ReviewRefusal> {
+        let ReviewStatus { authenticated, error, user, .. } = self.status;
+        if !error.is_empty() {
+            return Err(ReviewRefusal::Invalid(error));
+        }
+        if authenticated { Ok(user.reviewed(true)) } else { Err(ReviewRefusal::Unauthenticated) }
+    }
+}
+
+// === impl ReviewedUser ===
+
+impl ReviewedUser {
+    fn reviewed(mut self, by_api_audience: bool) -> ReviewedToken {
+        let mut extra = |name: &str| {
+            let values = self.extra.remove(&format!("authentication.kubernetes.io/{name}"));
+            values.and_then(|values| values.into_iter().next()).filter(|value| !value.is_empty())
+        };
+        let pod = extra("pod-name").zip(extra("pod-uid"));
+        let pod = pod.map(|(name, uid)| ReviewedPod { name, uid, node: extra("node-name") });
+        ReviewedToken { username: self.username, uid: self.uid, pod, by_api_audience }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn answer(status: Value) -> ReviewAnswer {
+        serde_json::from_value(json!({"kind": "TokenReview", "spec": {"token": "t"}, "status": status})).unwrap()
+    }
+
+    fn with_audience(status: Value) -> ReviewOutcome {
+        answer(status).with_audience()
+    }
+
+    fn user(name: &str) -> Result<ReviewedToken, ReviewRefusal> {
+        Ok(ReviewedToken { username: name.to_owned(), uid: String::new(), pod: None, by_api_audience: false })
+    }
+
+    #[test]
+    fn a_token_with_the_audience_has_a_user() {
+        for audiences in [json!(["identity.l5d.io"]), json!(["other", "identity.l5d.io"]), json!(null)] {
+            let status = json!({"authenticated": true, "user": {"username": "u"}, "audiences": audiences});
+            assert_eq!(with_audience(status), ReviewOutcome::Decided(user("u")), "{audiences}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_the_api_server_accepts_for_other_audiences_is_refused() {
+        for audiences in [json!(["other"]), json!(["identity.l5d.io "]), json!([])] {
+            let status = json!({"authenticated": true, "user": {"username": "u"}, "audiences": audiences});
+            let refused = ReviewOutcome::Decided(Err(ReviewRefusal::OtherAudience));
+            assert_eq!(with_audience(status), refused, "{audiences}");
+        }
+    }
+
+    #[test]
+    fn the_error_of_a_status_counts_more_than_authenticated() {
+        let status = json!({"authenticated": true, "error": "odd", "user": {"username": "u"}});
+        let refusal = Err(ReviewRefusal::Invalid("odd".to_owned()));
+        assert_eq!(with_audience(status.clone()), ReviewOutcome::Decided(refusal.clone()));
+        assert_eq!(answer(status).without_audience(), refusal);
+        for empty in [json!({}), json!({"authenticated": false})] {
+            assert_eq!(with_audience(empty), ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated)));
+        }
+    }
+
+    #[test]
+    fn only_the_error_about_audiences_permits_a_second_review() {
+        let error = r#"[invalid bearer token, token audiences ["x"] is invalid for the target audiences ["y"]]"#;
+        let outcome = with_audience(json!({"error": error, "authenticated": true}));
+        assert_eq!(outcome, ReviewOutcome::OtherAudience { error: error.to_owned() });
+        let second = answer(json!({"authenticated": true, "user": {"username": "u"}, "audiences": ["api"]}));
+        assert_eq!(second.without_audience().map(|token| token.by_api_audience), Ok(true));
+    }
+
+    #[test]
+    fn a_bound_token_names_its_pod() {
+        let extra = json!({
+            "authentication.kubernetes.io/pod-name": ["web-1"],
+            "authentication.kubernetes.io/pod-uid": ["1-2"],
+            "authentication.kubernetes.io/node-name": ["n"],
+        });
+        let status = json!({"authenticated": true, "user": {"username": "u", "extra": extra}});
+        let ReviewOutcome::Decided(Ok(token)) = with_audience(status) else { panic!("it was refused") };
+        let pod = ReviewedPod { name: "web-1".to_owned(), uid: "1-2".to_owned(), node: Some("n".to_owned()) };
+        assert_eq!(token.pod, Some(pod));
+    }
+}

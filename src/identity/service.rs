@@ -1,0 +1,175 @@
+//! The answer to a call of `Certify`.
+//!
+//! In: a request. Out: a certificate, or a refusal. Always holds: the checks have the order of Linkerd's identity
+//! service, so that the same mistake gets the same answer; a certificate is issued only after all of them; a call that
+//! waits for a review delays no other one.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tonic::Code;
+use tracing::{debug, error, info};
+
+use super::{
+    csr::SigningRequest,
+    events::IdentityEvents,
+    follow::{FollowedIssuer, LoadedIssuer},
+    issuer::Leaf,
+    metrics::IdentityMetrics,
+    rates::{IssuanceRates, RateOf},
+    refusal::CertifyRefusal,
+    review::{AUDIENCE, ReviewRefusal, ReviewedToken, Reviewer},
+    username::IdentityDomain,
+    validity::LeafLifetime,
+};
+use crate::proto::identity::{CertifyRequest, CertifyResponse};
+
+/// The maximum length of a token. Those of ServiceAccounts have about 1 KiB.
+const LONGEST_TOKEN: usize = 32 << 10;
+
+pub(super) struct CertifyService {
+    pub(super) domain: IdentityDomain,
+    pub(super) lifetime: LeafLifetime,
+    pub(super) followed: Arc<FollowedIssuer>,
+    pub(super) reviewer: Reviewer,
+    pub(super) rates: Mutex<IssuanceRates>,
+    pub(super) metrics: Arc<IdentityMetrics>,
+    pub(super) events: IdentityEvents,
+}
+
+// === impl CertifyService ===
+
+impl CertifyService {
+    /// Answers a call. `client` is the address of its connection, for the log.
+    ///
+    /// # Errors
+    /// When a check fails.
+    pub(super) async fn certify(
+        &self,
+        request: CertifyRequest,
+        client: &str,
+    ) -> Result<CertifyResponse, CertifyRefusal> {
+        let identity = request.identity.clone();
+        let certified = self.certified(request, client).await;
+        if let Err(refusal) = &certified {
+            self.metrics.refused(refusal.label());
+            report(refusal, &identity, client);
+        }
+        certified
+    }
+
+    async fn certified(&self, request: CertifyRequest, client: &str) -> Result<CertifyResponse, CertifyRefusal> {
+        let loaded = self.followed.current().ok_or(CertifyRefusal::IssuerNotReady)?;
+        let CertifyRequest { identity, token, certificate_signing_request } = request;
+        if identity.is_empty() {
+            return Err(CertifyRefusal::MissingIdentity);
+        }
+        if token.is_empty() {
+            return Err(CertifyRefusal::MissingToken);
+        }
+        if certificate_signing_request.is_empty() {
+            return Err(CertifyRefusal::MissingRequest);
+        }
+        if token.len() > LONGEST_TOKEN {
+            return Err(CertifyRefusal::TokenTooLong(LONGEST_TOKEN));
+        }
+        let signing_request = SigningRequest::parse(&certificate_signing_request)?;
+        self.check_issuer(&loaded, &identity)?;
+        signing_request.check_name(&identity)?;
+        let token = String::from_utf8(token).map_err(|_| CertifyRefusal::TokenNotText)?;
+        let reviewed = self.reviewer.review(&token).await;
+        let reviewed = reviewed.as_ref().as_ref().map_err(|refusal| of_review(refusal, &identity))?;
+        let found = self.domain.identity_of(&reviewed.username)?;
+        if found != identity {
+            return Err(CertifyRefusal::OtherIdentity { requested: identity, found });
+        }
+        signing_request.verify_possession()?;
+        let client_of_rate = match &reviewed.pod {
+            Some(pod) => RateOf::Pod(&pod.uid),
+            None => RateOf::Identity(&identity),
+        };
+        if !self.rates.lock().allow(client_of_rate, Instant::now()) {
+            return Err(CertifyRefusal::TooManyRequests);
+        }
+        let now = Timestamp::now();
+        let leaf = loaded.issuer.issue(&signing_request, &identity, self.lifetime.at(now), rand::random())?;
+        self.issued(&loaded, &leaf, &identity, reviewed, client, now);
+        Ok(response(leaf, &loaded))
+    }
+
+    /// Linkerd verifies the chain of the issuer in each call. Here only its end can have changed since it was loaded.
+    fn check_issuer(&self, loaded: &LoadedIssuer, identity: &str) -> Result<(), CertifyRefusal> {
+        let end = loaded.issuer.not_after();
+        if Timestamp::now() < end {
+            return Ok(());
+        }
+        let refusal = CertifyRefusal::IssuerExpired(end);
+        self.events.issuer_validation_failed(&refusal.to_string(), identity);
+        Err(refusal)
+    }
+
+    fn issued(
+        &self,
+        loaded: &LoadedIssuer,
+        leaf: &Leaf,
+        identity: &str,
+        token: &ReviewedToken,
+        client: &str,
+        now: Timestamp,
+    ) {
+        self.metrics.issued(&loaded.issuer, leaf, now);
+        self.events.leaf_issued(identity, token, leaf, now);
+        let pod = token.pod.as_ref();
+        info!(
+            identity,
+            until = %leaf.not_after,
+            pod = pod.map(|pod| pod.name.as_str()),
+            node = pod.and_then(|pod| pod.node.as_deref()),
+            client,
+            "issued a certificate"
+        );
+    }
+}
+
+fn response(leaf: Leaf, loaded: &LoadedIssuer) -> CertifyResponse {
+    let valid_until = prost_types::Timestamp { seconds: leaf.not_after.as_second(), nanos: 0 };
+    CertifyResponse {
+        leaf_certificate: leaf.der,
+        intermediate_certificates: loaded.issuer.chain().to_vec(),
+        valid_until: Some(valid_until),
+    }
+}
+
+fn of_review(refusal: &ReviewRefusal, identity: &str) -> CertifyRefusal {
+    match refusal {
+        ReviewRefusal::Invalid(why) => CertifyRefusal::TokenInvalid(why.clone()),
+        ReviewRefusal::Unauthenticated => CertifyRefusal::NotAuthenticated,
+        ReviewRefusal::OtherAudience => CertifyRefusal::OtherAudience(AUDIENCE.to_owned()),
+        ReviewRefusal::Denied(cause) => {
+            CertifyRefusal::ReviewFailed { identity: identity.to_owned(), cause: cause.clone() }
+        }
+        ReviewRefusal::Unavailable(why) => CertifyRefusal::ReviewUnavailable(why.clone()),
+        ReviewRefusal::Overloaded => CertifyRefusal::ReviewUnavailable("too many reviews wait".to_owned()),
+    }
+}
+
+/// Logs a refusal: a problem of the cluster as an error, a token of another workload for people who look for an attack,
+/// and the mistakes of single clients only for those who look for them.
+fn report(refusal: &CertifyRefusal, identity: &str, client: &str) {
+    match refusal {
+        CertifyRefusal::NotAuthenticated
+        | CertifyRefusal::OtherAudience(_)
+        | CertifyRefusal::OtherIdentity { .. }
+        | CertifyRefusal::TooManyRequests => info!(identity, client, %refusal, "refused a certificate"),
+        // The review has logged it once for all calls that waited for it.
+        CertifyRefusal::ReviewFailed { .. } | CertifyRefusal::ReviewUnavailable(_) => {
+            debug!(identity, client, %refusal, "refused a certificate");
+        }
+        _ if matches!(refusal.code(), Code::Internal | Code::Unknown) => {
+            error!(identity, client, %refusal, "refused a certificate");
+        }
+        _ => debug!(identity, client, %refusal, "refused a certificate"),
+    }
+}
