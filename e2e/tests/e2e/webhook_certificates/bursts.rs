@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use e2e::{eventually, mesh::SOON};
 use tokio::{
+    sync::Semaphore,
     task::JoinSet,
     time::{Instant, interval, sleep},
 };
@@ -20,6 +21,8 @@ use super::cluster::{WebhookReplica, WebhookRig};
 /// The time for a review. On a machine with few cores, which also run the API server and other tests, thousands of
 /// reviews at the same time take longer than the shipped 10 s.
 const REVIEW: u32 = 30;
+/// The largest number of Pods of a stream that are being created at the same time.
+const AT_ONCE: usize = 600;
 /// The time after which no node sends requests to an endpoint that has left.
 const ENDPOINTS: Duration = Duration::from_secs(1);
 
@@ -31,12 +34,28 @@ async fn cluster(policy: &str) -> Result<(Arc<WebhookRig>, [WebhookReplica; 2])>
     Ok((Arc::new(cluster), replicas))
 }
 
+/// Creates a Pod. Returns an error if it was refused or has no proxy. A request that takes the API server longer than a
+/// minute, as on a machine with little time for it, is sent again: no webhook waits for that long.
+async fn created(cluster: Arc<WebhookRig>) -> Option<String> {
+    loop {
+        match cluster.inject().await {
+            Ok(()) => return None,
+            Err(error) if is_timeout(&error) => {}
+            Err(error) => return Some(format!("{error:#}")),
+        }
+    }
+}
+
+/// Whether the API server ended a request because it took too long as a whole.
+fn is_timeout(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 504)
+}
+
 /// Creates this number of Pods concurrently. Returns an error for each Pod that was refused or has no proxy.
 async fn burst(cluster: &Arc<WebhookRig>, count: usize) -> Result<Vec<String>> {
     let mut pods = JoinSet::new();
     for _ in 0..count {
-        let cluster = Arc::clone(cluster);
-        pods.spawn(async move { cluster.inject().await.err().map(|error| format!("{error:#}")) });
+        pods.spawn(created(Arc::clone(cluster)));
     }
     Ok(pods.join_all().await.into_iter().flatten().collect())
 }
@@ -73,14 +92,19 @@ async fn every_pod_is_injected_while_all_replicas_are_replaced() -> Result<()> {
     Ok(())
 }
 
-/// Creates 60 Pods per second until the replicas are replaced. Returns the error of each Pod that was refused or has no
-/// proxy.
+/// Creates 60 Pods per second until the replicas are replaced, or as many as the machine can. Returns the error of each
+/// Pod that was refused or has no proxy.
 async fn stream(cluster: Arc<WebhookRig>, rolled: Arc<AtomicBool>) -> Vec<Option<String>> {
     let (mut pods, mut due) = (JoinSet::new(), interval(Duration::from_millis(16)));
+    let slots = Arc::new(Semaphore::new(AT_ONCE));
     while !rolled.load(Ordering::Relaxed) {
         due.tick().await;
+        let slot = Arc::clone(&slots).acquire_owned().await;
         let cluster = Arc::clone(&cluster);
-        pods.spawn(async move { cluster.inject().await.err().map(|error| format!("{error:#}")) });
+        pods.spawn(async move {
+            let _slot = slot;
+            created(cluster).await
+        });
     }
     pods.join_all().await
 }
