@@ -53,7 +53,10 @@ pub(super) fn denied() -> (String, PageState<'static>) {
             "lastTransitionTime": "2026-11-27T11:48:10Z"})
     };
     let conditions = [condition("Ready", "False", "RolledBack"), condition("Stalled", "True", "RolledBack")];
-    let (command, next) = ("linkerd-operator explain mesh", "Change the declared values, or fix the cause and run linkerd-operator rollout retry.");
+    let (command, next) = (
+        "linkerd-operator explain mesh",
+        "Change the declared values, or fix the cause and run linkerd-operator rollout retry.",
+    );
     let title = "The injectors denied the declared configuration, or workloads failed with it";
     let summary = json!({"attention": "problem", "reason": "RolledBack", "title": title, "sentence": message,
         "next": next, "command": command, "conditions": conditions});
