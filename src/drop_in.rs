@@ -10,8 +10,7 @@ pub enum DropIn {
 }
 
 /// All containers that can be replaced.
-pub const DROP_INS: [DropIn; 4] =
-    [DropIn::Destination, DropIn::Identity, DropIn::ProxyInjector, DropIn::SpValidator];
+pub const DROP_INS: [DropIn; 4] = [DropIn::Destination, DropIn::Identity, DropIn::ProxyInjector, DropIn::SpValidator];
 
 impl DropIn {
     /// Returns the name of the container, which is also that of the subcommand.

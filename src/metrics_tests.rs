@@ -16,7 +16,7 @@ const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
 const BEGINNINGS: [&str; 6] =
     ["linkerd_operator_", "grpc_server_", "http_client_", "process_", "proxy_inject_", "workqueue_"];
 const ENDS: [&str; 5] = ["_cache_size", "_informer_lag_seconds", "_queue_overflow", "_subscribers", "_updates"];
-const OTHERS: [&str; 3] = ["cluster_store_size", "endpoints_exists", "endpoints_pods"];
+const OTHERS: [&str; 4] = ["cluster_store_size", "endpoints_exists", "endpoints_pods", "issuer_cert_ttl_seconds"];
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))

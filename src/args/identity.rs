@@ -12,7 +12,7 @@ use crate::identity::{IdentitySettings, IssuerFileNames, IssuerFiles};
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Identity")]
 pub struct IdentityArgs {
-    /// Address of the Identity API, in plain HTTP/2: no TLS, unless the pod has a Linkerd proxy
+    /// Address of the Identity API, in plain HTTP/2 unless --identity-tls is set or the pod has a Linkerd proxy
     #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_ADDR", value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     pub identity_addr: SocketAddr,
 
@@ -59,6 +59,11 @@ pub struct IdentityArgs {
     )]
     pub identity_clock_skew_allowance: SignedDuration,
 
+    /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy. No client certificate is
+    /// requested, so that a proxy whose certificate has expired can renew it
+    #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_TLS", default_value_t = false)]
+    pub identity_tls: bool,
+
     /// Maximum number of TokenReviews at the same time; further calls wait for up to 8 s
     #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_MAX_TOKEN_REVIEWS", value_name = "N", default_value = "200")]
     pub identity_max_token_reviews: NonZeroUsize,
@@ -101,6 +106,7 @@ impl IdentityArgs {
             max_token_reviews: self.identity_max_token_reviews.get(),
             allow_api_audience: self.identity_allow_api_audience,
             issued_events: self.identity_issued_events,
+            tls: self.identity_tls,
         }
     }
 }

@@ -74,6 +74,10 @@ pub(super) struct LinkerdIdentityArgs {
     #[arg(long, default_value_t = true)]
     issued_events: bool,
 
+    /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy; only in linkerd-operator
+    #[arg(long, default_value_t = false)]
+    tls: bool,
+
     /// No effect: the number of TokenReviews at the same time is limited, and not their rate
     #[arg(long, value_name = "NUMBER", default_value_t = QPS)]
     kube_apiclient_qps: f64,
@@ -136,6 +140,7 @@ impl ContainerFlags for LinkerdIdentityArgs {
             NonZeroUsize::new(burst).ok_or_else(|| invalid("kube-apiclient-burst", "0", "it must be positive"))?;
         identity.identity_allow_api_audience = self.allow_api_audience;
         identity.identity_issued_events = self.issued_events;
+        identity.identity_tls = self.tls;
 
         manager.admin_addr = address("admin-addr", &self.admin_addr)?;
         manager.destination.identity_trust_domain = self.identity_trust_domain;

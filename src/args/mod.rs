@@ -203,7 +203,8 @@ mod tests {
         let names: Vec<_> = containers.get_subcommands().map(clap::Command::get_name).collect();
         assert_eq!(names, DROP_INS.map(DropIn::container));
         // Without these flags, Linkerd's identity service is disabled.
-        let flags = ["-identity-trust-domain=cluster.local", "-identity-scheme=linkerd.io/tls", "-controller-namespace=a"];
+        let flags =
+            ["-identity-trust-domain=cluster.local", "-identity-scheme=linkerd.io/tls", "-controller-namespace=a"];
         for drop_in in DROP_INS {
             let flags = if drop_in == DropIn::Identity { &flags[..] } else { &[] };
             assert_eq!(command(&[&[drop_in.container()], flags].concat()).unwrap().replaces, Some(drop_in));

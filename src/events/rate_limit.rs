@@ -83,7 +83,9 @@ impl RateLimits {
                     return Err(Cause::OverallRate);
                 }
             }
-            Reporter::ProxyInjector | Reporter::IdentityLeaf => self.admit_review(notice.regarding.namespace.as_deref(), now)?,
+            Reporter::ProxyInjector | Reporter::IdentityLeaf => {
+                self.admit_review(notice.regarding.namespace.as_deref(), now)?
+            }
         }
         // About twice the number that a minute admits, so that the scan is rare and the map is bounded.
         if self.recent.len() > 4000 {

@@ -3,9 +3,7 @@
 //! In: a client. Out: a warning. Always holds: the answer decides nothing, because a permission that is granted later
 //! counts at once.
 
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use tracing::warn;
 

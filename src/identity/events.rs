@@ -3,10 +3,7 @@
 //! In: what happened. Out: Events with the reasons and texts of Linkerd's identity service, and further ones. Always
 //! holds: a ServiceAccount gets at most one Event for each lifetime of its certificates.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;

@@ -11,15 +11,19 @@ use prometheus::{
     register_gauge_vec_with_registry, register_gauge_with_registry, register_histogram_with_registry,
     register_int_counter_vec_with_registry, register_int_counter_with_registry, register_int_gauge_with_registry,
 };
+use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::{
     anchors::AnchorBundle,
     issuer::{Issuer, Leaf},
-    review::Reviewer,
 };
 use crate::grpc_metrics::{RpcMetrics, ServedMethod};
+
+/// The names of the service and of its method, in paths and metrics.
+pub(super) const SERVICE: &str = "io.linkerd.proxy.identity.Identity";
+pub(super) const METHOD: &str = "Certify";
 
 /// The maximum number of issuers, and of trust anchors, with series of their own.
 const LABELS: usize = 20;
@@ -27,11 +31,29 @@ const LABELS: usize = 20;
 const DIGITS: usize = 12;
 
 /// The result of a change of the files, as a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub(super) enum Reload {
     Loaded,
     Unchanged,
     Invalid,
+}
+
+/// The result of a review of a token, as a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(super) enum ReviewResult {
+    Authenticated,
+    /// Authenticated without the audience of the identity service.
+    ApiAudience,
+    Invalid,
+    Unauthenticated,
+    OtherAudience,
+    Denied,
+    Unavailable,
+    Overloaded,
+    /// An answer of a moment ago.
+    Known,
 }
 
 pub(super) struct IdentityMetrics {
@@ -63,27 +85,13 @@ pub(super) struct ReviewUnderWay {
     since: Instant,
 }
 
-// === impl Reload ===
-
-impl Reload {
-    const ALL: [Self; 3] = [Self::Loaded, Self::Unchanged, Self::Invalid];
-
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Loaded => "loaded",
-            Self::Unchanged => "unchanged",
-            Self::Invalid => "invalid",
-        }
-    }
-}
-
 // === impl IdentityMetrics ===
 
 impl IdentityMetrics {
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let certify = ServedMethod {
-            service: super::SERVICE,
-            name: super::METHOD,
+            service: SERVICE,
+            name: METHOD,
             type_: "unary",
             buckets: &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
             codes: &[
@@ -190,17 +198,17 @@ impl IdentityMetrics {
             )?,
             issuers: Mutex::default(),
         };
-        for reload in Reload::ALL {
-            metrics.reloads.with_label_values(&[reload.label()]);
+        for reload in Reload::VARIANTS {
+            metrics.reloads.with_label_values(&[reload.into_str()]);
         }
-        for result in Reviewer::RESULTS {
-            metrics.reviews.with_label_values(&[result]);
+        for result in ReviewResult::VARIANTS {
+            metrics.reviews.with_label_values(&[result.into_str()]);
         }
         Ok(Arc::new(metrics))
     }
 
     pub(super) fn reload(&self, result: Reload) {
-        self.reloads.with_label_values(&[result.label()]).inc();
+        self.reloads.with_label_values(&[result.into_str()]).inc();
     }
 
     pub(super) fn differs(&self, differs: bool) {
@@ -255,8 +263,8 @@ impl IdentityMetrics {
         self.refused.with_label_values(&[reason]).inc();
     }
 
-    pub(super) fn token_review(&self, result: &'static str) {
-        self.reviews.with_label_values(&[result]).inc();
+    pub(super) fn token_review(&self, result: ReviewResult) {
+        self.reviews.with_label_values(&[result.into_str()]).inc();
     }
 
     pub(super) fn queued(&self, since: Instant) {
@@ -275,7 +283,7 @@ fn seconds(time: Timestamp) -> f64 {
 }
 
 /// Returns the label of an issuer or a trust anchor with these hexadecimal digits.
-pub(super) fn label(digits: &str) -> &str {
+fn label(digits: &str) -> &str {
     digits.get(..DIGITS).unwrap_or(digits)
 }
 

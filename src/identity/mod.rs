@@ -45,14 +45,17 @@ pub use self::follow::{
     files::{IssuerFileNames, IssuerFiles},
 };
 use self::{
-    events::IdentityEvents, follow::IssuerFollower, metrics::IdentityMetrics, rates::IssuanceRates, review::Reviewer,
-    server::IdentityServer, service::CertifyService, username::IdentityDomain, validity::LeafLifetime,
+    events::IdentityEvents,
+    follow::IssuerFollower,
+    metrics::IdentityMetrics,
+    rates::IssuanceRates,
+    review::Reviewer,
+    server::{IdentityServer, tls::OwnCertificate},
+    service::CertifyService,
+    username::IdentityDomain,
+    validity::LeafLifetime,
 };
 use crate::{events::Events, tasks::Tasks};
-
-/// The names of the service and of its method.
-const SERVICE: &str = "io.linkerd.proxy.identity.Identity";
-const METHOD: &str = "Certify";
 
 /// The time for calls under way when the process stops.
 pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
@@ -83,6 +86,8 @@ pub struct IdentitySettings {
     pub allow_api_audience: bool,
     /// Whether there are Events about the certificates of ServiceAccounts.
     pub issued_events: bool,
+    /// Whether the server terminates TLS itself, with a certificate of its own issuer.
+    pub tls: bool,
 }
 
 /// Returns why no identities can be formed with these names.
@@ -113,15 +118,25 @@ pub fn spawn(
     let access = access::warn_unless_permitted(deps.client.clone());
     readers.spawn("identity-issuer", async { _ = tokio::join!(follower.follow(), access) });
     let reviewer = Reviewer::new(deps.client, settings.max_token_reviews, settings.allow_api_audience, &metrics);
+    let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
+    let tls = match settings.tls {
+        true => {
+            let certificate = Arc::<OwnCertificate>::default();
+            let renewed = Arc::clone(&certificate).renew(Arc::clone(&followed), domain.clone(), lifetime);
+            readers.spawn("identity-certificate", renewed);
+            Some(server::tls::acceptor(certificate)?)
+        }
+        false => None,
+    };
     let service = CertifyService {
         domain,
-        lifetime: LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance),
+        lifetime,
         followed: Arc::clone(&followed),
         reviewer,
         rates: Mutex::new(IssuanceRates::default()),
         metrics,
         events,
     };
-    servers.spawn("identity", IdentityServer::new(service, deps.connections).serve(deps.listener, stop));
+    servers.spawn("identity", IdentityServer::new(service, tls, deps.connections).serve(deps.listener, stop));
     Ok(followed)
 }

@@ -21,7 +21,9 @@ pub struct CertifyResponse {
     /// A list of PEM-encoded x509 Certificates that establish the trust chain
     /// between the leaf_certificate and the well-known trust anchors.
     #[prost(bytes = "vec", repeated, tag = "2")]
-    pub intermediate_certificates: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    pub intermediate_certificates: ::prost::alloc::vec::Vec<
+        ::prost::alloc::vec::Vec<u8>,
+    >,
     #[prost(message, optional, tag = "3")]
     pub valid_until: ::core::option::Option<::prost_types::Timestamp>,
 }

@@ -274,7 +274,11 @@ const IDENTITY: &[ReasonEntry] = &[
         "The issuer's key is the key of the root, so it cannot be replaced without replacing the root.",
         "Use an issuer that the root has signed.",
     ),
-    fine("TrustAnchorsUpdated", NORMAL, "The bundle of trust anchors is another one. Proxies use it after their restart."),
+    fine(
+        "TrustAnchorsUpdated",
+        NORMAL,
+        "The bundle of trust anchors is another one. Proxies use it after their restart.",
+    ),
     entry(
         "TrustAnchorExpired",
         WARNING,

@@ -27,6 +27,7 @@ mod harness;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod helm_charts;
+mod identity;
 mod leadership;
 #[allow(
     clippy::indexing_slicing,

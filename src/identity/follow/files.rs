@@ -134,7 +134,10 @@ impl IssuerFileNames {
 impl IssuerFileContents {
     pub(super) fn hash(&self) -> ContentHash {
         let parts = [Sha256::digest(&self.certificates), Sha256::digest(&*self.key)];
-        ContentHash { issuer: Sha256::digest(parts.concat()).into(), trust_roots: Sha256::digest(&self.trust_roots).into() }
+        ContentHash {
+            issuer: Sha256::digest(parts.concat()).into(),
+            trust_roots: Sha256::digest(&self.trust_roots).into(),
+        }
     }
 }
 
@@ -174,7 +177,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = files(&folder);
         let (stamp, first) = (files.stamp(), files.read().unwrap());
-        assert_eq!((&*first.certificates, &**first.key, &*first.trust_roots), (&b"certificate one"[..], &b"key one"[..], &b"roots"[..]));
+        assert_eq!(
+            (&*first.certificates, &**first.key, &*first.trust_roots),
+            (&b"certificate one"[..], &b"key one"[..], &b"roots"[..])
+        );
         assert_eq!(files.stamp(), stamp);
         swap(&files.issuer, "two");
         assert_ne!(files.stamp(), stamp);

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use self::{
     files::{ContentHash, IssuerFileContents, IssuerFiles},
-    progress::{FollowProgress, NextStep, RETRY},
+    progress::{FollowProgress, FollowStep, RETRY},
 };
 use super::{
     anchors::AnchorBundle,
@@ -86,6 +86,11 @@ impl FollowedIssuer {
         }
     }
 
+    /// Returns a receiver of the issuers that are loaded.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<Arc<LoadedIssuer>>> {
+        self.current.subscribe()
+    }
+
     pub(super) fn current(&self) -> Option<Arc<LoadedIssuer>> {
         self.current.borrow().clone()
     }
@@ -128,7 +133,8 @@ impl IssuerFollower {
     fn step(&mut self, now: Instant, time: Timestamp) {
         let in_use = self.followed.current();
         // At the end of its chain, an issuer may lose a certificate that it does not need.
-        let must_reload = in_use.as_ref().is_some_and(|it| it.issuer.not_after() <= time && it.at < it.issuer.not_after());
+        let must_reload =
+            in_use.as_ref().is_some_and(|it| it.issuer.not_after() <= time && it.at < it.issuer.not_after());
         if self.progress.must_read(self.files.stamp(), now) || must_reload {
             match self.files.read() {
                 Ok(contents) => self.evaluate(&contents, must_reload, now, time),
@@ -144,12 +150,12 @@ impl IssuerFollower {
     fn evaluate(&mut self, contents: &IssuerFileContents, must_reload: bool, now: Instant, time: Timestamp) {
         let hash = contents.hash();
         match self.progress.next_step(hash, must_reload, now) {
-            NextStep::Nothing => {}
-            NextStep::Unchanged => {
+            FollowStep::Nothing => {}
+            FollowStep::Unchanged => {
                 self.metrics.reload(Reload::Unchanged);
                 self.clear_problem();
             }
-            NextStep::Load => match self.load(contents, time) {
+            FollowStep::Load => match self.load(contents, time) {
                 Ok(loaded) => self.use_from_now_on(loaded, hash),
                 Err(why) => self.skip(Some(hash), why, now),
             },
@@ -248,3 +254,6 @@ impl IssuerFollower {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

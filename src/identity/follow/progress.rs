@@ -34,7 +34,7 @@ struct FailedLoad {
 
 /// What a step does with the contents of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NextStep {
+pub(super) enum FollowStep {
     Load,
     /// They are in use, and were written again or have replaced others that cannot be used.
     Unchanged,
@@ -57,12 +57,12 @@ impl FollowProgress {
     }
 
     /// Returns what to do with these contents. `must_reload` demands a load although they are in use.
-    pub(super) fn next_step(&mut self, contents: ContentHash, must_reload: bool, now: Instant) -> NextStep {
+    pub(super) fn next_step(&mut self, contents: ContentHash, must_reload: bool, now: Instant) -> FollowStep {
         if self.in_use == Some(contents) && !must_reload {
-            return if self.failed.take().is_some() { NextStep::Unchanged } else { NextStep::Nothing };
+            return if self.failed.take().is_some() { FollowStep::Unchanged } else { FollowStep::Nothing };
         }
         let waits = |failed: &FailedLoad| failed.contents == Some(contents) && now < failed.retry;
-        if self.failed.as_ref().is_some_and(waits) { NextStep::Nothing } else { NextStep::Load }
+        if self.failed.as_ref().is_some_and(waits) { FollowStep::Nothing } else { FollowStep::Load }
     }
 
     /// Returns what changed of what is in use: the issuer, the trust anchors.
@@ -116,11 +116,11 @@ mod tests {
         let delay = |failures| SECOND * 2u32.pow(failures);
         for (failures, at) in [(0, 0), (1, 1), (2, 3)] {
             let at = now + at * SECOND;
-            assert_eq!(progress.next_step(contents(2, 1), false, at), NextStep::Load, "{failures}");
+            assert_eq!(progress.next_step(contents(2, 1), false, at), FollowStep::Load, "{failures}");
             progress.failed(Some(contents(2, 1)), delay, at);
             let early = at + SECOND / 2;
             assert!(!progress.must_read(stamp(1), early));
-            assert_eq!(progress.next_step(contents(2, 1), false, early), NextStep::Nothing);
+            assert_eq!(progress.next_step(contents(2, 1), false, early), FollowStep::Nothing);
             assert!(progress.must_read(stamp(1), at + delay(failures)));
         }
     }
@@ -130,7 +130,7 @@ mod tests {
         let (mut progress, now) = (FollowProgress::default(), Instant::now());
         assert_eq!(progress.loaded(contents(1, 1)), (true, true));
         progress.failed(Some(contents(2, 1)), |_| 60 * SECOND, now);
-        assert_eq!(progress.next_step(contents(2, 2), false, now), NextStep::Load);
+        assert_eq!(progress.next_step(contents(2, 2), false, now), FollowStep::Load);
         assert_eq!(progress.loaded(contents(2, 2)), (true, true));
         assert_eq!(progress.loaded(contents(2, 3)), (false, true));
     }
@@ -139,9 +139,9 @@ mod tests {
     fn contents_in_use_are_loaded_again_only_on_demand() {
         let (mut progress, now) = (FollowProgress::default(), Instant::now());
         progress.loaded(contents(1, 1));
-        assert_eq!(progress.next_step(contents(1, 1), false, now), NextStep::Nothing);
-        assert_eq!(progress.next_step(contents(1, 1), true, now), NextStep::Load);
+        assert_eq!(progress.next_step(contents(1, 1), false, now), FollowStep::Nothing);
+        assert_eq!(progress.next_step(contents(1, 1), true, now), FollowStep::Load);
         progress.failed(None, |_| SECOND, now);
-        assert_eq!(progress.next_step(contents(1, 1), false, now), NextStep::Unchanged);
+        assert_eq!(progress.next_step(contents(1, 1), false, now), FollowStep::Unchanged);
     }
 }

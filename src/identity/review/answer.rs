@@ -41,7 +41,9 @@ struct ReviewedUser {
 pub(super) enum ReviewOutcome {
     Decided(Result<ReviewedToken, ReviewRefusal>),
     /// The token does not have the audience. A review without an audience may accept it.
-    OtherAudience { error: String },
+    OtherAudience {
+        error: String,
+    },
 }
 
 // === impl ReviewAnswer ===

@@ -57,7 +57,8 @@ mod tests {
     #[test]
     fn the_namespace_is_that_of_the_payload() {
         // The payload is {"iss":"x","kubernetes.io":{"namespace":"emojivoto","pod":{"name":"web-1"}}}.
-        let payload = "eyJpc3MiOiJ4Iiwia3ViZXJuZXRlcy5pbyI6eyJuYW1lc3BhY2UiOiJlbW9qaXZvdG8iLCJwb2QiOnsibmFtZSI6IndlYi0xIn19fQ";
+        let payload =
+            "eyJpc3MiOiJ4Iiwia3ViZXJuZXRlcy5pbyI6eyJuYW1lc3BhY2UiOiJlbW9qaXZvdG8iLCJwb2QiOnsibmFtZSI6IndlYi0xIn19fQ";
         assert_eq!(namespace(&format!("e30.{payload}.sig")), "emojivoto");
         for token in ["", "ok:user", "a.b", "a.!.c", "a.e30.c", &format!("e30.{payload}=.sig")] {
             assert_eq!(namespace(token), "", "{token}");

@@ -27,7 +27,7 @@ use self::{
     known::{KEPT_NEGATIVE, KEPT_POSITIVE, KnownAnswer, KnownAnswers, ReviewedHash},
     queue::ReviewQueue,
 };
-use super::metrics::IdentityMetrics;
+use super::metrics::{IdentityMetrics, ReviewResult};
 use crate::{client, retry::backoff};
 
 /// The audience of the tokens that Linkerd's proxies send.
@@ -93,14 +93,14 @@ pub(super) struct Reviewer {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ReviewRequest<'a> {
+struct TokenReviewBody<'a> {
     api_version: &'static str,
     kind: &'static str,
-    spec: ReviewSpec<'a>,
+    spec: TokenReviewSpec<'a>,
 }
 
 #[derive(Serialize)]
-struct ReviewSpec<'a> {
+struct TokenReviewSpec<'a> {
     token: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     audiences: &'a [&'static str],
@@ -109,15 +109,14 @@ struct ReviewSpec<'a> {
 // === impl ReviewRefusal ===
 
 impl ReviewRefusal {
-    /// Returns the label of the result in the metric.
-    fn label(&self) -> &'static str {
+    fn result(&self) -> ReviewResult {
         match self {
-            Self::Invalid(_) => "invalid",
-            Self::Unauthenticated => "unauthenticated",
-            Self::OtherAudience => "other_audience",
-            Self::Denied(_) => "denied",
-            Self::Unavailable(_) => "unavailable",
-            Self::Overloaded => "overloaded",
+            Self::Invalid(_) => ReviewResult::Invalid,
+            Self::Unauthenticated => ReviewResult::Unauthenticated,
+            Self::OtherAudience => ReviewResult::OtherAudience,
+            Self::Denied(_) => ReviewResult::Denied,
+            Self::Unavailable(_) => ReviewResult::Unavailable,
+            Self::Overloaded => ReviewResult::Overloaded,
         }
     }
 }
@@ -125,19 +124,6 @@ impl ReviewRefusal {
 // === impl Reviewer ===
 
 impl Reviewer {
-    /// The results in the metric `token_reviews_total`.
-    pub(super) const RESULTS: [&str; 9] = [
-        "authenticated",
-        "api_audience",
-        "invalid",
-        "unauthenticated",
-        "other_audience",
-        "denied",
-        "unavailable",
-        "overloaded",
-        "known",
-    ];
-
     /// At most `at_once` reviews run at the same time.
     pub(super) fn new(
         client: &Client,
@@ -161,7 +147,7 @@ impl Reviewer {
         let place = self.known.lock().place(ReviewedHash::of(token), Instant::now());
         let Some(place) = place else { return self.reviewed(token, deadline).await.answer };
         if let Some(known) = place.get() {
-            self.metrics.token_review("known");
+            self.metrics.token_review(ReviewResult::Known);
             return Arc::clone(&known.answer);
         }
         // Equal reviews wait here for the first one. If its call ends, the next one sends a request.
@@ -170,16 +156,16 @@ impl Reviewer {
 
     async fn reviewed(&self, token: &str, deadline: Instant) -> KnownAnswer<SharedAnswer> {
         let answer = self.queued(token, deadline).await;
-        let (label, kept) = match &answer {
-            Ok(token) if token.by_api_audience => ("api_audience", KEPT_POSITIVE),
-            Ok(_) => ("authenticated", KEPT_POSITIVE),
+        let (result, kept) = match &answer {
+            Ok(token) if token.by_api_audience => (ReviewResult::ApiAudience, KEPT_POSITIVE),
+            Ok(_) => (ReviewResult::Authenticated, KEPT_POSITIVE),
             Err(
                 refusal @ (ReviewRefusal::Invalid(_) | ReviewRefusal::Unauthenticated | ReviewRefusal::OtherAudience),
-            ) => (refusal.label(), KEPT_NEGATIVE),
+            ) => (refusal.result(), KEPT_NEGATIVE),
             // The token may be valid.
-            Err(refusal) => (refusal.label(), Duration::ZERO),
+            Err(refusal) => (refusal.result(), Duration::ZERO),
         };
-        self.metrics.token_review(label);
+        self.metrics.token_review(result);
         KnownAnswer { answer: Arc::new(answer), until: Instant::now() + kept }
     }
 
@@ -207,8 +193,8 @@ impl Reviewer {
         audiences: &[&'static str],
         deadline: Instant,
     ) -> Result<ReviewAnswer, ReviewRefusal> {
-        let spec = ReviewSpec { token, audiences };
-        let review = ReviewRequest { api_version: "authentication.k8s.io/v1", kind: "TokenReview", spec };
+        let spec = TokenReviewSpec { token, audiences };
+        let review = TokenReviewBody { api_version: "authentication.k8s.io/v1", kind: "TokenReview", spec };
         let body = serde_json::to_vec(&review).map_err(|error| ReviewRefusal::Denied(error.to_string()))?;
         let mut failures = 0;
         loop {

@@ -28,7 +28,10 @@ impl ReviewScript {
         assert_eq!((request.method().as_str(), request.uri().path()), ("POST", PATH));
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let review: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!((&review["kind"], &review["apiVersion"]), (&json!("TokenReview"), &json!("authentication.k8s.io/v1")));
+        assert_eq!(
+            (&review["kind"], &review["apiVersion"]),
+            (&json!("TokenReview"), &json!("authentication.k8s.io/v1"))
+        );
         let token = review["spec"]["token"].as_str().unwrap();
         let audiences = review["spec"]["audiences"].clone();
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -98,10 +101,9 @@ async fn equal_tokens_are_reviewed_once_and_the_answer_is_used_again_for_a_while
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_used_again_for_a_second_and_a_failure_is_not() {
     let (script, reviewer) = reviewer(10, false);
-    for (token, refusal, second) in [
-        ("no", ReviewRefusal::Unauthenticated, 1),
-        ("code:403", ReviewRefusal::Denied("no".to_owned()), 2),
-    ] {
+    for (token, refusal, second) in
+        [("no", ReviewRefusal::Unauthenticated, 1), ("code:403", ReviewRefusal::Denied("no".to_owned()), 2)]
+    {
         script.requests.store(0, Ordering::Relaxed);
         assert_eq!(username(&reviewer, token).await, Err(refusal.clone()));
         assert_eq!(username(&reviewer, token).await, Err(refusal.clone()));

@@ -1,21 +1,14 @@
 //! The gRPC server: its connections, and its shutdown.
 //!
-//! In: HTTP/2 connections without TLS (a Linkerd proxy in the Pod, if it has one, terminates TLS). Out: answers of
-//! [`CertifyService`]. Always holds: connections, requests and the memory of requests are bounded; a panic ends one call;
+//! In: HTTP/2 connections, without TLS if a Linkerd proxy in the Pod terminates it. Out: answers of [`CertifyService`]. Always holds: connections, requests and the memory of requests are bounded; a panic ends one call;
 //! calls under way have [`DRAIN_TIME`] when the process stops. hyper serves the connections: each call is one small
 //! message in both directions, so no stream can be behind.
 
 mod activity;
 mod message;
+pub(super) mod tls;
 
-use std::{
-    collections::VecDeque,
-    convert::Infallible,
-    net::SocketAddr,
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
 use http::{Method, Request, Response, StatusCode};
@@ -28,11 +21,13 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use tracing::{debug, error};
@@ -41,7 +36,10 @@ use self::{
     activity::{ConnectionActivity, IdleEnd},
     message::{ResponseFrames, decode, read, response},
 };
-use super::{METHOD, SERVICE, metrics::IdentityMetrics, service::CertifyService};
+use super::{
+    metrics::{IdentityMetrics, METHOD, SERVICE},
+    service::CertifyService,
+};
 use crate::{
     contain::{Work, contain_future},
     listen,
@@ -52,8 +50,11 @@ use crate::{
 pub(super) const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The maximum number of calls of one connection. Behind the server's own proxy, all proxies share a connection.
 const CALLS_PER_CONNECTION: u32 = 10_000;
+/// The number of connections that have ended and are remembered.
+const MAX_ENDED: usize = 64;
 /// The maximum memory of the requests that are being answered, in bytes.
 const MEMORY_OF_REQUESTS: usize = 64 << 20;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The deadline for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of the headers of a request.
@@ -70,6 +71,8 @@ const OVERLOADED: &str = "this identity server is overloaded: retry, preferably 
 pub(super) struct IdentityServer {
     service: CertifyService,
     metrics: Arc<IdentityMetrics>,
+    /// `None` without TLS.
+    tls: Option<TlsAcceptor>,
     memory: Semaphore,
     connections: usize,
 }
@@ -108,9 +111,9 @@ impl Drop for CertifyObserver {
 // === impl IdentityServer ===
 
 impl IdentityServer {
-    pub(super) fn new(service: CertifyService, connections: usize) -> Arc<Self> {
+    pub(super) fn new(service: CertifyService, tls: Option<TlsAcceptor>, connections: usize) -> Arc<Self> {
         let metrics = Arc::clone(&service.metrics);
-        Arc::new(Self { service, metrics, memory: Semaphore::new(MEMORY_OF_REQUESTS), connections })
+        Arc::new(Self { service, metrics, tls, memory: Semaphore::new(MEMORY_OF_REQUESTS), connections })
     }
 
     /// Serves until `stop` is cancelled, and then until the calls under way are answered.
@@ -133,11 +136,13 @@ impl IdentityServer {
         loop {
             let (stream, client) = listen::accept(listener, "certificates").await;
             while tasks.try_join_next().is_some() {}
-            if open.len() >= self.connections {
+            // A handle keeps the memory of its task, and each search is for about as many that have ended.
+            if open.len() > 2 * tasks.len() + MAX_ENDED {
                 open.retain(|connection| !connection.task.is_finished());
             }
-            if open.len() >= self.connections {
-                let oldest = open.iter().position(|connection| !connection.activity.has_open_call());
+            if tasks.len() >= self.connections {
+                let is_idle = |it: &AcceptedConnection| !it.task.is_finished() && !it.activity.has_open_call();
+                let oldest = open.iter().position(is_idle);
                 let Some(connection) = oldest.and_then(|at| open.remove(at)) else {
                     debug!(%client, "closing a new connection, because all others have calls");
                     continue;
@@ -159,8 +164,27 @@ impl IdentityServer {
     ) {
         // An answer is one small write, which must not wait for the next one.
         _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else { return Arc::clone(&self).http(stream, client, &activity, &stop).await };
+        let handshake = tokio::select! {
+            handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)) => handshake,
+            () = stop.cancelled() => return,
+        };
+        match handshake {
+            Ok(Ok(stream)) => Arc::clone(&self).http(stream, client, &activity, &stop).await,
+            Ok(Err(error)) => debug!(%client, %error, "a TLS handshake failed"),
+            Err(_) => debug!(%client, "a TLS handshake was not completed in time"),
+        }
+    }
+
+    async fn http(
+        self: Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        client: SocketAddr,
+        activity: &Arc<ConnectionActivity>,
+        stop: &CancellationToken,
+    ) {
         let service = service_fn(|request| {
-            let (server, activity) = (Arc::clone(&self), Arc::clone(&activity));
+            let (server, activity) = (Arc::clone(&self), Arc::clone(activity));
             async move { Ok::<_, Infallible>(server.answer(request, client, &activity).await) }
         });
         let connection = http2::Builder::new(TokioExecutor::new())
@@ -243,3 +267,6 @@ impl IdentityServer {
         certified.map_err(|refusal| Status::new(refusal.code(), refusal.to_string()))
     }
 }
+
+#[cfg(test)]
+mod tests;

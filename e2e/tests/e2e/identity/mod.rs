@@ -1,0 +1,238 @@
+//! The operator in place of Linkerd's container `identity`: its permissions, what it certifies, and its issuer. The
+//! tokens are those of a real API server, and the client is Linkerd's.
+
+mod volumes;
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    Process, Rig, Signal, Spawn, eventually, executable::operator_binary, linkerd_controller::loopback, mesh::SOON,
+    plain_http,
+};
+use hyper::{Method, StatusCode};
+use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
+use rcgen::{CertificateParams, DnType, KeyPair};
+use rustls::{
+    RootCertStore,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier},
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tonic::{Code, Status};
+
+use self::volumes::{Authority, Volume};
+
+const AUDIENCE: &str = "identity.l5d.io";
+const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
+const VOTING: &str = "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local";
+
+/// The operator in place of Linkerd's container, with the ServiceAccounts `web` and `voting`.
+struct Identity {
+    process: Process,
+    address: SocketAddr,
+    admin: SocketAddr,
+    issuer: Volume,
+    roots: Volume,
+    control_plane: Rig,
+}
+
+// === impl Identity ===
+
+impl Identity {
+    /// Starts the server without an issuer.
+    async fn start() -> Result<Self> {
+        let control_plane = Rig::bare().namespace("linkerd").namespace("emojivoto").start().await?;
+        let granted = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/identity/rbac.yaml").display().to_string();
+        control_plane.kubectl(&["apply", "-f", &granted]).await?;
+        for account in ["web", "voting"] {
+            control_plane.kubectl(&["-n=emojivoto", "create", "serviceaccount", account]).await?;
+        }
+        let folder = control_plane.directory();
+        let (issuer, roots) = (Volume::new(folder.join("issuer"))?, Volume::new(folder.join("roots"))?);
+        let (address, admin) = (loopback()?, loopback()?);
+        let account = control_plane.kubeconfig_for_service_account("linkerd", "linkerd-identity").await?;
+        // The flags of Linkerd's chart, and those of this test.
+        let spawn = Spawn::new("identity", operator_binary()?, folder.join("identity.log"))
+            .args(["identity", "-log-level=info", "-log-format=plain", "-controller-namespace=linkerd"])
+            .args(["-identity-trust-domain=cluster.local", "-identity-issuance-lifetime=24h0m0s"])
+            .args(["-identity-clock-skew-allowance=20s", "-identity-scheme=linkerd.io/tls"])
+            .args(["-enable-pprof=false", "-kube-apiclient-qps=100", "-kube-apiclient-burst=200"])
+            .args([format!("-kubeconfig={}", account.display())])
+            .args([format!("-addr={address}"), format!("-admin-addr={admin}")])
+            .args([format!("-issuer={}", issuer.0.display()), format!("--trust-roots={}", roots.0.display())]);
+        let process = Process::spawn(spawn)?;
+        Ok(Self { process, address, admin, issuer, roots, control_plane })
+    }
+
+    async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
+        let (status, body) = plain_http::request(self.admin, Method::GET, path, "", Duration::from_secs(2)).await?;
+        Ok((status, String::from_utf8(body.to_vec())?))
+    }
+
+    /// Waits until `/ready` has this status.
+    async fn shows(&self, expected: StatusCode) -> Result<String> {
+        let ready = eventually(SOON, format!("/ready to be {expected}"), async || {
+            let (status, body) = self.get("/ready").await?;
+            ensure!(status == expected, "{status}: {body}");
+            Ok(body)
+        });
+        ready.await.with_context(|| self.process.log_tail(20))
+    }
+
+    async fn token(&self, account: &str, audience: &str) -> Result<String> {
+        self.control_plane.token_for("emojivoto", account, &[audience]).await
+    }
+
+    async fn certify(&self, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
+        let channel = tonic::transport::Channel::builder(format!("http://{}", self.address).parse().unwrap());
+        let channel = channel.connect().await.map_err(|error| Status::unknown(error.to_string()))?;
+        let certificate_signing_request =
+            signing_request(identity).map_err(|error| Status::unknown(error.to_string()))?;
+        let request = CertifyRequest {
+            identity: identity.to_owned(),
+            token: token.as_bytes().to_vec(),
+            certificate_signing_request,
+        };
+        Ok(IdentityClient::new(channel).certify(request).await?.into_inner())
+    }
+
+    async fn refusal(&self, identity: &str, token: &str) -> Result<(Code, String)> {
+        match self.certify(identity, token).await {
+            Ok(_) => anyhow::bail!("{identity} received a certificate"),
+            Err(status) => Ok((status.code(), status.message().to_owned())),
+        }
+    }
+
+    /// Returns the certificate of the issuer, of the answer to the next call.
+    async fn signer(&self, token: &str) -> Result<Vec<u8>> {
+        let answer = self.certify(WEB, token).await?;
+        answer.intermediate_certificates.into_iter().next().context("an answer without an issuer")
+    }
+
+    /// Returns the reasons of the Events about the Deployment.
+    async fn reasons(&self) -> Result<String> {
+        let selector = "--field-selector=involvedObject.name=linkerd-identity";
+        let reasons = "-o=jsonpath={.items[*].reason} {.items[*].reportingComponent}";
+        self.control_plane.kubectl(&["-n=linkerd", "get", "events", selector, reasons]).await
+    }
+}
+
+/// As the proxy makes it.
+fn signing_request(identity: &str) -> Result<Vec<u8>> {
+    let mut params = CertificateParams::new(vec![identity.to_owned()])?;
+    params.distinguished_name.remove(DnType::CommonName);
+    params.distinguished_name.push(DnType::CommonName, identity);
+    Ok(params.serialize_request(&KeyPair::generate()?)?.der().to_vec())
+}
+
+/// Verifies a certificate as a proxy does that trusts this root.
+fn verify(answer: &CertifyResponse, identity: &str, root: &Authority) -> Result<()> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from(root.der().to_vec()))?;
+    let provider = Arc::new(ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+    let leaf = CertificateDer::from(answer.leaf_certificate.clone());
+    let chain: Vec<_> = answer.intermediate_certificates.iter().cloned().map(CertificateDer::from).collect();
+    let name = ServerName::try_from(identity.to_owned())?;
+    verifier.verify_server_cert(&leaf, &chain, &name, &[], UnixTime::now())?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_no_other() -> Result<()> {
+    let mut identity = Identity::start().await?;
+    let waiting = identity.shows(StatusCode::SERVICE_UNAVAILABLE).await?;
+    assert!(waiting.contains("no issuer of certificates is loaded"), "{waiting}");
+    assert_eq!(identity.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
+    let token = identity.token("web", AUDIENCE).await?;
+    let (code, text) = identity.refusal(WEB, &token).await?;
+    assert_eq!((code, &*text), (Code::Unavailable, "cert issuer not ready yet"));
+
+    let root = Authority::root("root.linkerd.cluster.local")?;
+    identity.roots.put_roots(&[&root])?;
+    identity.issuer.put_issuer(&root.signs("identity.linkerd.cluster.local")?)?;
+    identity.shows(StatusCode::OK).await?;
+    let answer = identity.certify(WEB, &token).await?;
+    verify(&answer, WEB, &root)?;
+    verify(&answer, VOTING, &root).unwrap_err();
+    assert!(answer.valid_until.is_some_and(|until| until.nanos == 0));
+
+    let (code, text) = identity.refusal(VOTING, &token).await?;
+    let expected = format!("requested identity did not match provided token: requested={VOTING}; found={WEB}");
+    assert_eq!((code, text), (Code::FailedPrecondition, expected));
+    let other = identity.token("web", "vault").await?;
+    let (code, text) = identity.refusal(WEB, &other).await?;
+    assert!(code == Code::InvalidArgument && text.contains("token audiences"), "{code}: {text}");
+    let (code, _) = identity.refusal(WEB, "nonsense").await?;
+    assert!(matches!(code, Code::InvalidArgument | Code::FailedPrecondition), "{code}");
+
+    let (_, metrics) = identity.get("/metrics").await?;
+    for line in [
+        r#"grpc_server_handled_total{grpc_code="OK",grpc_method="Certify""#,
+        r#"linkerd_operator_identity_refused_total{reason="other_identity"} 1"#,
+        r#"linkerd_operator_identity_token_reviews_total{result="known"} 1"#,
+        "issuer_cert_ttl_seconds ",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let account = "--field-selector=involvedObject.kind=ServiceAccount,involvedObject.name=web";
+    eventually(SOON, "the Event about the certificate", async || {
+        let events = &identity.control_plane;
+        let note =
+            events.kubectl(&["-n=emojivoto", "get", "events", account, "-o=jsonpath={.items[*].message}"]).await?;
+        ensure!(note.starts_with(&format!("issued certificate for {WEB} until ")), "{note}");
+        Ok(())
+    })
+    .await?;
+    let log = identity.process.log();
+    assert!(!log.contains(&token) && !log.contains("PRIVATE KEY"), "{log}");
+    identity.process.signal(Signal::TERM)?;
+    assert!(identity.process.wait(SOON).await?.success());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted() -> Result<()> {
+    let identity = Identity::start().await?;
+    let (first_root, second_root) = (Authority::root("root")?, Authority::root("root")?);
+    let [first, second] = [first_root.signs("first")?, first_root.signs("second")?];
+    let third = second_root.signs("third")?;
+    identity.roots.put_roots(&[&first_root])?;
+    identity.issuer.put_issuer(&first)?;
+    identity.shows(StatusCode::OK).await?;
+    let token = identity.token("web", AUDIENCE).await?;
+    assert_eq!(identity.signer(&token).await?, first.der());
+    let signs = async |issuer: &Authority| {
+        eventually(SOON, "the new issuer to sign", async || {
+            ensure!(identity.signer(&token).await? == issuer.der(), "another issuer signs");
+            Ok(())
+        })
+        .await
+    };
+    identity.issuer.put_issuer(&second)?;
+    signs(&second).await?;
+
+    // The API server knows nothing of roots: the server itself must refuse an issuer that no proxy trusts.
+    identity.issuer.put_issuer(&third)?;
+    eventually(SOON, "/ready to name the issuer that is skipped", async || {
+        let (status, body) = identity.get("/ready").await?;
+        ensure!(status == StatusCode::OK && body.contains("the last issuer of certificates stays in use"), "{body}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(identity.signer(&token).await?, second.der());
+    let (_, metrics) = identity.get("/metrics").await?;
+    assert!(metrics.contains("linkerd_operator_identity_issuer_differs_from_files 1"), "{metrics}");
+    identity.roots.put_roots(&[&first_root, &second_root])?;
+    signs(&third).await?;
+    verify(&identity.certify(WEB, &token).await?, WEB, &second_root)?;
+    eventually(SOON, "the Events about the issuer", async || {
+        let reasons = identity.reasons().await?;
+        for reason in ["IssuerUpdated", "IssuerUpdateSkipped", "TrustAnchorsUpdated", "linkerd-identity"] {
+            ensure!(reasons.contains(reason), "{reasons}");
+        }
+        Ok(())
+    })
+    .await
+}

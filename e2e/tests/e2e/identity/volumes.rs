@@ -1,0 +1,89 @@
+//! Issuers and trust anchors, and the volumes in which the kubelet mounts them.
+//!
+//! * In: a folder. Out: files that are swapped as the kubelet swaps them: a new folder, and `..data` renamed over the old
+//!   link.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use anyhow::Result;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+
+static VERSION: AtomicUsize = AtomicUsize::new(0);
+
+/// A volume with the files of a Secret or a ConfigMap.
+pub(super) struct Volume(pub(super) PathBuf);
+
+/// A certificate authority: a root, or an issuer that a root has signed.
+pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+// === impl Volume ===
+
+impl Volume {
+    pub(super) fn new(folder: PathBuf) -> Result<Self> {
+        fs::create_dir(&folder)?;
+        Ok(Self(folder))
+    }
+
+    /// Swaps the files of the volume.
+    pub(super) fn put(&self, files: &[(&str, &str)]) -> Result<()> {
+        let version = format!("..v{}", VERSION.fetch_add(1, Ordering::Relaxed));
+        let folder = self.0.join(&version);
+        fs::create_dir(&folder)?;
+        for (name, text) in files {
+            fs::write(folder.join(name), text)?;
+            let link = self.0.join(name);
+            if fs::symlink_metadata(&link).is_err() {
+                symlink(Path::new("..data").join(name), link)?;
+            }
+        }
+        let (data, next) = (self.0.join("..data"), self.0.join("..next"));
+        let old = fs::canonicalize(&data);
+        symlink(version, &next)?;
+        fs::rename(next, data)?;
+        if let Ok(old) = old {
+            fs::remove_dir_all(old)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn put_issuer(&self, issuer: &Authority) -> Result<()> {
+        self.put(&[("crt.pem", &issuer.pem()), ("key.pem", &issuer.0.key().serialize_pem())])
+    }
+
+    pub(super) fn put_roots(&self, roots: &[&Authority]) -> Result<()> {
+        self.put(&[("ca-bundle.crt", &roots.iter().map(|root| root.pem()).collect::<String>())])
+    }
+}
+
+// === impl Authority ===
+
+impl Authority {
+    pub(super) fn root(name: &str) -> Result<Self> {
+        Ok(Self(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?))
+    }
+
+    pub(super) fn signs(&self, name: &str) -> Result<Self> {
+        Ok(Self(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?))
+    }
+
+    pub(super) fn der(&self) -> &[u8] {
+        self.0.der()
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}

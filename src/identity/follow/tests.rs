@@ -1,0 +1,140 @@
+use std::fs;
+
+use prometheus::Registry;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use tempfile::TempDir;
+
+use super::{files::IssuerFileNames, *};
+use crate::events::{Events, Notice, Reason};
+
+type TestIssuer = CertifiedIssuer<'static, KeyPair>;
+
+/// A follower of a folder, at a time that the test sets.
+struct Followed {
+    folder: TempDir,
+    follower: IssuerFollower,
+    notices: tokio::sync::mpsc::Receiver<Notice>,
+    now: Instant,
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params
+}
+
+fn root(name: &str) -> TestIssuer {
+    CertifiedIssuer::self_signed(params(name), KeyPair::generate().unwrap()).unwrap()
+}
+
+fn issuer(name: &str, root: &TestIssuer) -> TestIssuer {
+    CertifiedIssuer::signed_by(params(name), KeyPair::generate().unwrap(), root).unwrap()
+}
+
+// === impl Followed ===
+
+impl Followed {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let files =
+            IssuerFiles { issuer: path("issuer"), trust_roots: path("roots"), names: IssuerFileNames::Kubernetes };
+        for made in [&files.issuer, &files.trust_roots] {
+            fs::create_dir(made).unwrap();
+        }
+        let domain = IdentityDomain::new("linkerd", "cluster.local").unwrap();
+        let metrics = IdentityMetrics::register(&Registry::new()).unwrap();
+        let (events, notices) = Events::recorded();
+        let events = IdentityEvents::new(Some(events), "linkerd", true);
+        let follower = IssuerFollower::new(files, domain, &FollowedIssuer::new(), &metrics, events);
+        Self { folder, follower, notices, now: Instant::now() }
+    }
+
+    fn put_issuer(&self, issuer: &TestIssuer) {
+        let folder = self.folder.path().join("issuer");
+        fs::write(folder.join("tls.crt"), issuer.pem()).unwrap();
+        fs::write(folder.join("tls.key"), issuer.key().serialize_pem()).unwrap();
+    }
+
+    fn put_roots(&self, roots: &[&TestIssuer]) {
+        let text: String = roots.iter().map(|root| root.pem()).collect();
+        fs::write(self.folder.path().join("roots/ca-bundle.crt"), text).unwrap();
+    }
+
+    /// Returns the certificate of the issuer in use after the next step.
+    fn after(&mut self, seconds: u64) -> Option<Vec<u8>> {
+        self.now += Duration::from_secs(seconds);
+        self.follower.step(self.now, Timestamp::now());
+        self.follower.followed.current().and_then(|loaded| loaded.issuer.chain().first().cloned())
+    }
+
+    fn reasons(&mut self) -> Vec<Reason> {
+        std::iter::from_fn(|| self.notices.try_recv().ok()).map(|notice| notice.reason).collect()
+    }
+
+    fn problem(&self) -> String {
+        self.follower.followed.problem().unwrap_or_default()
+    }
+}
+
+#[test]
+fn an_issuer_is_waited_for_and_then_stays_in_use_when_its_files_cannot_be_used() {
+    let mut followed = Followed::new();
+    assert_eq!(followed.after(0), None);
+    assert!(
+        followed.problem().starts_with("no issuer of certificates is loaded: cannot read "),
+        "{}",
+        followed.problem()
+    );
+    assert!(!followed.follower.followed.is_ready());
+    let root = root("root");
+    let (first, second) = (issuer("first", &root), issuer("second", &root));
+    followed.put_roots(&[&root]);
+    followed.put_issuer(&first);
+    assert_eq!(followed.after(1).as_deref(), Some(first.der().as_ref()));
+    assert_eq!(followed.problem(), "");
+    assert_eq!(followed.reasons(), []);
+    // A certificate without its key.
+    fs::write(followed.folder.path().join("issuer/tls.crt"), second.pem()).unwrap();
+    assert_eq!(followed.after(1).as_deref(), Some(first.der().as_ref()));
+    assert!(followed.problem().starts_with("the last issuer of certificates stays in use: "), "{}", followed.problem());
+    assert_eq!(followed.reasons(), [Reason::IssuerUpdateSkipped]);
+    followed.put_issuer(&second);
+    assert_eq!(followed.after(1).as_deref(), Some(second.der().as_ref()));
+    assert_eq!((followed.problem(), followed.reasons()), (String::new(), vec![Reason::IssuerUpdated]));
+    fs::remove_dir_all(followed.folder.path().join("issuer")).unwrap();
+    assert_eq!(followed.after(1).as_deref(), Some(second.der().as_ref()));
+    assert!(followed.follower.followed.is_ready());
+}
+
+#[test]
+fn an_issuer_that_is_refused_is_used_when_its_root_arrives() {
+    let mut followed = Followed::new();
+    let (old, new) = (root("root"), root("root"));
+    let (first, second) = (issuer("first", &old), issuer("second", &new));
+    followed.put_roots(&[&old]);
+    followed.put_issuer(&first);
+    followed.after(0);
+    followed.put_issuer(&second);
+    assert_eq!(followed.after(1).as_deref(), Some(first.der().as_ref()));
+    followed.put_roots(&[&old, &new]);
+    assert_eq!(followed.after(1).as_deref(), Some(second.der().as_ref()));
+    let reasons = [Reason::IssuerUpdateSkipped, Reason::IssuerUpdated, Reason::TrustAnchorsUpdated];
+    assert_eq!(followed.reasons(), reasons);
+    // The root of the issuer in use leaves the bundle: the last good pair stays.
+    followed.put_roots(&[&old]);
+    assert_eq!(followed.after(1).as_deref(), Some(second.der().as_ref()));
+    assert_eq!(followed.reasons(), [Reason::IssuerUpdateSkipped]);
+}
+
+#[test]
+fn a_root_that_is_the_issuer_works_and_is_reported() {
+    let mut followed = Followed::new();
+    let root = root("root");
+    followed.put_roots(&[&root]);
+    followed.put_issuer(&root);
+    assert_eq!(followed.after(0).as_deref(), Some(root.der().as_ref()));
+    assert_eq!(followed.reasons(), [Reason::IssuerIsTrustAnchor]);
+}
