@@ -3,9 +3,21 @@
 //! In: PEM. Out: the certificates that proxies can use, and a warning about each other part. Always holds: there is at
 //! least one certificate, and each is listed once.
 
-use jiff::Timestamp;
+use std::collections::HashSet;
 
-/// The trust anchors of a mesh. `linkerd_config` has another `TrustAnchors`.
+use jiff::Timestamp;
+use rustls::pki_types::{CertificateDer, TrustAnchor};
+use webpki::anchor_from_trusted_cert;
+
+use super::{
+    certificate::{ChainCertificate, sha256},
+    pem,
+};
+
+/// The maximum length of a bundle, in bytes: that of a ConfigMap.
+const LONGEST_BUNDLE: usize = 1 << 20;
+
+/// The trust anchors of a mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct AnchorBundle {
     roots: Vec<RootCertificate>,
@@ -18,6 +30,8 @@ pub(crate) struct RootCertificate {
     pub(crate) sha256: [u8; 32],
     /// `None` if the date is unreadable. Proxies do not read it, so it does not matter to them.
     pub(crate) not_after: Option<Timestamp>,
+    /// What proxies read of the certificate.
+    pub(super) anchor: TrustAnchor<'static>,
 }
 
 // === impl AnchorBundle ===
@@ -27,16 +41,46 @@ impl AnchorBundle {
     ///
     /// # Errors
     /// When no certificate is left that a proxy can use.
-    pub(crate) fn parse(_pem: &[u8]) -> Result<Self, String> {
-        Err("the bundle has no certificate".to_owned())
+    pub(crate) fn parse(pem: &[u8]) -> Result<Self, String> {
+        if pem.len() > LONGEST_BUNDLE {
+            return Err(format!("the trust anchors are longer than {LONGEST_BUNDLE} bytes"));
+        }
+        let (mut roots, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+        for (number, block) in (1..).zip(pem::blocks(pem)) {
+            let root = block.and_then(|block| match block.label.as_str() {
+                "CERTIFICATE" => RootCertificate::parse(&block.der).ok_or_else(|| "it cannot be read".to_owned()),
+                label => Err(format!("it is a {label}, not a CERTIFICATE")),
+            });
+            match root {
+                Ok(root) if seen.insert(root.sha256) => roots.push(root),
+                Ok(_) => {}
+                Err(why) => warnings.push(format!("block {number} of the trust anchors is ignored: {why}")),
+            }
+        }
+        if roots.is_empty() {
+            warnings.insert(0, "the trust anchors have no certificate that a proxy can use".to_owned());
+            return Err(warnings.join("; "));
+        }
+        Ok(Self { roots, warnings })
     }
 
     pub(crate) fn roots(&self) -> &[RootCertificate] {
         &self.roots
     }
 
-    /// What was left out of the bundle, one sentence each, without a point at its end.
+    /// What is ignored in the bundle, one sentence for each part.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+}
+
+// === impl RootCertificate ===
+
+impl RootCertificate {
+    fn parse(der: &[u8]) -> Option<Self> {
+        let certificate = CertificateDer::from(der);
+        let anchor = anchor_from_trusted_cert(&certificate).ok()?.to_owned();
+        let not_after = ChainCertificate::parse(der).map(|certificate| certificate.not_after);
+        Some(Self { sha256: sha256(der), not_after, anchor })
     }
 }

@@ -15,19 +15,27 @@ mod access;
 pub(crate) mod anchors;
 mod certificate;
 pub(crate) mod csr;
+#[cfg(test)]
+mod csr_tests;
 mod der;
 mod ecdsa;
 mod events;
 mod follow;
 pub(crate) mod issuer;
+#[cfg(test)]
+mod issuer_tests;
 mod leaf;
 mod metrics;
 mod pem;
 mod rates;
+#[cfg(test)]
+mod recorded_tests;
 pub(crate) mod refusal;
 mod review;
 mod server;
 mod service;
+#[cfg(test)]
+mod testing;
 pub(crate) mod username;
 pub(crate) mod validity;
 

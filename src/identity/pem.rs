@@ -1,1 +1,154 @@
-//! (in work)
+//! PEM, the text form of certificates and of keys.
+//!
+//! In: a file. Out: its blocks, with the labels and the decoded bytes. Always holds: text between the blocks is skipped,
+//! as Go does; the decoded bytes are overwritten when they are no longer used, because they may be a key. The text
+//! belongs to the caller.
+
+use zeroize::Zeroizing;
+
+const BEGIN: &[u8] = b"-----BEGIN ";
+const END: &[u8] = b"-----END ";
+const DASHES: &[u8] = b"-----";
+
+/// One block.
+pub(super) struct PemBlock {
+    pub(super) label: String,
+    pub(super) der: Zeroizing<Vec<u8>>,
+}
+
+/// A block whose end was not read yet.
+struct OpenBlock<'a> {
+    label: &'a [u8],
+    lines: Vec<&'a [u8]>,
+}
+
+/// Returns the blocks of a text; for each that cannot be decoded, the reason.
+pub(super) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
+    let mut blocks = Vec::new();
+    let mut open: Option<OpenBlock<'_>> = None;
+    for line in text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
+        if let Some(label) = label(line, BEGIN) {
+            blocks.extend(open.take().map(|open| open.unfinished()));
+            open = Some(OpenBlock { label, lines: Vec::new() });
+        } else if line.starts_with(END) {
+            blocks.extend(open.take().map(|open| open.finish(line)));
+        } else if let Some(open) = &mut open {
+            open.lines.push(line);
+        }
+    }
+    blocks.extend(open.map(|open| open.unfinished()));
+    blocks
+}
+
+fn label<'a>(line: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
+    line.strip_prefix(prefix)?.strip_suffix(DASHES)
+}
+
+// === impl OpenBlock ===
+
+impl OpenBlock<'_> {
+    fn label(&self) -> String {
+        String::from_utf8_lossy(self.label).into_owned()
+    }
+
+    fn finish(&self, line: &[u8]) -> Result<PemBlock, String> {
+        let name = self.label();
+        if label(line, END) != Some(self.label) {
+            return Err(format!("the block {name} does not end with its own label"));
+        }
+        let der = base64(&self.lines).ok_or_else(|| format!("the block {name} is not base64"))?;
+        Ok(PemBlock { label: name, der })
+    }
+
+    fn unfinished(&self) -> Result<PemBlock, String> {
+        Err(format!("the block {} has no end", self.label()))
+    }
+}
+
+/// Decodes base64 with padding; `None` if it is not that. The decoded bytes are never moved, so that no copy of a key
+/// stays behind.
+fn base64(lines: &[&[u8]]) -> Option<Zeroizing<Vec<u8>>> {
+    let length: usize = lines.iter().map(|line| line.len()).sum();
+    let mut decoded = Zeroizing::new(Vec::with_capacity(length / 4 * 3 + 3));
+    // The bits of the characters since the last whole group of four.
+    let (mut bits, mut characters, mut padding) = (0_u32, 0_usize, 0_usize);
+    for byte in lines.iter().copied().flatten() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            b'=' => {
+                padding += 1;
+                0
+            }
+            b' ' | b'\t' => continue,
+            _ => return None,
+        };
+        if padding > 2 || padding > 0 && *byte != b'=' {
+            return None;
+        }
+        bits = bits << 6 | u32::from(value);
+        characters += 1;
+        if characters % 4 == 0 {
+            let [_, bytes @ ..] = bits.to_be_bytes();
+            decoded.extend_from_slice(&bytes);
+            bits = 0;
+        }
+    }
+    let length = decoded.len().saturating_sub(padding);
+    decoded.truncate(length);
+    (characters % 4 == 0).then_some(decoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Vec<Result<(String, Vec<u8>), String>> {
+        blocks(text.as_bytes()).into_iter().map(|block| block.map(|block| (block.label, block.der.to_vec()))).collect()
+    }
+
+    fn block(label: &str, bytes: &[u8]) -> Result<(String, Vec<u8>), String> {
+        Ok((label.to_owned(), bytes.to_vec()))
+    }
+
+    #[test]
+    fn text_around_blocks_other_line_breaks_and_a_missing_last_one_are_accepted() {
+        // The examples of RFC 4648.
+        let text = "# a\n-----BEGIN A-----\nZm9v\nYmFy\n-----END A-----\nbetween\n\
+            -----BEGIN B C-----\r\nZm9vYg==\r\n-----END B C-----\r\n\r\n-----BEGIN A-----\nZm9vYmE=\n-----END A-----";
+        assert_eq!(read(text), [block("A", b"foobar"), block("B C", b"foob"), block("A", b"fooba")]);
+        assert_eq!(read(""), []);
+        assert_eq!(read("Zm9v"), []);
+        assert_eq!(read("-----BEGIN A-----\n-----END A-----\n"), [block("A", b"")]);
+        assert_eq!(read("-----END A-----\n"), []);
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_decoded_is_named_and_the_next_one_is_read() {
+        let good = "-----BEGIN B-----\nZm9v\n-----END B-----\n";
+        for (bad, reason) in [
+            ("-----BEGIN A-----\nZm9v\n", "the block A has no end"),
+            ("-----BEGIN A-----\nZm9v\n-----END C-----\n", "the block A does not end with its own label"),
+            ("-----BEGIN A-----\nZm9\n-----END A-----\n", "the block A is not base64"),
+            ("-----BEGIN A-----\nZm=v\n-----END A-----\n", "the block A is not base64"),
+            ("-----BEGIN A-----\nZ===\n-----END A-----\n", "the block A is not base64"),
+            ("-----BEGIN A-----\nZm9v====\n-----END A-----\n", "the block A is not base64"),
+            ("-----BEGIN A-----\nProc-Type: 4,ENCRYPTED\n\nZm9v\n-----END A-----\n", "the block A is not base64"),
+        ] {
+            assert_eq!(read(&format!("{bad}{good}")), [Err(reason.to_owned()), block("B", b"foo")]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..300), text in "(-----(BEGIN|END) [AB]-----\n|[a=!\n]){0,30}") {
+            blocks(&bytes);
+            blocks(text.as_bytes());
+        }
+    }
+}

@@ -53,7 +53,7 @@ pub(crate) enum CertifyRefusal {
     OtherIdentity { requested: String, found: String },
     /// The text after the colon is the kind of the key.
     #[error("CSR must contain an ECDSA public key: {0}")]
-    NotEcdsa(String),
+    NotEcdsa(&'static str),
     #[error("the certificate could not be signed")]
     Signing,
     #[error("too many certificates were requested for this identity")]

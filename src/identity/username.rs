@@ -7,7 +7,13 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::api::{is_dns_label, is_dns_name};
+use crate::{
+    api::{LONGEST_NAME, is_dns_label},
+    text::truncate,
+};
+
+/// The maximum length of a username in the text of a problem, in bytes.
+const SHOWN_USERNAME: usize = 512;
 
 /// What all identities of a mesh end with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +44,8 @@ impl IdentityDomain {
         if !is_dns_label(control_plane_namespace) {
             return Err(format!("the namespace of the control plane is not a DNS label: {control_plane_namespace}"));
         }
-        if !is_dns_name(trust_domain) {
-            return Err(format!("the trust domain is not a DNS subdomain: {trust_domain}"));
+        if trust_domain.len() > LONGEST_NAME || !trust_domain.split('.').all(is_dns_label) {
+            return Err(format!("the trust domain is not a DNS subdomain in lower case: {trust_domain}"));
         }
         let suffix = format!("identity.{control_plane_namespace}.{trust_domain}").into();
         Ok(Self { control_plane_namespace: control_plane_namespace.into(), suffix })
@@ -50,12 +56,88 @@ impl IdentityDomain {
     /// # Errors
     /// When the user is not a ServiceAccount, or a part of the name is not a DNS label.
     pub(crate) fn identity_of(&self, username: &str) -> Result<String, UsernameProblem> {
-        Err(UsernameProblem::Form(username.to_owned()))
+        let mut parts = username.split(':');
+        let all = [parts.next(), parts.next(), parts.next(), parts.next(), parts.next()];
+        let [Some("system"), Some(kind), Some(namespace), Some(name), None] = all else {
+            return Err(UsernameProblem::Form(shown(username)));
+        };
+        if let Some(part) = [kind, namespace, name].into_iter().find(|part| !is_dns_label(part)) {
+            return Err(UsernameProblem::NotALabel(shown(part)));
+        }
+        if kind != "serviceaccount" {
+            return Err(UsernameProblem::NotAServiceAccount(shown(username)));
+        }
+        Ok(format!("{name}.{namespace}.serviceaccount.{}", self.suffix))
     }
 
     /// The name of the identity service itself, for its own certificate.
     pub(crate) fn identity_service(&self) -> String {
         let namespace = &self.control_plane_namespace;
         format!("linkerd-identity.{namespace}.serviceaccount.{}", self.suffix)
+    }
+}
+
+/// Returns as much of a username as a message shows.
+fn shown(username: &str) -> String {
+    truncate(username, SHOWN_USERNAME).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn domain() -> IdentityDomain {
+        IdentityDomain::new("linkerd", "cluster.local").unwrap()
+    }
+
+    #[test]
+    fn a_service_account_has_an_identity() {
+        let identity = domain().identity_of("system:serviceaccount:emojivoto:web");
+        let expected = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
+        assert_eq!(identity.as_deref(), Ok(expected));
+        let service = "linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local";
+        assert_eq!(domain().identity_service(), service);
+    }
+
+    #[test]
+    fn other_users_are_refused_with_the_texts_of_linkerd() {
+        let long = "w".repeat(64);
+        for (username, expected) in [
+            ("admin", "Username must be in form system:TYPE:NS:SA: admin"),
+            ("", "Username must be in form system:TYPE:NS:SA: "),
+            ("system:anonymous", "Username must be in form system:TYPE:NS:SA: system:anonymous"),
+            ("system:serviceaccount:a:b:c", "Username must be in form system:TYPE:NS:SA: system:serviceaccount:a:b:c"),
+            ("sys:serviceaccount:a:b", "Username must be in form system:TYPE:NS:SA: sys:serviceaccount:a:b"),
+            (" system:serviceaccount:a:b", "Username must be in form system:TYPE:NS:SA:  system:serviceaccount:a:b"),
+            ("system:serviceaccount:a:b.c", "Not a label: b.c"),
+            ("system:serviceaccount:a:Web", "Not a label: Web"),
+            ("system:serviceaccount::b", "Not a label: "),
+            (&format!("system:serviceaccount:a:{long}"), &format!("Not a label: {long}")),
+            ("system:Node:a:B", "Not a label: Node"),
+            ("system:node:a:b", "Username must be in form system:serviceaccount:NS:SA: system:node:a:b"),
+        ] {
+            assert_eq!(domain().identity_of(username).unwrap_err().to_string(), expected);
+        }
+        let endless = domain().identity_of(&"a".repeat(1 << 20)).unwrap_err().to_string();
+        assert!(endless.len() < 600, "{}", endless.len());
+    }
+
+    #[test]
+    fn the_namespace_is_a_label_and_the_trust_domain_a_subdomain_in_lower_case() {
+        for (namespace, domain) in [("linkerd", "local"), ("a", "a-b.1"), ("linkerd", "cluster.local")] {
+            assert!(IdentityDomain::new(namespace, domain).is_ok());
+        }
+        for (namespace, domain) in [
+            ("a.b", "local"),
+            ("", "local"),
+            ("a", ""),
+            ("a", "Cluster.Local"),
+            ("a", "a..b"),
+            ("a", "a."),
+            ("a", "a_b"),
+            ("a", &"a.".repeat(130)),
+        ] {
+            assert!(IdentityDomain::new(namespace, domain).is_err(), "{namespace} {domain}");
+        }
     }
 }

@@ -1,9 +1,18 @@
 //! When a leaf is valid.
 //!
-//! In: the time, the settings. Out: the first and the last second. Always holds: both are whole seconds, in years that a
-//! certificate can express.
+//! In: the time, the settings. Out: the first and the last second, and their encoding. Always holds: both are whole
+//! seconds in the years 0 to 9999, which a certificate can express.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, civil::DateTime, tz::Offset};
+
+use super::der::{GENERALIZED_TIME, UTC_TIME};
+
+/// The lifetime that Linkerd takes instead of zero: a year.
+const LONGEST_DEFAULT: SignedDuration = SignedDuration::from_hours(365 * 24);
+/// The allowance that Linkerd takes instead of zero.
+const DEFAULT_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
+/// The first second of the year 0.
+const FIRST_SECOND: i64 = -62_167_219_200;
 
 /// How long leaves are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +24,9 @@ pub(crate) struct LeafLifetime {
 /// When a leaf is valid. [`super::issuer::Issuer::issue`] shortens it to the end of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
-    pub(crate) now: Timestamp,
-    pub(crate) not_before: Timestamp,
-    pub(crate) not_after: Timestamp,
+    pub(super) now: Timestamp,
+    pub(super) not_before: Timestamp,
+    pub(super) not_after: Timestamp,
 }
 
 // === impl LeafLifetime ===
@@ -25,15 +34,93 @@ pub(crate) struct Validity {
 impl LeafLifetime {
     /// As in Linkerd, a lifetime of zero is a year, an allowance of zero is 10 s, and both may be negative.
     pub(crate) fn new(lifetime: SignedDuration, clock_skew_allowance: SignedDuration) -> Self {
-        Self { lifetime, clock_skew: clock_skew_allowance }
+        let or = |duration: SignedDuration, default| if duration.is_zero() { default } else { duration };
+        let (lifetime, clock_skew) = (or(lifetime, LONGEST_DEFAULT), or(clock_skew_allowance, DEFAULT_CLOCK_SKEW));
+        Self { lifetime, clock_skew }
     }
 
     /// Returns the validity of a leaf that is issued now.
     pub(crate) fn at(&self, now: Timestamp) -> Validity {
-        Validity {
-            now,
-            not_before: now.saturating_sub(self.clock_skew).unwrap_or(now),
-            not_after: now.saturating_add(self.lifetime).unwrap_or(now),
+        let before = self.clock_skew.checked_neg().unwrap_or(SignedDuration::MAX);
+        let until = self.lifetime.saturating_add(self.clock_skew);
+        Validity { now, not_before: moved(now, before), not_after: moved(now, until) }
+    }
+}
+
+/// Returns another time, without its fraction of a second.
+fn moved(time: Timestamp, by: SignedDuration) -> Timestamp {
+    let latest = if by.is_negative() { Timestamp::MIN } else { Timestamp::MAX };
+    let moved = time.checked_add(by).unwrap_or(latest);
+    // The seconds of a time before 1970 with a fraction are rounded up.
+    let seconds = moved.as_second() - i64::from(moved.subsec_nanosecond() < 0);
+    Timestamp::from_second(seconds.max(FIRST_SECOND)).unwrap_or(time)
+}
+
+/// Returns the tag and the value of a time in DER: UTCTime for the years 1950 to 2049, else GeneralizedTime.
+pub(super) fn encoded(time: Timestamp) -> (u8, String) {
+    let time: DateTime = Offset::UTC.to_datetime(time);
+    let (date, clock) = (time.date(), time.time());
+    let (year, month, day) = (date.year(), date.month(), date.day());
+    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", clock.hour(), clock.minute(), clock.second());
+    if (1950..2050).contains(&year) {
+        (UTC_TIME, format!("{:02}{rest}", year % 100))
+    } else {
+        (GENERALIZED_TIME, format!("{year:04}{rest}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn validity(lifetime: i64, clock_skew: i64, now: &str) -> [String; 2] {
+        let lifetime = LeafLifetime::new(SignedDuration::from_secs(lifetime), SignedDuration::from_secs(clock_skew));
+        let validity = lifetime.at(time(now));
+        [validity.not_before.to_string(), validity.not_after.to_string()]
+    }
+
+    #[test]
+    fn the_clock_skew_is_added_at_both_ends_and_fractions_of_seconds_are_dropped() {
+        let day = validity(86_400, 20, "2026-11-28T02:00:00.999Z");
+        assert_eq!(day, ["2026-11-28T01:59:40Z", "2026-11-29T02:00:20Z"]);
+        let before_1970 = validity(10, 1, "1960-01-01T00:00:00.5Z");
+        assert_eq!(before_1970, ["1959-12-31T23:59:59Z", "1960-01-01T00:00:11Z"]);
+    }
+
+    #[test]
+    fn zero_is_the_default_of_linkerd_and_negative_durations_are_used() {
+        assert_eq!(validity(0, 0, "2026-01-01T00:00:00Z"), ["2025-12-31T23:59:50Z", "2027-01-01T00:00:10Z"]);
+        assert_eq!(validity(-3600, 20, "2026-01-01T01:00:00Z"), ["2026-01-01T00:59:40Z", "2026-01-01T00:00:20Z"]);
+        assert_eq!(validity(60, -20, "2026-01-01T00:00:00Z"), ["2026-01-01T00:00:20Z", "2026-01-01T00:00:40Z"]);
+    }
+
+    #[test]
+    fn times_that_a_certificate_cannot_express_are_cut_off() {
+        let far = [i64::MAX, i64::MIN].map(SignedDuration::from_secs);
+        for (lifetime, clock_skew) in [(far[0], far[0]), (far[1], far[1]), (far[0], far[1]), (far[1], far[0])] {
+            let validity = LeafLifetime::new(lifetime, clock_skew).at(time("2026-01-01T00:00:00Z"));
+            for time in [validity.not_before, validity.not_after] {
+                assert!(time >= self::time("0000-01-01T00:00:00Z"), "{time}");
+                assert!([13, 15].contains(&encoded(time).1.len()), "{time}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_time_is_a_utc_time_until_2049_and_then_a_generalized_time() {
+        for (text, tag, expected) in [
+            ("1949-12-31T23:59:59Z", GENERALIZED_TIME, "19491231235959Z"),
+            ("1950-01-01T00:00:00Z", UTC_TIME, "500101000000Z"),
+            ("2009-02-03T04:05:06Z", UTC_TIME, "090203040506Z"),
+            ("2049-12-31T23:59:59Z", UTC_TIME, "491231235959Z"),
+            ("2050-01-01T00:00:00Z", GENERALIZED_TIME, "20500101000000Z"),
+            ("9999-01-01T00:00:00Z", GENERALIZED_TIME, "99990101000000Z"),
+        ] {
+            assert_eq!(encoded(time(text)), (tag, expected.to_owned()));
         }
     }
 }

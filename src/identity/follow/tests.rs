@@ -1,7 +1,7 @@
 use std::fs;
 
 use prometheus::Registry;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use tempfile::TempDir;
 
 use super::{files::IssuerFileNames, *};
@@ -19,6 +19,7 @@ struct Followed {
 
 fn params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];

@@ -132,7 +132,8 @@ impl Serving {
 }
 
 fn certify_request(token: &str) -> CertifyRequest {
-    let params = CertificateParams::new(vec![WEB.to_owned()]).unwrap();
+    let mut params = CertificateParams::new(vec![WEB.to_owned()]).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
     let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
     CertifyRequest {
         identity: WEB.to_owned(),

@@ -12,14 +12,14 @@ use e2e::{
 };
 use hyper::{Method, StatusCode};
 use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
-use rcgen::{CertificateParams, DnType, KeyPair};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::{
     RootCertStore,
     client::{WebPkiServerVerifier, danger::ServerCertVerifier},
     crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
-use tonic::{Code, Status};
+use tonic::{Code, Status, transport::Endpoint};
 
 use self::volumes::{Authority, Volume};
 
@@ -85,10 +85,10 @@ impl Identity {
     }
 
     async fn certify(&self, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
-        let channel = tonic::transport::Channel::builder(format!("http://{}", self.address).parse().unwrap());
-        let channel = channel.connect().await.map_err(|error| Status::unknown(error.to_string()))?;
-        let certificate_signing_request =
-            signing_request(identity).map_err(|error| Status::unknown(error.to_string()))?;
+        let failed = |error: &dyn std::fmt::Display| Status::unknown(error.to_string());
+        let server = Endpoint::from_shared(format!("http://{}", self.address)).map_err(|error| failed(&error))?;
+        let channel = server.connect().await.map_err(|error| failed(&error))?;
+        let certificate_signing_request = signing_request(identity).map_err(|error| failed(&error))?;
         let request = CertifyRequest {
             identity: identity.to_owned(),
             token: token.as_bytes().to_vec(),
@@ -121,7 +121,7 @@ impl Identity {
 /// As the proxy makes it.
 fn signing_request(identity: &str) -> Result<Vec<u8>> {
     let mut params = CertificateParams::new(vec![identity.to_owned()])?;
-    params.distinguished_name.remove(DnType::CommonName);
+    params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, identity);
     Ok(params.serialize_request(&KeyPair::generate()?)?.der().to_vec())
 }

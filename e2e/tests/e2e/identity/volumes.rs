@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
@@ -82,6 +82,7 @@ impl Authority {
 
 fn params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
