@@ -5,7 +5,9 @@
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 use x509_parser::{
-    certificate::X509Certificate, extensions::ParsedExtension, oid_registry::OID_X509_EXT_SUBJECT_KEY_IDENTIFIER,
+    certificate::X509Certificate,
+    extensions::{ParsedExtension, X509Extension},
+    oid_registry::OID_X509_EXT_SUBJECT_KEY_IDENTIFIER,
     prelude::FromDer,
 };
 
@@ -29,7 +31,7 @@ impl ChainCertificate {
     pub(super) fn parse(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok().filter(|(rest, _)| rest.is_empty())?;
         let key_identifier = certificate.get_extension_unique(&OID_X509_EXT_SUBJECT_KEY_IDENTIFIER).ok()?;
-        let key_identifier = match key_identifier.map(|extension| extension.parsed_extension()) {
+        let key_identifier = match key_identifier.map(X509Extension::parsed_extension) {
             Some(ParsedExtension::SubjectKeyIdentifier(identifier)) => Some(identifier.0.to_vec()),
             Some(_) => return None,
             None => None,

@@ -127,17 +127,19 @@ fn a_file_with_anything_but_certificates_is_refused() {
     refused(read(&pem.repeat(17)), "has more than 16 certificates");
 }
 
+type Edit = fn(&mut CertificateParams);
+
 #[test]
 fn an_issuer_that_proxies_refuse_is_refused() {
     let root = TestCa::root("root");
-    let read = |edit: fn(&mut CertificateParams)| seen(load_of(&[&root.signs("identity", edit)], &[&root]));
+    let read = |edit: Edit| seen(load_of(&[&root.signs("identity", edit)], &[&root]));
     let good = Ok((1, A_DAY));
     assert_eq!(read(|_| {}), good);
     assert_eq!(read(|params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))), good);
     assert_eq!(read(|params| params.key_usages = vec![KeyUsagePurpose::DigitalSignature]), good);
     assert_eq!(read(|params| params.extended_key_usages = vec![Usage::ClientAuth, Usage::ServerAuth]), good);
     assert_eq!(read(|params| params.name_constraints = Some(permitted("cluster.local"))), good);
-    let cases: [(fn(&mut CertificateParams), &str); 7] = [
+    let cases: [(Edit, &str); 7] = [
         (|params| params.is_ca = IsCa::ExplicitNoCa, "is not the certificate of a cer"),
         (|params| params.is_ca = IsCa::NoCa, "it is not the certificate of a certificate authority (CA)"),
         (|params| params.extended_key_usages = vec![Usage::ClientAuth], "both serverAuth and clientAuth"),

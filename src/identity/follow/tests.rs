@@ -1,7 +1,9 @@
 use std::fs;
 
 use prometheus::Registry;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
 use tempfile::TempDir;
 
 use super::{files::IssuerFileNames, *};

@@ -21,14 +21,14 @@ use rustls::{
 };
 use tonic::{Code, Status, transport::Endpoint};
 
-use self::volumes::{Authority, Volume};
+use self::volumes::{MeshAuthority, Volume};
 
 const AUDIENCE: &str = "identity.l5d.io";
 const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 const VOTING: &str = "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 
 /// The operator in place of Linkerd's container, with the ServiceAccounts `web` and `voting`.
-struct Identity {
+struct IdentityReplica {
     process: Process,
     address: SocketAddr,
     admin: SocketAddr,
@@ -37,9 +37,9 @@ struct Identity {
     control_plane: Rig,
 }
 
-// === impl Identity ===
+// === impl IdentityReplica ===
 
-impl Identity {
+impl IdentityReplica {
     /// Starts the server without an issuer.
     async fn start() -> Result<Self> {
         let control_plane = Rig::bare().namespace("linkerd").namespace("emojivoto").start().await?;
@@ -127,7 +127,7 @@ fn signing_request(identity: &str) -> Result<Vec<u8>> {
 }
 
 /// Verifies a certificate as a proxy does that trusts this root.
-fn verify(answer: &CertifyResponse, identity: &str, root: &Authority) -> Result<()> {
+fn verify(answer: &CertifyResponse, identity: &str, root: &MeshAuthority) -> Result<()> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(root.der().to_vec()))?;
     let provider = Arc::new(ring::default_provider());
@@ -141,7 +141,7 @@ fn verify(answer: &CertifyResponse, identity: &str, root: &Authority) -> Result<
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_no_other() -> Result<()> {
-    let mut identity = Identity::start().await?;
+    let mut identity = IdentityReplica::start().await?;
     let waiting = identity.shows(StatusCode::SERVICE_UNAVAILABLE).await?;
     assert!(waiting.contains("no issuer of certificates is loaded"), "{waiting}");
     assert_eq!(identity.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
@@ -149,7 +149,7 @@ async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_n
     let (code, text) = identity.refusal(WEB, &token).await?;
     assert_eq!((code, &*text), (Code::Unavailable, "cert issuer not ready yet"));
 
-    let root = Authority::root("root.linkerd.cluster.local")?;
+    let root = MeshAuthority::root("root.linkerd.cluster.local")?;
     identity.roots.put_roots(&[&root])?;
     identity.issuer.put_issuer(&root.signs("identity.linkerd.cluster.local")?)?;
     identity.shows(StatusCode::OK).await?;
@@ -194,8 +194,8 @@ async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_n
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted() -> Result<()> {
-    let identity = Identity::start().await?;
-    let (first_root, second_root) = (Authority::root("root")?, Authority::root("root")?);
+    let identity = IdentityReplica::start().await?;
+    let (first_root, second_root) = (MeshAuthority::root("root")?, MeshAuthority::root("root")?);
     let [first, second] = [first_root.signs("first")?, first_root.signs("second")?];
     let third = second_root.signs("third")?;
     identity.roots.put_roots(&[&first_root])?;
@@ -203,7 +203,7 @@ async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted(
     identity.shows(StatusCode::OK).await?;
     let token = identity.token("web", AUDIENCE).await?;
     assert_eq!(identity.signer(&token).await?, first.der());
-    let signs = async |issuer: &Authority| {
+    let signs = async |issuer: &MeshAuthority| {
         eventually(SOON, "the new issuer to sign", async || {
             ensure!(identity.signer(&token).await? == issuer.der(), "another issuer signs");
             Ok(())

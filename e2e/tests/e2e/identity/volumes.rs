@@ -11,7 +11,9 @@ use std::{
 };
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
 
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
@@ -19,7 +21,7 @@ static VERSION: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct Volume(pub(super) PathBuf);
 
 /// A certificate authority: a root, or an issuer that a root has signed.
-pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(super) struct MeshAuthority(CertifiedIssuer<'static, KeyPair>);
 
 // === impl Volume ===
 
@@ -51,18 +53,18 @@ impl Volume {
         Ok(())
     }
 
-    pub(super) fn put_issuer(&self, issuer: &Authority) -> Result<()> {
+    pub(super) fn put_issuer(&self, issuer: &MeshAuthority) -> Result<()> {
         self.put(&[("crt.pem", &issuer.pem()), ("key.pem", &issuer.0.key().serialize_pem())])
     }
 
-    pub(super) fn put_roots(&self, roots: &[&Authority]) -> Result<()> {
+    pub(super) fn put_roots(&self, roots: &[&MeshAuthority]) -> Result<()> {
         self.put(&[("ca-bundle.crt", &roots.iter().map(|root| root.pem()).collect::<String>())])
     }
 }
 
-// === impl Authority ===
+// === impl MeshAuthority ===
 
-impl Authority {
+impl MeshAuthority {
     pub(super) fn root(name: &str) -> Result<Self> {
         Ok(Self(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?))
     }
