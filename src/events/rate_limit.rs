@@ -84,7 +84,7 @@ impl RateLimits {
                 }
             }
             Reporter::ProxyInjector | Reporter::IdentityLeaf => {
-                self.admit_review(notice.regarding.namespace.as_deref(), now)?
+                self.admit_review(notice.regarding.namespace.as_deref(), now)?;
             }
         }
         // About twice the number that a minute admits, so that the scan is rare and the map is bounded.

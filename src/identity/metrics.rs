@@ -19,7 +19,10 @@ use super::{
     anchors::AnchorBundle,
     issuer::{Issuer, Leaf},
 };
-use crate::grpc_metrics::{RpcMetrics, ServedMethod};
+use crate::{
+    grpc_metrics::{RpcMetrics, ServedMethod},
+    text,
+};
 
 /// The names of the service and of its method, in paths and metrics.
 pub(super) const SERVICE: &str = "io.linkerd.proxy.identity.Identity";
@@ -223,7 +226,7 @@ impl IdentityMetrics {
         self.anchor_expiry.reset();
         for anchor in anchors.roots().iter().take(LABELS) {
             if let Some(end) = anchor.not_after {
-                let digits = crate::text::hex(&anchor.sha256);
+                let digits = text::hex(anchor.sha256);
                 self.anchor_expiry.with_label_values(&[label(&digits)]).set(seconds(end));
             }
         }

@@ -97,7 +97,9 @@ mod tests {
     use super::*;
 
     fn answer(status: Value) -> ReviewAnswer {
-        serde_json::from_value(json!({"kind": "TokenReview", "spec": {"token": "t"}, "status": status})).unwrap()
+        let mut review = json!({"kind": "TokenReview", "spec": {"token": "t"}});
+        review["status"] = status;
+        serde_json::from_value(review).unwrap()
     }
 
     fn with_audience(status: Value) -> ReviewOutcome {

@@ -106,7 +106,7 @@ impl Serving {
             Self { address, root, issuer, followed, registry, stop, servers, _readers: readers, _folder: folder };
         let loaded = async {
             while !serving.followed.is_ready() {
-                sleep(Duration::from_millis(10)).await
+                sleep(Duration::from_millis(10)).await;
             }
         };
         timeout(SOON, loaded).await.unwrap();

@@ -49,13 +49,12 @@ impl OwnCertificate {
         let mut changes = followed.subscribe();
         loop {
             let loaded = changes.borrow_and_update().clone();
-            let next = match loaded {
-                None => None,
-                Some(loaded) => Some(self.issue(&loaded, &name, lifetime).unwrap_or_else(|error| {
+            let next = loaded.map(|loaded| {
+                self.issue(&loaded, &name, lifetime).unwrap_or_else(|error| {
                     warn!("could not issue the server's own certificate: {error:#}");
                     RETRY
-                })),
-            };
+                })
+            });
             let changed = changes.changed();
             match next {
                 None => _ = changed.await,
