@@ -355,8 +355,8 @@ fn the_page_of_reasons_is_generated_from_the_catalogue() {
     text.push_str(
         "\n## Events\n\n\
          At most one Event a minute is written for each object and reason, and at most 20 a second overall (burst 100). The\n\
-         proxy injector writes at most 10 a second (burst 50), of which a namespace gets one every two seconds (burst 20).\n\
-         `linkerd_operator_events_dropped_total` counts the others. A note has at most 1 KiB.\n",
+         proxy injector and IssuedLeafCertificate have at most 10 a second (burst 50), of which a namespace gets one every two\n\
+         seconds (burst 20). `linkerd_operator_events_dropped_total` counts the others. A note has at most 1 KiB.\n",
     );
     groups(EVENTS, &mut text);
     assert_generated("reference/reasons.md", &text);

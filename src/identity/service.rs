@@ -163,6 +163,8 @@ fn report(refusal: &CertifyRefusal, identity: &str, client: &str) {
         | CertifyRefusal::OtherAudience(_)
         | CertifyRefusal::OtherIdentity { .. }
         | CertifyRefusal::TooManyRequests => info!(identity, client, %refusal, "refused a certificate"),
+        // A mistake of the client, although its code is Internal, as in Linkerd.
+        CertifyRefusal::NotEcdsa(_) => debug!(identity, client, %refusal, "refused a certificate"),
         // The review has logged it once for all calls that waited for it.
         CertifyRefusal::ReviewFailed { .. } | CertifyRefusal::ReviewUnavailable(_) => {
             debug!(identity, client, %refusal, "refused a certificate");

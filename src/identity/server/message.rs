@@ -11,6 +11,7 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use prost::Message;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use crate::text;
@@ -21,15 +22,23 @@ pub(super) const LONGEST_MESSAGE: usize = 64 << 10;
 const LONGEST_TEXT: usize = 2048;
 /// The length of the prefix of a message.
 const PREFIX: usize = 5;
+const OVERLOADED: &str = "this identity server is overloaded: retry, preferably with another replica";
 
 /// The frames of a response: at most one of data, and the trailers.
 pub(super) type ResponseFrames = Vec<Result<Frame<Bytes>, Infallible>>;
 
-/// Reads the message of a request. The data that follow are not read.
+/// Reads the message of a request. The data that follow are not read. `memory` has a permit for each byte of all
+/// messages; those of this one are taken as it arrives.
 ///
 /// # Errors
-/// When the message is too long or not complete. The codes and the first text are those of gRPC for Go.
-pub(super) async fn read(mut body: impl Body<Data = Bytes> + Unpin) -> Result<Bytes, Status> {
+/// When the message is too long or not complete, or no memory is left. The codes and the first text are those of gRPC
+/// for Go.
+pub(super) async fn read(
+    mut body: impl Body<Data = Bytes> + Unpin,
+    memory: &Semaphore,
+) -> Result<(Bytes, SemaphorePermit<'_>), Status> {
+    let overloaded = || Status::unavailable(OVERLOADED);
+    let mut permit = memory.try_acquire_many(0).map_err(|_| overloaded())?;
     let mut received = BytesMut::new();
     loop {
         if let Some((mut prefix, message)) = received.split_at_checked(PREFIX) {
@@ -45,12 +54,14 @@ pub(super) async fn read(mut body: impl Body<Data = Bytes> + Unpin) -> Result<By
             if message.len() >= length {
                 received.advance(PREFIX);
                 received.truncate(length);
-                return Ok(received.freeze());
+                return Ok((received.freeze(), permit));
             }
         }
         match body.frame().await {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
+                    let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                    permit.merge(memory.try_acquire_many(bytes).map_err(|_| overloaded())?);
                     received.extend_from_slice(&data);
                 }
             }
@@ -97,19 +108,38 @@ pub(super) fn response<M: Message>(answer: Result<M, Status>) -> Response<Respon
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::Full;
+    use futures::{FutureExt, StreamExt, stream};
+    use http_body_util::{Full, StreamBody};
     use tonic::Code;
 
     use super::*;
     use crate::proto::identity::CertifyRequest;
 
     async fn code(bytes: &[u8]) -> Code {
-        read(Full::new(Bytes::copy_from_slice(bytes))).await.map_or_else(|status| status.code(), |_| Code::Ok)
+        let memory = Semaphore::new(LONGEST_MESSAGE);
+        read(Full::new(Bytes::copy_from_slice(bytes)), &memory).await.map_or_else(|status| status.code(), |_| Code::Ok)
+    }
+
+    #[tokio::test]
+    async fn the_bytes_of_a_message_count_from_their_arrival_until_its_answer() {
+        let memory = Semaphore::new(20);
+        // 12 bytes of a message of 20.
+        let part = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\x0fabcdefg")));
+        let waits = stream::iter([part()]).chain(stream::pending());
+        let mut incomplete = Box::pin(read(StreamBody::new(waits), &memory));
+        assert!((&mut incomplete).now_or_never().is_none());
+        assert_eq!(memory.available_permits(), 8);
+        let refused = read(StreamBody::new(stream::iter([part()])), &memory).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable);
+        drop(incomplete);
+        let (message, permit) = read(Full::new(Bytes::from_static(b"\0\0\0\0\x02ab")), &memory).await.unwrap();
+        assert_eq!((&message[..], memory.available_permits()), (&b"ab"[..], 13));
+        drop(permit);
+        assert_eq!(memory.available_permits(), 20);
     }
 
     #[tokio::test]
     async fn a_message_is_read_and_its_size_is_bounded() {
-        assert_eq!(read(Full::new(Bytes::from_static(b"\0\0\0\0\x02ab"))).await.unwrap(), &b"ab"[..]);
         assert_eq!(code(b"\0\0\0\0\0").await, Code::Ok);
         assert_eq!(code(b"\0\0\x01\0\0").await, Code::Internal, "64 KiB are not complete");
         assert_eq!(code(b"\0\0\x01\0\x01").await, Code::ResourceExhausted);

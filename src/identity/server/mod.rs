@@ -52,7 +52,7 @@ pub(super) const DRAIN_TIME: Duration = Duration::from_secs(20);
 const CALLS_PER_CONNECTION: u32 = 10_000;
 /// The number of connections that have ended and are remembered.
 const MAX_ENDED: usize = 64;
-/// The maximum memory of the requests that are being answered, in bytes.
+/// The maximum memory of the requests that are being received and answered, in bytes.
 const MEMORY_OF_REQUESTS: usize = 64 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The deadline for a request to arrive.
@@ -65,7 +65,6 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 /// busy server reset all of them.
 const UNACCEPTED_RESETS: usize = 1_000;
 
-const OVERLOADED: &str = "this identity server is overloaded: retry, preferably with another replica";
 
 /// Serves calls.
 pub(super) struct IdentityServer {
@@ -255,13 +254,11 @@ impl IdentityServer {
     }
 
     async fn certify(&self, body: Incoming, client: SocketAddr) -> Result<CertifyResponse, Status> {
-        let message = match timeout(REQUEST_TIMEOUT, read(body)).await {
+        let (message, _memory) = match timeout(REQUEST_TIMEOUT, read(body, &self.memory)).await {
             Ok(message) => message?,
             Err(_) => return Err(Status::deadline_exceeded("the request was not received in time")),
         };
         self.metrics.certify.received.inc();
-        let bytes = u32::try_from(message.len()).unwrap_or(u32::MAX);
-        let Ok(_memory) = self.memory.try_acquire_many(bytes) else { return Err(Status::unavailable(OVERLOADED)) };
         let request = decode(message)?;
         let certified = self.service.certify(request, &client.to_string()).await;
         certified.map_err(|refusal| Status::new(refusal.code(), refusal.to_string()))
