@@ -65,7 +65,6 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 /// busy server reset all of them.
 const UNACCEPTED_RESETS: usize = 1_000;
 
-
 /// Serves calls.
 pub(super) struct IdentityServer {
     service: CertifyService,
