@@ -55,7 +55,7 @@ mod tests {
         LinkerdConfig::project(object, &mut Problems::default())
     }
 
-    fn failed(declared_hash: Option<String>) -> LinkerdConfigStatus {
+    fn failed(declared_hash: Option<&str>) -> LinkerdConfigStatus {
         let rollout = json!({"retry": "1", "declaredHash": declared_hash});
         let status = json!({"observedGeneration": 1, "revisions": {"failed": ["failed"]}, "rollout": rollout});
         serde_json::from_value(status).unwrap()
@@ -69,7 +69,7 @@ mod tests {
             json_patch::merge(&mut spec, &change);
             spec
         };
-        let status = failed(Some(declared_hash(&config(1, &first, "1"))));
+        let status = failed(Some(&declared_hash(&config(1, &first, "1"))));
         let counts = |spec: &Value, retry| !failed_hashes(&config(2, spec, retry), &status).is_empty();
         for change in [
             json!({}),
@@ -93,9 +93,8 @@ mod tests {
 
     #[test]
     fn a_failure_without_a_hash_of_its_values_or_with_that_of_another_version_counts_for_one_generation() {
-        for hash in [None, Some("of another version".to_owned())] {
-            let counts =
-                |generation| !failed_hashes(&config(generation, &json!({}), "1"), &failed(hash.clone())).is_empty();
+        for hash in [None, Some("of another version")] {
+            let counts = |generation| !failed_hashes(&config(generation, &json!({}), "1"), &failed(hash)).is_empty();
             assert!(counts(1) && !counts(2), "{hash:?}");
         }
     }
