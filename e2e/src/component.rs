@@ -217,6 +217,8 @@ impl Layout {
             format!("--kubeconfig={}", self.kubeconfig.display()),
             format!("--manage-single-node={node}"),
             format!("--node-name={node}"),
+            // Without a Lease, the node is not ready after 40 s, and neither are its Pods, from then on.
+            "--node-lease-duration-seconds=40".into(),
             format!("--node-ip={}", address.ip()),
             format!("--node-port={}", address.port()),
             format!("--server-address={address}"),

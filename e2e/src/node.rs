@@ -22,7 +22,7 @@ impl ControlPlane {
     /// Adds a node and waits until it is ready. Needs kwok and kube-controller-manager.
     pub async fn add_node(&self, name: &str, zone: &str) -> Result<()> {
         let annotations = json!({"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"});
-        let nodes = self.create_node(name, zone, annotations).await?;
+        let nodes = self.create_node(name, zone, annotations, true).await?;
         eventually(Duration::from_secs(60), format_args!("node {name} to be ready"), async || {
             let node = nodes.get(name).await?;
             let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
@@ -37,12 +37,13 @@ impl ControlPlane {
         .await
     }
 
-    /// Adds a Node without a kubelet, until [`ControlPlane::start_kubelet`] is called; Pods must name it in `nodeName`.
+    /// Adds a Node without a kubelet, until [`ControlPlane::start_kubelet`] is called. Only Pods that name it in
+    /// `nodeName` run on it.
     pub async fn add_node_without_kubelet(&self, name: &str) -> Result<()> {
-        self.create_node(name, "zone", json!({})).await.map(drop)
+        self.create_node(name, "zone", json!({}), false).await.map(drop)
     }
 
-    async fn create_node(&self, name: &str, zone: &str, annotations: Value) -> Result<Api<Node>> {
+    async fn create_node(&self, name: &str, zone: &str, annotations: Value, is_schedulable: bool) -> Result<Api<Node>> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let ranges = [format!("10.244.{number}.0/24"), format!("fd00:10:244:{number:x}::/64")];
         let nodes: Api<Node> = Api::all(self.client().await?);
@@ -57,7 +58,7 @@ impl ControlPlane {
                     "topology.kubernetes.io/zone": zone,
                 },
             },
-            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
+            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges, "unschedulable": !is_schedulable},
         }))?;
         nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating node {name}"))?;
         Ok(nodes)
