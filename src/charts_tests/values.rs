@@ -117,7 +117,9 @@ fn settings() -> Mapping {
     let mut properties = Mapping::new();
     for arg in manager.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let name = arg.get_long().unwrap();
-        if SET_BY_THE_CHART.contains(&name) {
+        // The Secret of the issuer is in Linkerd's namespace, so no Deployment of the chart can mount it.
+        let is_of_identity = name == "enable-identity" || name.starts_with("identity-");
+        if SET_BY_THE_CHART.contains(&name) || is_of_identity {
             continue;
         }
         let variable = arg.get_env().unwrap().to_str().unwrap();
