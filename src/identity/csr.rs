@@ -24,7 +24,7 @@ const SHOWN_NAME: usize = 512;
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const SUBJECT_ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 const EXTENSION_REQUEST: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
-// The kinds of subject alternative names that are told apart.
+// The tags of the subject alternative names whose problems have texts of their own.
 const EMAIL: u8 = der::context(1);
 const DNS_NAME: u8 = der::context(2);
 const URI: u8 = der::context(6);

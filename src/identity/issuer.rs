@@ -185,7 +185,7 @@ impl Issuer {
         &self.key_id
     }
 
-    /// Returns the trust anchors that a leaf reaches; the reason if there is none.
+    /// Returns the trust anchors with which a leaf is valid, or why it is valid with none.
     fn reached(
         &self,
         anchors: &AnchorBundle,

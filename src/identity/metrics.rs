@@ -59,6 +59,23 @@ pub(super) enum ReviewResult {
     Known,
 }
 
+/// The method, with the codes of its answers.
+const CERTIFY: ServedMethod = ServedMethod {
+    service: SERVICE,
+    name: METHOD,
+    type_: "unary",
+    buckets: &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
+    codes: &[
+        Code::Ok,
+        Code::InvalidArgument,
+        Code::FailedPrecondition,
+        Code::ResourceExhausted,
+        Code::Unknown,
+        Code::Unavailable,
+        Code::Internal,
+    ],
+};
+
 pub(super) struct IdentityMetrics {
     pub(super) certify: RpcMetrics,
     /// Linkerd's gauge.
@@ -92,23 +109,8 @@ pub(super) struct ReviewUnderWay {
 
 impl IdentityMetrics {
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let certify = ServedMethod {
-            service: SERVICE,
-            name: METHOD,
-            type_: "unary",
-            buckets: &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
-            codes: &[
-                Code::Ok,
-                Code::InvalidArgument,
-                Code::FailedPrecondition,
-                Code::ResourceExhausted,
-                Code::Unknown,
-                Code::Unavailable,
-                Code::Internal,
-            ],
-        };
         let metrics = Self {
-            certify: RpcMetrics::register(&certify, registry)?,
+            certify: RpcMetrics::register(&CERTIFY, registry)?,
             ttl: register_gauge_with_registry!(
                 "issuer_cert_ttl_seconds",
                 "Seconds until the certificate of the issuer expires",
@@ -201,13 +203,18 @@ impl IdentityMetrics {
             )?,
             issuers: Mutex::default(),
         };
+        metrics.expose_results();
+        Ok(Arc::new(metrics))
+    }
+
+    /// Exposes each result from the start: Prometheus computes no increase for a series that begins with 1.
+    fn expose_results(&self) {
         for reload in Reload::VARIANTS {
-            metrics.reloads.with_label_values(&[reload.into_str()]);
+            self.reloads.with_label_values(&[reload.into_str()]);
         }
         for result in ReviewResult::VARIANTS {
-            metrics.reviews.with_label_values(&[result.into_str()]);
+            self.reviews.with_label_values(&[result.into_str()]);
         }
-        Ok(Arc::new(metrics))
     }
 
     pub(super) fn reload(&self, result: Reload) {

@@ -59,7 +59,7 @@ impl ReviewQueue {
     /// Waits for a permit.
     ///
     /// # Errors
-    /// When there is none before the deadline, or when there will be none.
+    /// When no permit is free before the deadline, or when it is known that none will be.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         namespace: &str,
