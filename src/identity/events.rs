@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use parking_lot::Mutex;
 
@@ -20,6 +20,8 @@ use crate::{
 const DEPLOYMENT: &str = "linkerd-identity";
 /// The maximum number of remembered ServiceAccounts.
 const REMEMBERED: usize = 20_000;
+/// The shortest time between two searches for those whose certificates have ended.
+const SEARCH: SignedDuration = SignedDuration::from_mins(1);
 
 #[derive(Clone)]
 pub(super) struct IdentityEvents(Arc<Writing>);
@@ -29,8 +31,15 @@ struct Writing {
     events: Option<Events>,
     deployment: ObjectReference,
     reports_leaves: bool,
-    /// When the certificate of the last Event about a ServiceAccount ends.
-    reported: Mutex<HashMap<String, Timestamp>>,
+    reported: Mutex<ReportedLeaves>,
+}
+
+/// The certificates with an Event.
+#[derive(Default)]
+struct ReportedLeaves {
+    /// When the certificate of the last Event about an identity ends.
+    ends: HashMap<String, Timestamp>,
+    searched: Option<Timestamp>,
 }
 
 // === impl IdentityEvents ===
@@ -77,7 +86,7 @@ impl IdentityEvents {
         let Writing { events, reports_leaves, reported, .. } = &*self.0;
         let (Some(events), true) = (events, reports_leaves) else { return };
         let Some(account) = service_account(token) else { return };
-        if !may_report(&mut reported.lock(), identity, leaf.not_after, now) {
+        if !reported.lock().may_report(identity, leaf.not_after, now) {
             return;
         }
         let note = format!("issued certificate for {identity} until {}: {}", leaf.not_after, sha256(&leaf.der));
@@ -91,19 +100,24 @@ impl IdentityEvents {
     }
 }
 
-/// Returns whether there is no Event yet about a certificate of this identity that is still valid, and remembers it.
-fn may_report(reported: &mut HashMap<String, Timestamp>, identity: &str, end: Timestamp, now: Timestamp) -> bool {
-    if reported.get(identity).is_some_and(|end| now < *end) {
-        return false;
+// === impl ReportedLeaves ===
+
+impl ReportedLeaves {
+    /// Returns whether there is no Event yet about a certificate of this identity that is still valid, and remembers it.
+    fn may_report(&mut self, identity: &str, end: Timestamp, now: Timestamp) -> bool {
+        if self.ends.get(identity).is_some_and(|end| now < *end) {
+            return false;
+        }
+        if self.ends.len() >= REMEMBERED && self.searched.is_none_or(|last| now.duration_since(last) >= SEARCH) {
+            self.searched = Some(now);
+            self.ends.retain(|_, end| now < *end);
+        }
+        let is_remembered = self.ends.len() < REMEMBERED;
+        if is_remembered {
+            self.ends.insert(identity.to_owned(), end);
+        }
+        is_remembered
     }
-    if reported.len() >= REMEMBERED {
-        reported.retain(|_, end| now < *end);
-    }
-    let is_remembered = reported.len() < REMEMBERED;
-    if is_remembered {
-        reported.insert(identity.to_owned(), end);
-    }
-    is_remembered
 }
 
 fn service_account(token: &ReviewedToken) -> Option<ObjectReference> {
@@ -114,8 +128,6 @@ fn service_account(token: &ReviewedToken) -> Option<ObjectReference> {
 
 #[cfg(test)]
 mod tests {
-    use jiff::SignedDuration;
-
     use super::*;
 
     fn token(username: &str) -> ReviewedToken {
@@ -138,7 +150,7 @@ mod tests {
         assert_eq!((notice.reason, &*notice.note), (Reason::IssuerUpdated, "Updated identity issuer"));
         assert_eq!(notice.regarding.name.as_deref(), Some("linkerd-identity"));
         assert!(notices.try_recv().is_err());
-        assert_eq!(events.0.reported.lock().len(), 1);
+        assert_eq!(events.0.reported.lock().ends.len(), 1);
     }
 
     #[test]
@@ -153,10 +165,10 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_service_accounts_is_bounded() {
-        let (mut reported, now) = (HashMap::new(), Timestamp::from_second(1_800_000_000).unwrap());
+        let (mut reported, now) = (ReportedLeaves::default(), Timestamp::from_second(1_800_000_000).unwrap());
         let end = now + SignedDuration::from_hours(1);
-        let reports = (0..2 * REMEMBERED).filter(|account| may_report(&mut reported, &account.to_string(), end, now));
+        let reports = (0..2 * REMEMBERED).filter(|account| reported.may_report(&account.to_string(), end, now));
         assert_eq!(reports.count(), REMEMBERED);
-        assert!(may_report(&mut reported, "later", end, end));
+        assert!(reported.may_report("later", end, end));
     }
 }

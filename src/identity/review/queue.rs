@@ -1,8 +1,9 @@
 //! The order in which reviews are sent: so many at a time, then a queue that is fair to namespaces.
 //!
 //! In: reviews, each with the namespace that its token claims. Out: a permit for each, in turns of one for each
-//! namespace. Always holds: no more permits than the limit are held; a namespace that sends many reviews delays itself;
-//! the queue is bounded; a review whose expected wait ends after its deadline is refused at once.
+//! namespace. Always holds: no more permits than the limit are held; a namespace that sends many reviews delays itself,
+//! and cannot fill the queue; the queue is bounded; a review whose expected wait ends after its deadline is refused at
+//! once.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,6 +19,11 @@ use tokio::{
 
 /// The maximum number of reviews that wait.
 const WAITING: usize = 10_000;
+/// The number of further places for namespaces with fewer than [`FEW`] reviews that wait.
+const RESERVED: usize = 1_000;
+const FEW: usize = 20;
+/// The shortest time between two searches of a full queue for reviews that are cancelled.
+const SEARCH: Duration = Duration::from_millis(100);
 /// The part of a new duration in the average.
 const WEIGHT: f64 = 0.1;
 
@@ -47,6 +53,7 @@ struct Turns<W> {
     total: usize,
     /// The average duration of a review.
     average: Duration,
+    searched: Option<Instant>,
 }
 
 // === impl ReviewQueue ===
@@ -71,10 +78,10 @@ impl ReviewQueue {
                 None
             } else {
                 let now = Instant::now();
-                if turns.is_full() {
+                if turns.is_full(namespace) && turns.may_search(now) {
                     turns.forget(oneshot::Sender::is_closed);
                 }
-                if turns.is_full() || now + turns.expected_wait(namespace, self.limit) > deadline {
+                if turns.is_full(namespace) || now + turns.expected_wait(namespace, self.limit) > deadline {
                     return Err(QueueFull);
                 }
                 let (granted, permit) = oneshot::channel();
@@ -128,7 +135,8 @@ impl Drop for ReviewPermit {
 
 impl<W> Turns<W> {
     fn new(free: usize) -> Self {
-        Self { free, waiting: HashMap::new(), order: VecDeque::new(), total: 0, average: Duration::ZERO }
+        let (waiting, order, average) = (HashMap::new(), VecDeque::new(), Duration::ZERO);
+        Self { free, waiting, order, total: 0, average, searched: None }
     }
 
     /// Takes a free permit.
@@ -138,15 +146,28 @@ impl<W> Turns<W> {
         is_free
     }
 
-    fn is_full(&self) -> bool {
-        self.total >= WAITING
+    /// Returns whether there is no place for a review of this namespace.
+    fn is_full(&self, namespace: &str) -> bool {
+        let places = if self.waiting_of(namespace) < FEW { WAITING + RESERVED } else { WAITING };
+        self.total >= places
+    }
+
+    fn waiting_of(&self, namespace: &str) -> usize {
+        self.waiting.get(namespace).map_or(0, VecDeque::len)
+    }
+
+    fn may_search(&mut self, now: Instant) -> bool {
+        let is_due = self.searched.is_none_or(|last| now - last >= SEARCH);
+        if is_due {
+            self.searched = Some(now);
+        }
+        is_due
     }
 
     /// Returns the wait that a new review of a namespace has to expect. Each review of this namespace waits for at most
     /// one of every other namespace.
     fn expected_wait(&self, namespace: &str, limit: usize) -> Duration {
-        let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
-        let turns = (own + 1).saturating_mul(self.order.len().max(1));
+        let turns = (self.waiting_of(namespace) + 1).saturating_mul(self.order.len().max(1));
         let ahead = turns.min(self.total + 1);
         let rounds = u32::try_from(ahead.div_ceil(limit.max(1))).unwrap_or(u32::MAX);
         self.average.saturating_mul(rounds)
@@ -238,6 +259,24 @@ mod tests {
         }
         turns.forget(|number| *number != 7);
         assert_eq!((turns.total, turns.next_or_free(), turns.next_or_free()), (1, Some(7), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_that_sends_many_reviews_leaves_places_for_others() {
+        let queue = ReviewQueue::new(1);
+        let deadline = Instant::now() + 8 * SECOND;
+        let held = queue.acquire("greedy", deadline).await.unwrap();
+        let wait = |namespace: &'static str| {
+            let queue = Arc::clone(&queue);
+            tokio::spawn(async move { queue.acquire(namespace, deadline).await.map(drop) })
+        };
+        let greedy: Vec<_> = (0..WAITING + 10).map(|_| wait("greedy")).collect();
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(greedy.iter().filter(|review| review.is_finished()).count(), 10, "they are refused");
+        let other = wait("other");
+        tokio::time::sleep(SECOND).await;
+        drop(held);
+        assert_eq!(other.await.unwrap(), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

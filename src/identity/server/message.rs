@@ -22,7 +22,7 @@ pub(super) const LONGEST_MESSAGE: usize = 64 << 10;
 const LONGEST_TEXT: usize = 2048;
 /// The length of the prefix of a message.
 const PREFIX: usize = 5;
-const OVERLOADED: &str = "this identity server is overloaded: retry, preferably with another replica";
+pub(super) const OVERLOADED: &str = "this identity server is overloaded: retry, preferably with another replica";
 
 /// The frames of a response: at most one of data, and the trailers.
 pub(super) type ResponseFrames = Vec<Result<Frame<Bytes>, Infallible>>;

@@ -1,8 +1,9 @@
 //! The gRPC server: its connections, and its shutdown.
 //!
-//! In: HTTP/2 connections, without TLS if a Linkerd proxy in the Pod terminates it. Out: answers of [`CertifyService`]. Always holds: connections, requests and the memory of requests are bounded; a panic ends one call;
-//! calls under way have [`DRAIN_TIME`] when the process stops. hyper serves the connections: each call is one small
-//! message in both directions, so no stream can be behind.
+//! In: HTTP/2 connections, without TLS if a Linkerd proxy in the Pod terminates it. Out: answers of [`CertifyService`].
+//! Always holds: connections, calls and the memory of their requests are bounded; a panic ends one call; calls under way
+//! have [`DRAIN_TIME`] when the process stops. hyper serves the connections: each call is one small message in both
+//! directions, so no stream can be behind.
 
 mod activity;
 mod message;
@@ -34,7 +35,7 @@ use tracing::{debug, error};
 
 use self::{
     activity::{ConnectionActivity, IdleEnd},
-    message::{ResponseFrames, decode, read, response},
+    message::{OVERLOADED, ResponseFrames, decode, read, response},
 };
 use super::{
     metrics::{IdentityMetrics, METHOD, SERVICE},
@@ -52,8 +53,10 @@ pub(super) const DRAIN_TIME: Duration = Duration::from_secs(20);
 const CALLS_PER_CONNECTION: u32 = 10_000;
 /// The number of connections that have ended and are remembered.
 const MAX_ENDED: usize = 64;
-/// The maximum memory of the requests that are being received and answered, in bytes.
-const MEMORY_OF_REQUESTS: usize = 64 << 20;
+/// The maximum memory of the calls that are being received and answered, in bytes: about 10,000 calls of proxies.
+const MEMORY_OF_CALLS: usize = 64 << 20;
+/// The memory of a call without its message: its stream and its task.
+const MEMORY_OF_CALL: u32 = 4 << 10;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The deadline for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,6 +74,7 @@ pub(super) struct IdentityServer {
     metrics: Arc<IdentityMetrics>,
     /// `None` without TLS.
     tls: Option<TlsAcceptor>,
+    /// The memory for further calls, in bytes.
     memory: Semaphore,
     connections: usize,
 }
@@ -111,7 +115,7 @@ impl Drop for CertifyObserver {
 impl IdentityServer {
     pub(super) fn new(service: CertifyService, tls: Option<TlsAcceptor>, connections: usize) -> Arc<Self> {
         let metrics = Arc::clone(&service.metrics);
-        Arc::new(Self { service, metrics, tls, memory: Semaphore::new(MEMORY_OF_REQUESTS), connections })
+        Arc::new(Self { service, metrics, tls, memory: Semaphore::new(MEMORY_OF_CALLS), connections })
     }
 
     /// Serves until `stop` is cancelled, and then until the calls under way are answered.
@@ -253,6 +257,9 @@ impl IdentityServer {
     }
 
     async fn certify(&self, body: Incoming, client: SocketAddr) -> Result<CertifyResponse, Status> {
+        let Ok(_call) = self.memory.try_acquire_many(MEMORY_OF_CALL) else {
+            return Err(Status::unavailable(OVERLOADED));
+        };
         let (message, _memory) = match timeout(REQUEST_TIMEOUT, read(body, &self.memory)).await {
             Ok(message) => message?,
             Err(_) => return Err(Status::deadline_exceeded("the request was not received in time")),
