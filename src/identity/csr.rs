@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::{
@@ -64,6 +65,10 @@ pub(crate) enum NameProblem {
     #[error("cannot validate names of other kinds")]
     OtherKinds,
 }
+
+/// Identifies a request with its key and its signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RequestHash([u8; 32]);
 
 /// A readable request. Its signature is not verified yet.
 #[derive(Clone, Debug)]
@@ -192,6 +197,13 @@ impl SigningRequest {
         }
     }
 
+    /// Returns the hash of all that [`Self::verify_possession`] reads. The key is in what was signed. The parts in front of
+    /// the signature are DER, so their lengths are in the hash, too.
+    pub(super) fn hash(&self) -> RequestHash {
+        let parts = Sha256::new().chain_update(&self.signed).chain_update(&self.algorithm);
+        RequestHash(parts.chain_update(&self.signature).finalize().into())
+    }
+
     /// Whether the subject has a CommonName. Then the leaf gets one, too.
     pub(super) fn has_common_name(&self) -> bool {
         self.common_names.iter().any(|name| !name.is_empty())
@@ -200,6 +212,15 @@ impl SigningRequest {
     /// The SubjectPublicKeyInfo in DER.
     pub(super) fn key_info(&self) -> &[u8] {
         &self.key_info
+    }
+}
+
+// === impl RequestHash ===
+
+#[cfg(test)]
+impl RequestHash {
+    pub(super) fn for_test(number: usize) -> Self {
+        Self(Sha256::digest(number.to_be_bytes()).into())
     }
 }
 

@@ -286,6 +286,16 @@ proptest! {
     }
 
     #[test]
+    fn a_changed_request_has_another_hash(at in 0..600usize, mask in 1..=255u8) {
+        let mut changed = der(fixture("csr-p256.pem"));
+        let at = at % changed.len();
+        changed[at] ^= mask;
+        if let Ok(changed) = SigningRequest::parse(&changed) {
+            prop_assert_ne!(changed.hash(), request().hash());
+        }
+    }
+
+    #[test]
     fn elements_of_every_kind_can_be_everywhere(
         subject in prop::collection::vec(any::<u8>(), 0..40),
         names in prop::collection::vec((0..9u8, prop::collection::vec(any::<u8>(), 0..20)), 0..5),

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! files ──▶ anchors, issuer: what is trusted, the key, the chain that is sent
-//! call  ──▶ csr: parse, check_name ──▶ TokenReview ──▶ username ──▶ csr: verify_possession ──▶ issuer: issue ──▶ leaf
+//! call  ──▶ csr: parse, check_name ──▶ TokenReview ──▶ username ──▶ rates ──▶ possession ──▶ issuer: issue ──▶ leaf
 //! ```
 //!
 //! Always holds: the name in a leaf is the name of the ServiceAccount whose token was sent; the workload chooses nothing
@@ -27,6 +27,7 @@ mod issuer_tests;
 mod leaf;
 mod metrics;
 mod pem;
+mod possession;
 mod rates;
 #[cfg(test)]
 mod recorded_tests;
@@ -56,6 +57,7 @@ use self::{
     events::IdentityEvents,
     follow::IssuerFollower,
     metrics::IdentityMetrics,
+    possession::ProvenRequests,
     rates::IssuanceRates,
     review::Reviewer,
     server::{IdentityServer, tls::OwnCertificate},
@@ -142,6 +144,7 @@ pub fn spawn(
         followed: Arc::clone(&followed),
         reviewer,
         rates: Mutex::new(IssuanceRates::default()),
+        proven: Mutex::new(ProvenRequests::default()),
         metrics,
         events,
     };

@@ -18,13 +18,18 @@ use super::{
     follow::{FollowedIssuer, LoadedIssuer},
     issuer::Leaf,
     metrics::IdentityMetrics,
+    possession::ProvenRequests,
     rates::{IssuanceRates, RateOf},
     refusal::CertifyRefusal,
     review::{AUDIENCE, ReviewRefusal, ReviewedToken, Reviewer},
     username::IdentityDomain,
     validity::LeafLifetime,
 };
-use crate::proto::identity::{CertifyRequest, CertifyResponse};
+use crate::{
+    api::LONGEST_NAME,
+    proto::identity::{CertifyRequest, CertifyResponse},
+    text::truncate,
+};
 
 /// The maximum length of a token. Those of ServiceAccounts have about 1 KiB.
 const LONGEST_TOKEN: usize = 32 << 10;
@@ -35,6 +40,7 @@ pub(super) struct CertifyService {
     pub(super) followed: Arc<FollowedIssuer>,
     pub(super) reviewer: Reviewer,
     pub(super) rates: Mutex<IssuanceRates>,
+    pub(super) proven: Mutex<ProvenRequests>,
     pub(super) metrics: Arc<IdentityMetrics>,
     pub(super) events: IdentityEvents,
 }
@@ -51,7 +57,8 @@ impl CertifyService {
         request: CertifyRequest,
         client: &str,
     ) -> Result<CertifyResponse, CertifyRefusal> {
-        let identity = request.identity.clone();
+        // A client can send a long text instead of a name.
+        let identity = truncate(&request.identity, LONGEST_NAME).to_owned();
         let certified = self.certified(request, client).await;
         if let Err(refusal) = &certified {
             self.metrics.refused(refusal.label());
@@ -83,9 +90,9 @@ impl CertifyService {
         let reviewed = reviewed.as_ref().as_ref().map_err(|refusal| of_review(refusal, &identity))?;
         let found = self.domain.identity_of(&reviewed.username)?;
         if found != identity {
-            return Err(CertifyRefusal::OtherIdentity { requested: identity, found });
+            let requested = truncate(&identity, LONGEST_NAME).to_owned();
+            return Err(CertifyRefusal::OtherIdentity { requested, found });
         }
-        signing_request.verify_possession()?;
         let client_of_rate = match &reviewed.pod {
             Some(pod) => RateOf::Pod(&pod.uid),
             None => RateOf::Identity(&identity),
@@ -93,6 +100,7 @@ impl CertifyService {
         if !self.rates.lock().allow(client_of_rate, Instant::now()) {
             return Err(CertifyRefusal::TooManyRequests);
         }
+        self.verify_possession(&signing_request)?;
         let now = Timestamp::now();
         let leaf = loaded.issuer.issue(&signing_request, &identity, self.lifetime.at(now), rand::random())?;
         self.issued(&loaded, &leaf, &identity, reviewed, client, now);
@@ -108,6 +116,16 @@ impl CertifyService {
         let refusal = CertifyRefusal::IssuerExpired(end);
         self.events.issuer_validation_failed(&refusal.to_string(), identity);
         Err(refusal)
+    }
+
+    /// Verifies that the sender of a request has the private key, unless that is known of the same request.
+    fn verify_possession(&self, request: &SigningRequest) -> Result<(), CertifyRefusal> {
+        let hash = request.hash();
+        if !self.proven.lock().contains(hash) {
+            request.verify_possession()?;
+            self.proven.lock().insert(hash);
+        }
+        Ok(())
     }
 
     fn issued(
@@ -173,5 +191,111 @@ fn report(refusal: &CertifyRefusal, identity: &str, client: &str) {
             error!(identity, client, %refusal, "refused a certificate");
         }
         _ => debug!(identity, client, %refusal, "refused a certificate"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, fs};
+
+    use http::{Request, Response};
+    use jiff::SignedDuration;
+    use kube::{Client, client::Body};
+    use prometheus::Registry;
+    use serde_json::json;
+    use tempfile::TempDir;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::identity::{
+        IssuerFileNames, IssuerFiles,
+        csr::CsrProblem,
+        follow::IssuerFollower,
+        testing::{TestCa, WEB, domain},
+    };
+
+    /// The service with an issuer, and an API server for which each token is one of `web`.
+    async fn service(folder: &TempDir) -> CertifyService {
+        let root = TestCa::root("root");
+        let always = rcgen::CertificateParams::default();
+        let issuer = root.signs("issuer", |params| {
+            (params.not_before, params.not_after) = (always.not_before, always.not_after);
+        });
+        for (name, text) in
+            [("ca-bundle.crt", &root.pem), ("crt.pem", &issuer.pem), ("key.pem", &issuer.key.serialize_pem())]
+        {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let metrics = IdentityMetrics::register(&Registry::new()).unwrap();
+        let events = IdentityEvents::new(None, "linkerd", false);
+        let [issuer, trust_roots] = [folder.path().to_owned(), folder.path().to_owned()];
+        let files = IssuerFiles { issuer, trust_roots, names: IssuerFileNames::Linkerd };
+        let followed = FollowedIssuer::new();
+        let follower = IssuerFollower::new(files, domain(), &followed, &metrics, events.clone());
+        let mut loaded = followed.subscribe();
+        tokio::select! {
+            () = follower.follow() => {}
+            changed = loaded.changed() => changed.unwrap(),
+        }
+        let review = |_: Request<Body>| async {
+            let user = json!({"username": "system:serviceaccount:emojivoto:web"});
+            let status = json!({"authenticated": true, "user": user, "audiences": [AUDIENCE]});
+            let answer = json!({"kind": "TokenReview", "status": status});
+            Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes())))
+        };
+        let client = Client::new(service_fn(review), "default");
+        CertifyService {
+            domain: domain(),
+            lifetime: LeafLifetime::new(SignedDuration::from_hours(24), SignedDuration::from_secs(20)),
+            followed,
+            reviewer: Reviewer::new(&client, 10, false, &metrics),
+            rates: Mutex::default(),
+            proven: Mutex::default(),
+            metrics,
+            events,
+        }
+    }
+
+    fn request() -> CertifyRequest {
+        let mut params = rcgen::CertificateParams::new(vec![WEB.to_owned()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        let request = params.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        CertifyRequest {
+            identity: WEB.to_owned(),
+            token: b"token".to_vec(),
+            certificate_signing_request: request.der().to_vec(),
+        }
+    }
+
+    /// The same request with another signature.
+    fn forged(request: &CertifyRequest) -> CertifyRequest {
+        let mut forged = request.clone();
+        *forged.certificate_signing_request.last_mut().unwrap() ^= 1;
+        forged
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_was_verified_is_certified_again_and_with_another_signature_it_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(&folder).await;
+        let good = request();
+        let refusal = Err(CertifyRefusal::Request(CsrProblem::NotPossessed));
+        for _ in 0..2 {
+            assert!(service.certify(good.clone(), "").await.is_ok());
+            assert_eq!(service.certify(forged(&good), "").await, refusal);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_valid_token_does_not_have_any_number_of_signatures_verified() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(&folder).await;
+        let bad = forged(&request());
+        let mut refusals = Vec::new();
+        for _ in 0..201 {
+            refusals.push(service.certify(bad.clone(), "").await.unwrap_err().label());
+        }
+        assert_eq!(refusals.pop(), Some("rate_limited"));
+        assert!(refusals.iter().all(|label| *label == "proof_of_possession"));
     }
 }
