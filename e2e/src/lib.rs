@@ -35,6 +35,7 @@ mod gate;
 pub mod host;
 pub mod hostile_client;
 pub mod http2;
+pub mod identity;
 pub mod image;
 pub mod injector;
 pub mod kubeconfig;

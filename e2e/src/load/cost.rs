@@ -35,6 +35,14 @@ impl Cost {
         parse(&text).with_context(|| format!("{path} has an unexpected format: {text:?}"))
     }
 
+    /// The cost of the calling thread.
+    ///
+    /// # Errors
+    /// Fails when `/proc` cannot be read.
+    pub fn of_this_thread() -> Result<Self> {
+        Self::of_thread(std::process::id(), rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
+    }
+
     /// The cost of all current threads of a process. It falls when a thread ends.
     ///
     /// # Errors

@@ -9,16 +9,18 @@
 //!   `converge`, `rest`, `flip`, `flips`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts:
 //!   `rollout-plan`, `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`,
 //!   `profiles`, `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`,
-//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Only by name: `largest`, `long-outage`.
+//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Identity service: `identity`. Only by name:
+//!   `largest`, `long-outage`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
-//!   measured, too.
+//!   measured, too. With `identity`, the server is another identity service, which is measured after the operator.
 //! * The result is printed as a table with the host and the versions, and written as JSON to `target/bench.json`.
 //!   Everything runs on one host: API server, etcd and this client share a core, so absolute times are those of a
 //!   loaded host.
 
 mod controller;
 mod discovery;
+mod identity;
 mod linkerd_config;
 mod proxy_injector;
 mod report;
@@ -67,7 +69,8 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<BenchArguments> 
                 pid = Some(number.parse().with_context(|| format!("--pid {number} is not a number"))?);
             }
             name => {
-                let of_jobs = [&linkerd_config::FIGURES[..], &rollout::FIGURES, &proxy_injector::FIGURES];
+                let of_jobs =
+                    [&linkerd_config::FIGURES[..], &rollout::FIGURES, &proxy_injector::FIGURES, &[identity::FIGURE]];
                 let known: Vec<&str> =
                     [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES, &[discovery::LARGEST]].concat();
                 ensure!(known.contains(&name), "unknown figure {name}; the figures are {}", known.join(", "));
@@ -104,6 +107,10 @@ async fn bench(BenchArguments { named, other }: BenchArguments) -> Result<ExitCo
         if wanted("injector") {
             proxy_injector::figures(&mut report).await?;
         }
+    }
+    // Without names, another server is one of the Destination API.
+    if wanted(identity::FIGURE) && (other.is_none() || !named.is_empty()) {
+        identity::figures(&mut report, other).await?;
     }
     if discovery::FIGURES.iter().any(|name| wanted(name)) {
         discovery::discovery(&mut report, other, wanted).await?;

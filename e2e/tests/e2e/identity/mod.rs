@@ -1,16 +1,19 @@
 //! The operator in place of Linkerd's container `identity`: its permissions, what it certifies, and its issuer. The
 //! tokens are those of a real API server, and the client is Linkerd's.
 
-mod volumes;
+mod files;
+mod hostile;
+mod waiting;
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Process, Rig, Signal, Spawn, eventually, executable::operator_binary, linkerd_controller::loopback, mesh::SOON,
-    plain_http,
+    Rig, Signal, eventually,
+    identity::{IdentityOptions, IdentityProcess, MeshAuthority},
+    mesh::SOON,
 };
-use hyper::{Method, StatusCode};
+use hyper::StatusCode;
 use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::{
@@ -21,19 +24,13 @@ use rustls::{
 };
 use tonic::{Code, Status, transport::Endpoint};
 
-use self::volumes::{MeshAuthority, Volume};
-
 const AUDIENCE: &str = "identity.l5d.io";
 const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 const VOTING: &str = "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 
 /// The operator in place of Linkerd's container, with the ServiceAccounts `web` and `voting`.
 struct IdentityReplica {
-    process: Process,
-    address: SocketAddr,
-    admin: SocketAddr,
-    issuer: Volume,
-    roots: Volume,
+    server: IdentityProcess,
     control_plane: Rig,
 }
 
@@ -48,36 +45,9 @@ impl IdentityReplica {
         for account in ["web", "voting"] {
             control_plane.kubectl(&["-n=emojivoto", "create", "serviceaccount", account]).await?;
         }
-        let folder = control_plane.directory();
-        let (issuer, roots) = (Volume::new(folder.join("issuer"))?, Volume::new(folder.join("roots"))?);
-        let (address, admin) = (loopback()?, loopback()?);
         let account = control_plane.kubeconfig_for_service_account("linkerd", "linkerd-identity").await?;
-        // The flags of Linkerd's chart, and those of this test.
-        let spawn = Spawn::new("identity", operator_binary()?, folder.join("identity.log"))
-            .args(["identity", "-log-level=info", "-log-format=plain", "-controller-namespace=linkerd"])
-            .args(["-identity-trust-domain=cluster.local", "-identity-issuance-lifetime=24h0m0s"])
-            .args(["-identity-clock-skew-allowance=20s", "-identity-scheme=linkerd.io/tls"])
-            .args(["-enable-pprof=false", "-kube-apiclient-qps=100", "-kube-apiclient-burst=200"])
-            .args([format!("-kubeconfig={}", account.display())])
-            .args([format!("-addr={address}"), format!("-admin-addr={admin}")])
-            .args([format!("-issuer={}", issuer.0.display()), format!("--trust-roots={}", roots.0.display())]);
-        let process = Process::spawn(spawn)?;
-        Ok(Self { process, address, admin, issuer, roots, control_plane })
-    }
-
-    async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
-        let (status, body) = plain_http::request(self.admin, Method::GET, path, "", Duration::from_secs(2)).await?;
-        Ok((status, String::from_utf8(body.to_vec())?))
-    }
-
-    /// Waits until `/ready` has this status.
-    async fn shows(&self, expected: StatusCode) -> Result<String> {
-        let ready = eventually(SOON, format!("/ready to be {expected}"), async || {
-            let (status, body) = self.get("/ready").await?;
-            ensure!(status == expected, "{status}: {body}");
-            Ok(body)
-        });
-        ready.await.with_context(|| self.process.log_tail(20))
+        let server = IdentityProcess::start(control_plane.directory(), &account, IdentityOptions::default())?;
+        Ok(Self { server, control_plane })
     }
 
     async fn token(&self, account: &str, audience: &str) -> Result<String> {
@@ -86,7 +56,8 @@ impl IdentityReplica {
 
     async fn certify(&self, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
         let failed = |error: &dyn std::fmt::Display| Status::unknown(error.to_string());
-        let server = Endpoint::from_shared(format!("http://{}", self.address)).map_err(|error| failed(&error))?;
+        let server =
+            Endpoint::from_shared(format!("http://{}", self.server.address)).map_err(|error| failed(&error))?;
         let channel = server.connect().await.map_err(|error| failed(&error))?;
         let certificate_signing_request = signing_request(identity).map_err(|error| failed(&error))?;
         let request = CertifyRequest {
@@ -142,17 +113,17 @@ fn verify(answer: &CertifyResponse, identity: &str, root: &MeshAuthority) -> Res
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_no_other() -> Result<()> {
     let mut identity = IdentityReplica::start().await?;
-    let waiting = identity.shows(StatusCode::SERVICE_UNAVAILABLE).await?;
+    let waiting = identity.server.shows(StatusCode::SERVICE_UNAVAILABLE).await?;
     assert!(waiting.contains("no issuer of certificates is loaded"), "{waiting}");
-    assert_eq!(identity.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
+    assert_eq!(identity.server.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
     let token = identity.token("web", AUDIENCE).await?;
     let (code, text) = identity.refusal(WEB, &token).await?;
     assert_eq!((code, &*text), (Code::Unavailable, "cert issuer not ready yet"));
 
     let root = MeshAuthority::root("root.linkerd.cluster.local")?;
-    identity.roots.put_roots(&[&root])?;
-    identity.issuer.put_issuer(&root.signs("identity.linkerd.cluster.local")?)?;
-    identity.shows(StatusCode::OK).await?;
+    identity.server.roots.put_roots(&[&root])?;
+    identity.server.issuer.put_issuer(&root.signs("identity.linkerd.cluster.local")?)?;
+    identity.server.shows(StatusCode::OK).await?;
     let answer = identity.certify(WEB, &token).await?;
     verify(&answer, WEB, &root)?;
     verify(&answer, VOTING, &root).unwrap_err();
@@ -167,7 +138,7 @@ async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_n
     let (code, _) = identity.refusal(WEB, "nonsense").await?;
     assert!(matches!(code, Code::InvalidArgument | Code::FailedPrecondition), "{code}");
 
-    let (_, metrics) = identity.get("/metrics").await?;
+    let (_, metrics) = identity.server.get("/metrics").await?;
     for line in [
         r#"grpc_server_handled_total{grpc_code="OK",grpc_method="Certify""#,
         r#"linkerd_operator_identity_refused_total{reason="other_identity"} 1"#,
@@ -185,10 +156,10 @@ async fn a_workload_receives_the_certificate_of_its_own_service_account_and_of_n
         Ok(())
     })
     .await?;
-    let log = identity.process.log();
+    let log = identity.server.process.log();
     assert!(!log.contains(&token) && !log.contains("PRIVATE KEY"), "{log}");
-    identity.process.signal(Signal::TERM)?;
-    assert!(identity.process.wait(SOON).await?.success());
+    identity.server.process.signal(Signal::TERM)?;
+    assert!(identity.server.process.wait(SOON).await?.success());
     Ok(())
 }
 
@@ -198,9 +169,9 @@ async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted(
     let (first_root, second_root) = (MeshAuthority::root("root")?, MeshAuthority::root("root")?);
     let [first, second] = [first_root.signs("first")?, first_root.signs("second")?];
     let third = second_root.signs("third")?;
-    identity.roots.put_roots(&[&first_root])?;
-    identity.issuer.put_issuer(&first)?;
-    identity.shows(StatusCode::OK).await?;
+    identity.server.roots.put_roots(&[&first_root])?;
+    identity.server.issuer.put_issuer(&first)?;
+    identity.server.shows(StatusCode::OK).await?;
     let token = identity.token("web", AUDIENCE).await?;
     assert_eq!(identity.signer(&token).await?, first.der());
     let signs = async |issuer: &MeshAuthority| {
@@ -210,21 +181,21 @@ async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted(
         })
         .await
     };
-    identity.issuer.put_issuer(&second)?;
+    identity.server.issuer.put_issuer(&second)?;
     signs(&second).await?;
 
     // The API server knows nothing of roots: the server itself must refuse an issuer that no proxy trusts.
-    identity.issuer.put_issuer(&third)?;
+    identity.server.issuer.put_issuer(&third)?;
     eventually(SOON, "/ready to name the issuer that is skipped", async || {
-        let (status, body) = identity.get("/ready").await?;
+        let (status, body) = identity.server.get("/ready").await?;
         ensure!(status == StatusCode::OK && body.contains("the last issuer of certificates stays in use"), "{body}");
         Ok(())
     })
     .await?;
     assert_eq!(identity.signer(&token).await?, second.der());
-    let (_, metrics) = identity.get("/metrics").await?;
+    let (_, metrics) = identity.server.get("/metrics").await?;
     assert!(metrics.contains("linkerd_operator_identity_issuer_differs_from_files 1"), "{metrics}");
-    identity.roots.put_roots(&[&first_root, &second_root])?;
+    identity.server.roots.put_roots(&[&first_root, &second_root])?;
     signs(&third).await?;
     verify(&identity.certify(WEB, &token).await?, WEB, &second_root)?;
     eventually(SOON, "the Events about the issuer", async || {

@@ -1,7 +1,7 @@
 //! Issuers and trust anchors, and the volumes in which the kubelet mounts them.
 //!
 //! * In: a folder. Out: files that are swapped as the kubelet swaps them: a new folder, and `..data` renamed over the old
-//!   link.
+//!   link. Always: the files of the last swap are complete.
 
 use std::{
     fs,
@@ -18,21 +18,21 @@ use rcgen::{
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
 /// A volume with the files of a Secret or a ConfigMap.
-pub(super) struct Volume(pub(super) PathBuf);
+pub struct Volume(pub PathBuf);
 
 /// A certificate authority: a root, or an issuer that a root has signed.
-pub(super) struct MeshAuthority(CertifiedIssuer<'static, KeyPair>);
+pub struct MeshAuthority(CertifiedIssuer<'static, KeyPair>);
 
 // === impl Volume ===
 
 impl Volume {
-    pub(super) fn new(folder: PathBuf) -> Result<Self> {
+    pub fn new(folder: PathBuf) -> Result<Self> {
         fs::create_dir(&folder)?;
         Ok(Self(folder))
     }
 
     /// Swaps the files of the volume.
-    pub(super) fn put(&self, files: &[(&str, &str)]) -> Result<()> {
+    pub fn put(&self, files: &[(&str, &str)]) -> Result<()> {
         let version = format!("..v{}", VERSION.fetch_add(1, Ordering::Relaxed));
         let folder = self.0.join(&version);
         fs::create_dir(&folder)?;
@@ -53,11 +53,16 @@ impl Volume {
         Ok(())
     }
 
-    pub(super) fn put_issuer(&self, issuer: &MeshAuthority) -> Result<()> {
-        self.put(&[("crt.pem", &issuer.pem()), ("key.pem", &issuer.0.key().serialize_pem())])
+    pub fn put_issuer(&self, issuer: &MeshAuthority) -> Result<()> {
+        self.put_pair(issuer, issuer)
     }
 
-    pub(super) fn put_roots(&self, roots: &[&MeshAuthority]) -> Result<()> {
+    /// Writes the certificate of one issuer, and the key of one.
+    pub fn put_pair(&self, certificate: &MeshAuthority, key: &MeshAuthority) -> Result<()> {
+        self.put(&[("crt.pem", &certificate.pem()), ("key.pem", &key.0.key().serialize_pem())])
+    }
+
+    pub fn put_roots(&self, roots: &[&MeshAuthority]) -> Result<()> {
         self.put(&[("ca-bundle.crt", &roots.iter().map(|root| root.pem()).collect::<String>())])
     }
 }
@@ -65,15 +70,15 @@ impl Volume {
 // === impl MeshAuthority ===
 
 impl MeshAuthority {
-    pub(super) fn root(name: &str) -> Result<Self> {
+    pub fn root(name: &str) -> Result<Self> {
         Ok(Self(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?))
     }
 
-    pub(super) fn signs(&self, name: &str) -> Result<Self> {
+    pub fn signs(&self, name: &str) -> Result<Self> {
         Ok(Self(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?))
     }
 
-    pub(super) fn der(&self) -> &[u8] {
+    pub fn der(&self) -> &[u8] {
         self.0.der()
     }
 
