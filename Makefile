@@ -172,9 +172,9 @@ KUBERNETES_TESTS := crd:: external_workload:: leadership:: manifests:: linkerd_c
 
 # To measure another server of the Destination API on this host: SERVER=IP:PORT, PID= of its process to measure memory
 # and CPU, E2E_KUBECONFIG= of the cluster that it watches (by default a cluster is started, and its kubeconfig is
-# printed).
+# printed). With BENCH=identity, it is another identity service; the files that it must use are printed.
 .PHONY: bench
-bench: ## Benchmark the controllers, rollouts and discovery, release build (BENCH="name …" selects benchmarks, SERVER=IP:PORT [PID=…] measures another server)
+bench: ## Benchmark the controllers, rollouts, discovery and identity, release build (BENCH="name …" selects benchmarks, SERVER=IP:PORT [PID=…] measures another server)
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(if $(SERVER),--server $(SERVER)) $(if $(PID),--pid $(PID)) $(BENCH)
 
