@@ -1,4 +1,4 @@
-//! PEM, the text form of certificates and of keys.
+//! PEM, the text form of certificates and of keys, and the base64 in it.
 //!
 //! In: a file. Out: its blocks, with the labels and the decoded bytes. Always holds: text between the blocks is skipped,
 //! as Go does; the decoded bytes are overwritten when they are no longer used, because they may be a key. The text
@@ -68,38 +68,46 @@ impl OpenBlock<'_> {
 /// Decodes base64 with padding; `None` if it is not that. The decoded bytes are never moved, so that no copy of a key
 /// stays behind.
 fn base64(lines: &[&[u8]]) -> Option<Zeroizing<Vec<u8>>> {
-    let length: usize = lines.iter().map(|line| line.len()).sum();
-    let mut decoded = Zeroizing::new(Vec::with_capacity(length / 4 * 3 + 3));
-    // The bits of the characters since the last whole group of four.
-    let (mut bits, mut characters, mut padding) = (0_u32, 0_usize, 0_usize);
-    for byte in lines.iter().copied().flatten() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            b'=' => {
-                padding += 1;
-                0
-            }
-            b' ' | b'\t' => continue,
+    let text = lines.iter().copied().flatten().copied().filter(|byte| !matches!(byte, b' ' | b'\t'));
+    let all = text.clone().count();
+    let mut decoded = Zeroizing::new(Vec::with_capacity(all / 4 * 3 + 3));
+    let characters = decode(text.clone().take_while(|byte| *byte != b'='), *b"+/", &mut decoded)?;
+    let is_padded = all % 4 == 0 && all - characters <= 2 && text.skip(characters).all(|byte| byte == b'=');
+    is_padded.then_some(decoded)
+}
+
+/// Decodes base64url without padding, of a token; `None` if it is not that.
+pub(super) fn base64url(text: &str) -> Option<Vec<u8>> {
+    let mut decoded = Vec::with_capacity(text.len() / 4 * 3 + 3);
+    decode(text.bytes(), *b"-_", &mut decoded)?;
+    Some(decoded)
+}
+
+/// Appends the bytes of base64 with these last two characters of its alphabet. Returns the number of characters, and
+/// `None` if there is another one.
+fn decode(text: impl Iterator<Item = u8>, last: [u8; 2], decoded: &mut Vec<u8>) -> Option<usize> {
+    let [first_of_last, last] = last;
+    // `open` is the number of the lowest bits that are not decoded yet.
+    let (mut bits, mut open, mut characters) = (0_u32, 0, 0);
+    for character in text {
+        let value = match character {
+            b'A'..=b'Z' => character - b'A',
+            b'a'..=b'z' => character - b'a' + 26,
+            b'0'..=b'9' => character - b'0' + 52,
+            _ if character == first_of_last => 62,
+            _ if character == last => 63,
             _ => return None,
         };
-        if padding > 2 || padding > 0 && *byte != b'=' {
-            return None;
-        }
         bits = bits << 6 | u32::from(value);
-        characters += 1;
-        if characters % 4 == 0 {
-            let [_, bytes @ ..] = bits.to_be_bytes();
-            decoded.extend_from_slice(&bytes);
-            bits = 0;
+        open += 6;
+        if open >= 8 {
+            open -= 8;
+            let [.., byte] = (bits >> open).to_be_bytes();
+            decoded.push(byte);
         }
+        characters += 1;
     }
-    let length = decoded.len().saturating_sub(padding);
-    decoded.truncate(length);
-    (characters % 4 == 0).then_some(decoded)
+    Some(characters)
 }
 
 #[cfg(test)]
@@ -141,6 +149,15 @@ mod tests {
             ("-----BEGIN A-----\nProc-Type: 4,ENCRYPTED\n\nZm9v\n-----END A-----\n", "the block A is not base64"),
         ] {
             assert_eq!(read(&format!("{bad}{good}")), [Err(reason.to_owned()), block("B", b"foo")]);
+        }
+    }
+
+    #[test]
+    fn all_characters_of_base64url_are_decoded() {
+        assert_eq!(base64url("-_8AeZ0"), Some(vec![0xfb, 0xff, 0x00, 0x79, 0x9d]));
+        assert_eq!(base64url(""), Some(Vec::new()));
+        for other in ["+/", "AA==", "A A"] {
+            assert_eq!(base64url(other), None, "{other}");
         }
     }
 
