@@ -159,8 +159,21 @@ impl Events {
         (Self { queue, ..Self::for_test() }, notices)
     }
 
-    /// Queues an Event; never waits. A long note is copied, so that the queue does not keep its allocation.
-    pub fn publish(&self, mut notice: Notice) {
+    /// Gives the Events of reviews and certificates to the receiver. The queue has so many places.
+    #[cfg(test)]
+    pub(crate) fn recorded_of_reviews(places: usize) -> (Self, mpsc::Receiver<Notice>) {
+        let (reviews, notices) = mpsc::channel(places);
+        (Self { reviews, ..Self::for_test() }, notices)
+    }
+
+    /// Queues an Event; never waits.
+    pub fn publish(&self, notice: Notice) {
+        self.try_publish(notice);
+    }
+
+    /// Queues an Event; never waits. Returns whether the queue had a place. A long note is copied, so that the queue does
+    /// not keep its allocation.
+    pub fn try_publish(&self, mut notice: Notice) -> bool {
         if notice.note.len() > NOTE_LIMIT {
             notice.note = truncate(&notice.note, NOTE_LIMIT).to_owned();
         }
@@ -168,9 +181,11 @@ impl Events {
             Reporter::Controller | Reporter::Identity => &self.queue,
             Reporter::ProxyInjector | Reporter::IdentityLeaf => &self.reviews,
         };
-        if queue.try_send(notice).is_err() {
+        let is_queued = queue.try_send(notice).is_ok();
+        if !is_queued {
             self.dropped.with_label_values(&[<&str>::from(Cause::QueueFull)]).inc();
         }
+        is_queued
     }
 }
 

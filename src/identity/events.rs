@@ -86,11 +86,16 @@ impl IdentityEvents {
         let Writing { events, reports_leaves, reported, .. } = &*self.0;
         let (Some(events), true) = (events, reports_leaves) else { return };
         let Some(account) = service_account(token) else { return };
-        if !reported.lock().may_report(identity, leaf.not_after, now) {
+        let mut reported = reported.lock();
+        if !reported.may_report(identity, now) {
             return;
         }
         let note = format!("issued certificate for {identity} until {}: {}", leaf.not_after, sha256(&leaf.der));
-        events.publish(Notice { reason: Reason::IssuedLeafCertificate, regarding: account, related: None, note });
+        let notice = Notice { reason: Reason::IssuedLeafCertificate, regarding: account, related: None, note };
+        // Without a place in the queue, the next certificate has an Event.
+        if events.try_publish(notice) {
+            reported.ends.insert(identity.to_owned(), leaf.not_after);
+        }
     }
 
     fn about_issuer(&self, reason: Reason, note: String) {
@@ -103,20 +108,17 @@ impl IdentityEvents {
 // === impl ReportedLeaves ===
 
 impl ReportedLeaves {
-    /// Returns whether there is no Event yet about a certificate of this identity that is still valid, and remembers it.
-    fn may_report(&mut self, identity: &str, end: Timestamp, now: Timestamp) -> bool {
-        if self.ends.get(identity).is_some_and(|end| now < *end) {
-            return false;
+    /// Returns whether there is no Event yet about a certificate of this identity that is still valid, and another one can
+    /// be remembered.
+    fn may_report(&mut self, identity: &str, now: Timestamp) -> bool {
+        if let Some(end) = self.ends.get(identity) {
+            return *end <= now;
         }
         if self.ends.len() >= REMEMBERED && self.searched.is_none_or(|last| now.duration_since(last) >= SEARCH) {
             self.searched = Some(now);
             self.ends.retain(|_, end| now < *end);
         }
-        let is_remembered = self.ends.len() < REMEMBERED;
-        if is_remembered {
-            self.ends.insert(identity.to_owned(), end);
-        }
-        is_remembered
+        self.ends.len() < REMEMBERED
     }
 }
 
@@ -134,23 +136,46 @@ mod tests {
         ReviewedToken { username: username.to_owned(), uid: "1-2".to_owned(), pod: None, by_api_audience: false }
     }
 
+    const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+    /// A certificate that is valid for a day from [`NOW`] on.
+    fn leaf() -> Leaf {
+        Leaf { der: vec![1, 2], not_after: NOW + SignedDuration::from_hours(24), is_clamped: false }
+    }
+
     #[test]
     fn a_service_account_gets_one_event_for_each_lifetime_of_its_certificates() {
-        let (events, mut notices) = Events::recorded();
+        let (events, mut notices) = Events::recorded_of_reviews(10);
         let events = IdentityEvents::new(Some(events), "linkerd", true);
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let leaf = Leaf { der: vec![1, 2], not_after: now + SignedDuration::from_hours(24), is_clamped: false };
         let token = token("system:serviceaccount:emojivoto:web");
-        for hours in [0, 1, 23, 24] {
-            events.leaf_issued("web.emojivoto", &token, &leaf, now + SignedDuration::from_hours(hours));
+        for (hours, expected) in [(0, true), (1, false), (23, false), (24, true)] {
+            events.leaf_issued("web.emojivoto", &token, &leaf(), NOW + SignedDuration::from_hours(hours));
+            assert_eq!(notices.try_recv().is_ok(), expected, "{hours}");
         }
-        // The queue of controllers is recorded: these Events are about the issuer.
-        events.issuer_updated();
+    }
+
+    #[test]
+    fn an_event_without_a_place_in_the_queue_is_written_with_the_next_certificate() {
+        let (events, mut notices) = Events::recorded_of_reviews(1);
+        let events = IdentityEvents::new(Some(events), "linkerd", true);
+        let token = token("system:serviceaccount:emojivoto:web");
+        for identity in ["web", "voting"] {
+            events.leaf_issued(identity, &token, &leaf(), NOW);
+        }
+        assert!(notices.try_recv().unwrap().note.starts_with("issued certificate for web until "));
+        for identity in ["web", "voting"] {
+            events.leaf_issued(identity, &token, &leaf(), NOW + SignedDuration::from_hours(1));
+        }
+        assert!(notices.try_recv().unwrap().note.starts_with("issued certificate for voting until "));
+    }
+
+    #[test]
+    fn an_event_about_the_issuer_is_about_the_deployment() {
+        let (events, mut notices) = Events::recorded();
+        IdentityEvents::new(Some(events), "linkerd", true).issuer_updated();
         let notice = notices.try_recv().unwrap();
         assert_eq!((notice.reason, &*notice.note), (Reason::IssuerUpdated, "Updated identity issuer"));
         assert_eq!(notice.regarding.name.as_deref(), Some("linkerd-identity"));
-        assert!(notices.try_recv().is_err());
-        assert_eq!(events.0.reported.lock().ends.len(), 1);
     }
 
     #[test]
@@ -165,10 +190,14 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_service_accounts_is_bounded() {
-        let (mut reported, now) = (ReportedLeaves::default(), Timestamp::from_second(1_800_000_000).unwrap());
-        let end = now + SignedDuration::from_hours(1);
-        let reports = (0..2 * REMEMBERED).filter(|account| reported.may_report(&account.to_string(), end, now));
-        assert_eq!(reports.count(), REMEMBERED);
-        assert!(reported.may_report("later", end, end));
+        let (events, _notices) = Events::recorded_of_reviews(2 * REMEMBERED);
+        let events = IdentityEvents::new(Some(events), "linkerd", true);
+        let token = token("system:serviceaccount:emojivoto:web");
+        for identity in 0..2 * REMEMBERED {
+            events.leaf_issued(&identity.to_string(), &token, &leaf(), NOW);
+        }
+        let mut reported = events.0.reported.lock();
+        assert_eq!(reported.ends.len(), REMEMBERED);
+        assert!(reported.may_report("later", leaf().not_after) && reported.ends.is_empty());
     }
 }
