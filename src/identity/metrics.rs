@@ -257,14 +257,16 @@ impl IdentityMetrics {
     }
 
     pub(super) fn issued(&self, issuer: &Issuer, leaf: &Leaf, now: Timestamp) {
-        let issuer = [label(issuer.key_id())];
-        self.issued.with_label_values(&issuer).inc();
-        let last = self.last_expiry.with_label_values(&issuer);
-        let end = seconds(leaf.not_after);
-        // Two calls at the same time may leave the earlier end, by some milliseconds.
-        if end > last.get() {
-            last.set(end);
+        let (issuer, end) = (label(issuer.key_id()), seconds(leaf.not_after));
+        // A call that began long ago does not expose the series of an issuer again that were removed meanwhile. The lock
+        // is held, so that they are not removed in between.
+        let issuers = self.issuers.lock();
+        if issuers.iter().any(|known| known == issuer) {
+            self.issued.with_label_values(&[issuer]).inc();
+            let last = self.last_expiry.with_label_values(&[issuer]);
+            last.set(last.get().max(end));
         }
+        drop(issuers);
         self.lifetime.observe((end - seconds(now)).max(0.0));
         self.clamped.inc_by(leaf.is_clamped.into());
     }
@@ -303,5 +305,33 @@ impl Drop for ReviewUnderWay {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
         self.metrics.review_seconds.observe(self.since.elapsed().as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::testing::{TestCa, issue, load_of, now};
+
+    #[test]
+    fn the_number_of_issuers_with_series_is_bounded_also_while_calls_with_older_ones_finish() {
+        let registry = Registry::new();
+        let metrics = IdentityMetrics::register(&registry).unwrap();
+        let root = TestCa::root("root");
+        let anchors = AnchorBundle::parse(root.pem.as_bytes()).unwrap();
+        let issuers = (0..LABELS + 2).map(|number| load_of(&[&root.signs(&number.to_string(), |_| {})], &[&root]));
+        let issuers: Vec<_> = issuers.collect::<Result<_, _>>().unwrap();
+        for issuer in &issuers {
+            metrics.loaded(issuer, &anchors, now());
+        }
+        for issuer in &issuers {
+            metrics.issued(issuer, &issue(issuer), now());
+        }
+        let text = String::from_utf8(crate::metrics::encode(&registry).unwrap()).unwrap();
+        for name in ["certificates_issued_total", "last_leaf_expiry_timestamp_seconds"] {
+            let series = text.matches(&format!("linkerd_operator_identity_{name}{{issuer=\"")).count();
+            assert_eq!(series, LABELS, "{name}");
+        }
+        assert_eq!(metrics.lifetime.get_sample_count(), issuers.len() as u64);
     }
 }
