@@ -58,6 +58,8 @@ pub(super) struct IssuerFollower {
     progress: FollowProgress,
     /// The number of announcements of the issuer's end that were made.
     announced: usize,
+    /// Whether the end of the trust anchors was reported for the pair in use.
+    has_reported_anchor: bool,
 }
 
 // === impl FollowedIssuer ===
@@ -99,10 +101,11 @@ impl FollowedIssuer {
 // === impl LoadedIssuer ===
 
 impl LoadedIssuer {
-    /// Whether a trust anchor that leaves reach has expired, which proxies ignore.
+    /// Whether all trust anchors that leaves reach have expired, which proxies ignore. A root may have a renewed twin with
+    /// the same key.
     fn has_expired_anchor(&self, now: Timestamp) -> bool {
         let reached = self.anchors.roots().iter().filter(|root| self.issuer.roots().contains(&root.sha256));
-        reached.filter_map(|root| root.not_after).any(|end| end <= now)
+        reached.filter_map(|root| root.not_after).max().is_some_and(|end| end <= now)
     }
 }
 
@@ -117,7 +120,8 @@ impl IssuerFollower {
         events: IdentityEvents,
     ) -> Self {
         let (followed, metrics) = (Arc::clone(followed), Arc::clone(metrics));
-        Self { files, domain, followed, metrics, events, progress: FollowProgress::default(), announced: 0 }
+        let progress = FollowProgress::default();
+        Self { files, domain, followed, metrics, events, progress, announced: 0, has_reported_anchor: false }
     }
 
     /// Follows the files, forever.
@@ -142,8 +146,13 @@ impl IssuerFollower {
             }
         }
         if let Some(in_use) = self.followed.current() {
-            self.metrics.time(in_use.issuer.expires(), in_use.has_expired_anchor(time), time);
+            let has_expired_anchor = in_use.has_expired_anchor(time);
+            self.metrics.time(in_use.issuer.expires(), has_expired_anchor, time);
             self.announce_end(&in_use, time);
+            if has_expired_anchor && !self.has_reported_anchor {
+                self.has_reported_anchor = true;
+                self.report_anchor();
+            }
         }
     }
 
@@ -200,24 +209,22 @@ impl IssuerFollower {
                 self.events.trust_anchors_updated(&count);
             }
         }
-        self.warn_of(&loaded);
-        self.followed.current.send_replace(Some(Arc::new(loaded)));
-    }
-
-    /// Reports what proxies accept and Linkerd's identity does not, and a key of the root that is in use.
-    fn warn_of(&self, loaded: &LoadedIssuer) {
-        if loaded.has_expired_anchor(loaded.at) {
-            let note = "The trust anchor of the issuer has expired. Proxies do not look at its end, so certificates are \
-                        still issued; Linkerd's own identity service would refuse the issuer";
-            warn!("{note}");
-            self.events.trust_anchor_expired(note);
-        }
+        self.has_reported_anchor = false;
         if loaded.issuer.is_trust_anchor() {
             let note = "The issuer is a trust anchor itself, so its key is the key of the root: use an issuer that the \
                         root has signed";
             warn!("{note}");
             self.events.issuer_is_trust_anchor(note);
         }
+        self.followed.current.send_replace(Some(Arc::new(loaded)));
+    }
+
+    /// Reports what proxies accept and Linkerd's identity does not.
+    fn report_anchor(&self) {
+        let note = "The trust anchor of the issuer has expired. Proxies do not look at its end, so certificates are \
+                    still issued; Linkerd's own identity service would refuse the issuer";
+        warn!("{note}");
+        self.events.trust_anchor_expired(note);
     }
 
     fn skip(&mut self, contents: Option<ContentHash>, why: String, now: Instant) {

@@ -1,5 +1,6 @@
 use std::fs;
 
+use jiff::SignedDuration;
 use prometheus::Registry;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
@@ -7,7 +8,10 @@ use rcgen::{
 use tempfile::TempDir;
 
 use super::{files::IssuerFileNames, *};
-use crate::events::{Events, Notice, Reason};
+use crate::{
+    events::{Events, Notice, Reason},
+    identity::testing::{self, DAY, TestCa},
+};
 
 type TestIssuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -140,4 +144,32 @@ fn a_root_that_is_the_issuer_works_and_is_reported() {
     followed.put_issuer(&root);
     assert_eq!(followed.after(0).as_deref(), Some(root.der().as_ref()));
     assert_eq!(followed.reasons(), [Reason::IssuerIsTrustAnchor]);
+}
+
+#[test]
+fn the_end_of_the_trust_anchor_is_reported_when_it_comes_and_not_if_a_renewed_one_is_valid() {
+    let mut followed = Followed::new();
+    let renewed = TestCa::root("root");
+    let mut params = renewed.params.clone();
+    testing::valid(&mut params, -60, DAY);
+    let old = params.self_signed(&renewed.key).unwrap().pem();
+    let issuer = renewed.signs("issuer", |_| {});
+    let path = |name: &str| followed.folder.path().join(name);
+    let (bundle, certificate, key) = (path("roots/ca-bundle.crt"), path("issuer/tls.crt"), path("issuer/tls.key"));
+    fs::write(&bundle, &old).unwrap();
+    fs::write(certificate, &issuer.pem).unwrap();
+    fs::write(key, issuer.key.serialize_pem()).unwrap();
+    let mut reasons_at = |seconds: i64| {
+        let time = testing::now() + SignedDuration::from_secs(seconds);
+        followed.now += Duration::from_secs(1);
+        followed.follower.step(followed.now, time);
+        let loaded = followed.follower.followed.current().unwrap();
+        (followed.reasons(), loaded.has_expired_anchor(time))
+    };
+    assert_eq!(reasons_at(0), (vec![], false));
+    assert_eq!(reasons_at(DAY - 1), (vec![], false));
+    assert_eq!(reasons_at(DAY), (vec![Reason::TrustAnchorExpired], true));
+    assert_eq!(reasons_at(DAY + 1), (vec![], true));
+    fs::write(&bundle, [old, renewed.pem].concat()).unwrap();
+    assert_eq!(reasons_at(DAY + 2), (vec![Reason::TrustAnchorsUpdated], false));
 }
