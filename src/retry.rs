@@ -1,6 +1,16 @@
-//! Retry delays: exponential backoff and jitter.
+//! Retry delays: exponential backoff and jitter; and the rate of the reports of a failure.
 
 use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Limits the reports of a failure that many calls meet.
+pub struct ReportRate {
+    /// The shortest time between two reports.
+    interval: Duration,
+    last: Mutex<Option<Instant>>,
+}
 
 /// Returns the delay after a number of consecutive failures: it doubles from `base`, up to `cap`, and is jittered.
 pub fn backoff(failures: u32, base: Duration, cap: Duration) -> Duration {
@@ -13,9 +23,38 @@ pub fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(1.0 - 0.1 * rand::random::<f64>())
 }
 
+// === impl ReportRate ===
+
+impl ReportRate {
+    pub fn new(interval: Duration) -> Self {
+        Self { interval, last: Mutex::default() }
+    }
+
+    /// Returns whether the failure is reported now, and counts the report.
+    pub fn allows(&self) -> bool {
+        let mut last = self.last.lock();
+        let is_due = last.is_none_or(|last| last.elapsed() >= self.interval);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_reported_at_once_and_then_seldom() {
+        let rate = ReportRate::new(Duration::from_secs(60));
+        let mut reports = Vec::new();
+        for second in 0..150 {
+            reports.extend(rate.allows().then_some(second));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(reports, [0, 60, 120]);
+    }
 
     #[test]
     fn backoff_doubles_up_to_its_cap() {

@@ -65,7 +65,7 @@ use self::{
     username::IdentityDomain,
     validity::LeafLifetime,
 };
-use crate::{events::Events, tasks::Tasks};
+use crate::{events::Events, retry::ReportRate, tasks::Tasks};
 
 /// The time for calls under way when the process stops.
 pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
@@ -147,6 +147,7 @@ pub fn spawn(
         proven: Mutex::new(ProvenRequests::default()),
         metrics,
         events,
+        expired: ReportRate::new(service::REPORTS),
     };
     servers.spawn("identity", IdentityServer::new(service, tls, deps.connections).serve(deps.listener, stop));
     Ok(followed)

@@ -4,7 +4,7 @@
 //! service, so that the same mistake gets the same answer; a certificate is issued only after all of them; a call that
 //! waits for a review delays no other one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -28,9 +28,12 @@ use super::{
 use crate::{
     api::LONGEST_NAME,
     proto::identity::{CertifyRequest, CertifyResponse},
+    retry::ReportRate,
     text::truncate,
 };
 
+/// The shortest time between two reports of an issuer that has expired: every call finds it.
+pub(super) const REPORTS: Duration = Duration::from_secs(60);
 /// The maximum length of a token. Those of ServiceAccounts have about 1 KiB.
 const LONGEST_TOKEN: usize = 32 << 10;
 
@@ -43,12 +46,14 @@ pub(super) struct CertifyService {
     pub(super) proven: Mutex<ProvenRequests>,
     pub(super) metrics: Arc<IdentityMetrics>,
     pub(super) events: IdentityEvents,
+    /// How often it is reported that the issuer has expired.
+    pub(super) expired: ReportRate,
 }
 
 // === impl CertifyService ===
 
 impl CertifyService {
-    /// Answers a call. `client` is the address of its connection, for the log.
+    /// Answers a call until its deadline. `client` is the address of its connection, for the log.
     ///
     /// # Errors
     /// When a check fails.
@@ -56,10 +61,11 @@ impl CertifyService {
         &self,
         request: CertifyRequest,
         client: &str,
+        deadline: Instant,
     ) -> Result<CertifyResponse, CertifyRefusal> {
         // A client can send a long text instead of a name.
         let identity = truncate(&request.identity, LONGEST_NAME).to_owned();
-        let certified = self.certified(request, client).await;
+        let certified = self.certified(request, client, deadline).await;
         if let Err(refusal) = &certified {
             self.metrics.refused(refusal.label());
             report(refusal, &identity, client);
@@ -67,7 +73,12 @@ impl CertifyService {
         certified
     }
 
-    async fn certified(&self, request: CertifyRequest, client: &str) -> Result<CertifyResponse, CertifyRefusal> {
+    async fn certified(
+        &self,
+        request: CertifyRequest,
+        client: &str,
+        deadline: Instant,
+    ) -> Result<CertifyResponse, CertifyRefusal> {
         let loaded = self.followed.current().ok_or(CertifyRefusal::IssuerNotReady)?;
         let CertifyRequest { identity, token, certificate_signing_request } = request;
         if identity.is_empty() {
@@ -83,10 +94,10 @@ impl CertifyService {
             return Err(CertifyRefusal::TokenTooLong(LONGEST_TOKEN));
         }
         let signing_request = SigningRequest::parse(&certificate_signing_request)?;
-        self.check_issuer(&loaded, &identity)?;
+        self.check_issuer(&loaded, &identity, Timestamp::now())?;
         signing_request.check_name(&identity)?;
         let token = String::from_utf8(token).map_err(|_| CertifyRefusal::TokenNotText)?;
-        let reviewed = self.reviewer.review(&token).await;
+        let reviewed = self.reviewer.review(&token, deadline).await;
         let reviewed = reviewed.as_ref().as_ref().map_err(|refusal| of_review(refusal, &identity))?;
         let found = self.domain.identity_of(&reviewed.username)?;
         if found != identity {
@@ -108,13 +119,17 @@ impl CertifyService {
     }
 
     /// Linkerd verifies the chain of the issuer in each call. Here only its end can have changed since it was loaded.
-    fn check_issuer(&self, loaded: &LoadedIssuer, identity: &str) -> Result<(), CertifyRefusal> {
+    fn check_issuer(&self, loaded: &LoadedIssuer, identity: &str, now: Timestamp) -> Result<(), CertifyRefusal> {
         let end = loaded.issuer.not_after();
-        if Timestamp::now() < end {
+        if now < end {
             return Ok(());
         }
         let refusal = CertifyRefusal::IssuerExpired(end);
-        self.events.issuer_validation_failed(&refusal.to_string(), identity);
+        if self.expired.allows() {
+            let identity = truncate(identity, LONGEST_NAME);
+            error!(identity, %refusal, "no certificate is issued");
+            self.events.issuer_validation_failed(&refusal.to_string(), identity);
+        }
         Err(refusal)
     }
 
@@ -183,8 +198,10 @@ fn report(refusal: &CertifyRefusal, identity: &str, client: &str) {
         | CertifyRefusal::TooManyRequests => info!(identity, client, %refusal, "refused a certificate"),
         // A mistake of the client, although its code is Internal, as in Linkerd.
         CertifyRefusal::NotEcdsa(_) => debug!(identity, client, %refusal, "refused a certificate"),
-        // The review has logged it once for all calls that waited for it.
-        CertifyRefusal::ReviewFailed { .. } | CertifyRefusal::ReviewUnavailable(_) => {
+        // Logged for all calls together.
+        CertifyRefusal::IssuerExpired(_)
+        | CertifyRefusal::ReviewFailed { .. }
+        | CertifyRefusal::ReviewUnavailable(_) => {
             debug!(identity, client, %refusal, "refused a certificate");
         }
         _ if matches!(refusal.code(), Code::Internal | Code::Unknown) => {
@@ -204,18 +221,26 @@ mod tests {
     use prometheus::Registry;
     use serde_json::json;
     use tempfile::TempDir;
+    use tokio::time::{advance, sleep};
     use tower::service_fn;
 
     use super::*;
-    use crate::identity::{
-        IssuerFileNames, IssuerFiles,
-        csr::CsrProblem,
-        follow::IssuerFollower,
-        testing::{TestCa, WEB, domain},
+    use crate::{
+        events::Events,
+        identity::{
+            IssuerFileNames, IssuerFiles,
+            csr::CsrProblem,
+            follow::IssuerFollower,
+            testing::{TestCa, WEB, domain},
+        },
+        testing::LoggedLines,
     };
 
+    /// The time of a review.
+    const REVIEW: Duration = Duration::from_secs(2);
+
     /// The service with an issuer, and an API server for which each token is one of `web`.
-    async fn service(folder: &TempDir) -> CertifyService {
+    async fn service(folder: &TempDir, events: Events) -> CertifyService {
         let root = TestCa::root("root");
         let always = rcgen::CertificateParams::default();
         let issuer = root.signs("issuer", |params| {
@@ -227,7 +252,7 @@ mod tests {
             fs::write(folder.path().join(name), text).unwrap();
         }
         let metrics = IdentityMetrics::register(&Registry::new()).unwrap();
-        let events = IdentityEvents::new(None, "linkerd", false);
+        let events = IdentityEvents::new(Some(events), "linkerd", false);
         let [issuer, trust_roots] = [folder.path().to_owned(), folder.path().to_owned()];
         let files = IssuerFiles { issuer, trust_roots, names: IssuerFileNames::Linkerd };
         let followed = FollowedIssuer::new();
@@ -238,6 +263,7 @@ mod tests {
             changed = loaded.changed() => changed.unwrap(),
         }
         let review = |_: Request<Body>| async {
+            sleep(REVIEW).await;
             let user = json!({"username": "system:serviceaccount:emojivoto:web"});
             let status = json!({"authenticated": true, "user": user, "audiences": [AUDIENCE]});
             let answer = json!({"kind": "TokenReview", "status": status});
@@ -253,6 +279,7 @@ mod tests {
             proven: Mutex::default(),
             metrics,
             events,
+            expired: ReportRate::new(REPORTS),
         }
     }
 
@@ -267,6 +294,10 @@ mod tests {
         }
     }
 
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(8)
+    }
+
     /// The same request with another signature.
     fn forged(request: &CertifyRequest) -> CertifyRequest {
         let mut forged = request.clone();
@@ -277,25 +308,65 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_that_was_verified_is_certified_again_and_with_another_signature_it_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let service = service(&folder).await;
+        let service = service(&folder, Events::for_test()).await;
         let good = request();
         let refusal = Err(CertifyRefusal::Request(CsrProblem::NotPossessed));
         for _ in 0..2 {
-            assert!(service.certify(good.clone(), "").await.is_ok());
-            assert_eq!(service.certify(forged(&good), "").await, refusal);
+            assert!(service.certify(good.clone(), "", soon()).await.is_ok());
+            assert_eq!(service.certify(forged(&good), "", soon()).await, refusal);
         }
+    }
+
+    /// Thousands of calls wait at the same time, and the server counts 4 KiB for each.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_waits_takes_little_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(&folder, Events::for_test()).await;
+        let bytes = size_of_val(&service.certify(request(), "", soon()));
+        assert!(bytes <= 4 << 10, "{bytes}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_valid_token_does_not_have_any_number_of_signatures_verified() {
         let folder = tempfile::tempdir().unwrap();
-        let service = service(&folder).await;
+        let service = service(&folder, Events::for_test()).await;
         let bad = forged(&request());
         let mut refusals = Vec::new();
         for _ in 0..201 {
-            refusals.push(service.certify(bad.clone(), "").await.unwrap_err().label());
+            refusals.push(service.certify(bad.clone(), "", soon()).await.unwrap_err().label());
         }
         assert_eq!(refusals.pop(), Some("rate_limited"));
         assert!(refusals.iter().all(|label| *label == "proof_of_possession"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_of_a_call_counts_from_its_arrival_and_not_from_its_review() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(&folder, Events::for_test()).await;
+        for before in [REVIEW / 2, Duration::ZERO] {
+            let (request, begun) = (request(), Instant::now());
+            let refusal = service.certify(request, "", begun + before).await.unwrap_err();
+            assert_eq!((refusal.label(), begun.elapsed() <= before), ("review_unavailable", true));
+        }
+        assert!(service.certify(request(), "", soon()).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_issuer_that_has_expired_is_reported_once_a_minute_and_not_for_each_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let (events, mut notices) = Events::recorded();
+        let (log, service) = (LoggedLines::record(), service(&folder, events).await);
+        let loaded = service.followed.current().unwrap();
+        let end = loaded.issuer.not_after();
+        service.check_issuer(&loaded, WEB, end - SignedDuration::from_secs(1)).unwrap();
+        for _ in 0..90 {
+            let refusal = service.check_issuer(&loaded, WEB, end).unwrap_err();
+            report(&refusal, WEB, "");
+            advance(Duration::from_secs(1)).await;
+        }
+        let notes: Vec<_> = std::iter::from_fn(|| notices.try_recv().ok()).map(|notice| notice.note).collect();
+        let note = format!("the certificate of the issuer expired at {end}: replace it - CSR Identity : {WEB}");
+        assert_eq!(notes, [note.clone(), note]);
+        assert_eq!(log.with("ERROR").len(), 2);
     }
 }

@@ -28,18 +28,21 @@ use self::{
     queue::ReviewQueue,
 };
 use super::metrics::{IdentityMetrics, ReviewResult};
-use crate::{client, retry::backoff};
+use crate::{
+    client,
+    retry::{ReportRate, backoff},
+};
 
 /// The audience of the tokens that Linkerd's proxies send.
 pub(super) const AUDIENCE: &str = "identity.l5d.io";
-/// The deadline of a review with its retries and its time in the queue. Proxies have no deadline of their own.
-const DEADLINE: Duration = Duration::from_secs(8);
 /// The deadline of one request. A request that hangs leaves time for another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 /// The first and the longest delay between two requests.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// The shortest time between two warnings about tokens without the audience.
 const WARNINGS: Duration = Duration::from_secs(24 * 60 * 60);
+/// The shortest time between two errors about reviews that are refused, or not answered: the same happens to many calls.
+const ERRORS: Duration = Duration::from_secs(10);
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// A token that the API server has authenticated.
@@ -88,7 +91,9 @@ pub(super) struct Reviewer {
     metrics: Arc<IdentityMetrics>,
     /// Whether a token for the API server itself is accepted, too.
     allows_api_audience: bool,
-    warned: Mutex<Option<Instant>>,
+    warnings: ReportRate,
+    denied: ReportRate,
+    unanswered: ReportRate,
 }
 
 #[derive(Serialize)]
@@ -137,13 +142,15 @@ impl Reviewer {
             known: Mutex::default(),
             metrics: Arc::clone(metrics),
             allows_api_audience,
-            warned: Mutex::default(),
+            warnings: ReportRate::new(WARNINGS),
+            denied: ReportRate::new(ERRORS),
+            unanswered: ReportRate::new(ERRORS),
         }
     }
 
-    /// Returns the user of a token, or why it has none.
-    pub(super) async fn review(&self, token: &str) -> SharedAnswer {
-        let deadline = Instant::now() + DEADLINE;
+    /// Returns the user of a token, or why it has none. The deadline is that of the review with its retries and its time
+    /// in the queue.
+    pub(super) async fn review(&self, token: &str, deadline: Instant) -> SharedAnswer {
         let place = self.known.lock().place(ReviewedHash::of(token), Instant::now());
         let Some(place) = place else { return self.reviewed(token, deadline).await.answer };
         if let Some(known) = place.get() {
@@ -204,7 +211,9 @@ impl Reviewer {
             let why = match timeout_at(end, self.client.request::<ReviewAnswer>(request)).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(kube::Error::Api(status))) if !is_transient(status.code) => {
-                    error!(error = status.message, "the API server refuses to review tokens");
+                    if self.denied.allows() {
+                        error!(error = status.message, "the API server refuses to review tokens");
+                    }
                     return Err(ReviewRefusal::Denied(status.message.clone()));
                 }
                 Ok(Err(error)) => client::describe(&error),
@@ -212,7 +221,9 @@ impl Reviewer {
             };
             let next = Instant::now() + backoff(failures, RETRY.0, RETRY.1);
             if next >= deadline {
-                error!(error = why, "could not review a token");
+                if self.unanswered.allows() {
+                    error!(error = why, "could not review a token");
+                }
                 return Err(ReviewRefusal::Unavailable(why));
             }
             failures += 1;
@@ -223,9 +234,7 @@ impl Reviewer {
     /// Names the fallback once a day: every token of a ServiceAccount for the API server is then a credential of the
     /// mesh.
     fn warn_of_api_audience(&self, username: &str) {
-        let mut warned = self.warned.lock();
-        if warned.is_none_or(|last| last.elapsed() >= WARNINGS) {
-            *warned = Some(Instant::now());
+        if self.warnings.allows() {
             warn!(
                 username,
                 audience = AUDIENCE,

@@ -72,12 +72,15 @@ impl ReviewQueue {
         namespace: &str,
         deadline: Instant,
     ) -> Result<ReviewPermit, QueueFull> {
+        let now = Instant::now();
+        if deadline <= now {
+            return Err(QueueFull);
+        }
         let waiting = {
             let mut turns = self.turns.lock();
             if turns.take() {
                 None
             } else {
-                let now = Instant::now();
                 if turns.is_full(namespace) && turns.may_search(now) {
                     turns.forget(oneshot::Sender::is_closed);
                 }
@@ -323,8 +326,10 @@ mod tests {
         drop(held);
         // The last review took 8 s.
         let now = Instant::now();
-        let _held = queue.acquire("a", now + 4 * SECOND).await.unwrap();
+        let held = queue.acquire("a", now + 4 * SECOND).await.unwrap();
         assert!(queue.acquire("a", now + 4 * SECOND).await.is_err());
         assert_eq!(now.elapsed(), Duration::ZERO);
+        drop(held);
+        assert!(queue.acquire("a", now).await.is_err(), "its deadline has passed");
     }
 }

@@ -12,6 +12,9 @@ use tokio::time::sleep;
 use tower::service_fn;
 
 use super::*;
+use crate::testing::LoggedLines;
+
+const DEADLINE: Duration = Duration::from_secs(8);
 
 /// An API server whose reviews follow a script in the token.
 #[derive(Default)]
@@ -81,7 +84,7 @@ fn reviewer(at_once: usize, allows_api_audience: bool) -> (Arc<ReviewScript>, Ar
 }
 
 async fn username(reviewer: &Reviewer, token: &str) -> Result<String, ReviewRefusal> {
-    (*reviewer.review(token).await).clone().map(|token| token.username)
+    (*reviewer.review(token, Instant::now() + DEADLINE).await).clone().map(|token| token.username)
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,4 +174,19 @@ async fn a_call_that_is_cancelled_leaves_its_review_to_the_next_one() {
     first.abort();
     assert_eq!(second.await.unwrap().as_deref(), Ok("a"));
     assert_eq!(script.requests.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reviews_that_are_refused_or_not_answered_are_logged_at_once_and_then_seldom() {
+    let (log, (_, reviewer)) = (LoggedLines::record(), reviewer(100, false));
+    let tokens: Vec<_> = (500..550).map(|code| format!("code:{code}")).collect();
+    futures::future::join_all(tokens.iter().map(|token| username(&reviewer, token))).await;
+    for _ in 0..100 {
+        username(&reviewer, "code:403").await.unwrap_err();
+    }
+    let lines = || ["could not review a token", "refuses to review tokens"].map(|text| log.with(text).len());
+    assert_eq!(lines(), [1, 1]);
+    sleep(ERRORS).await;
+    username(&reviewer, "code:403").await.unwrap_err();
+    assert_eq!(lines(), [1, 2]);
 }

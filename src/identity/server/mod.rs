@@ -26,7 +26,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -58,8 +58,9 @@ const MEMORY_OF_CALLS: usize = 64 << 20;
 /// The memory of a call without its message: its stream and its task.
 const MEMORY_OF_CALL: u32 = 4 << 10;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The deadline for a request to arrive.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The deadline of a call from the arrival of its headers: of its message, and of the review of its token with its retries
+/// and its time in the queue. Proxies have no deadline of their own.
+const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 /// The maximum size of the headers of a request.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// The interval of PINGs, and the deadline of their answers.
@@ -187,7 +188,9 @@ impl IdentityServer {
     ) {
         let service = service_fn(|request| {
             let (server, activity) = (Arc::clone(&self), Arc::clone(activity));
-            async move { Ok::<_, Infallible>(server.answer(request, client, &activity).await) }
+            // On a busy server, a task for the call begins later.
+            let deadline = Instant::now() + CALL_TIMEOUT;
+            async move { Ok::<_, Infallible>(server.answer(request, client, deadline, &activity).await) }
         });
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -220,10 +223,11 @@ impl IdentityServer {
         self: Arc<Self>,
         request: Request<Incoming>,
         client: SocketAddr,
+        deadline: Instant,
         activity: &Arc<ConnectionActivity>,
     ) -> Response<impl Body<Data = Bytes, Error = Infallible> + use<>> {
         let call = activity.call();
-        let response = match contain_future(Work::Answering, self.frames(request, client)).await {
+        let response = match contain_future(Work::Answering, self.frames(request, client, deadline)).await {
             Ok(response) => response,
             Err(panicked) => {
                 error!(%panicked, "a call of Certify ends");
@@ -240,7 +244,12 @@ impl IdentityServer {
         response.map(frames)
     }
 
-    async fn frames(&self, request: Request<Incoming>, client: SocketAddr) -> Response<ResponseFrames> {
+    async fn frames(
+        &self,
+        request: Request<Incoming>,
+        client: SocketAddr,
+        deadline: Instant,
+    ) -> Response<ResponseFrames> {
         if request.method() != Method::POST {
             let mut refusal = Response::new(Vec::new());
             *refusal.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
@@ -251,22 +260,22 @@ impl IdentityServer {
             return response::<CertifyResponse>(Err(Status::unimplemented("unknown service or method")));
         }
         let mut observer = CertifyObserver::new(&self.metrics);
-        let answer = self.certify(request.into_body(), client).await;
+        let answer = self.certify(request.into_body(), client, deadline).await;
         observer.code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
         response(answer)
     }
 
-    async fn certify(&self, body: Incoming, client: SocketAddr) -> Result<CertifyResponse, Status> {
+    async fn certify(&self, body: Incoming, client: SocketAddr, deadline: Instant) -> Result<CertifyResponse, Status> {
         let Ok(_call) = self.memory.try_acquire_many(MEMORY_OF_CALL) else {
             return Err(Status::unavailable(OVERLOADED));
         };
-        let (message, _memory) = match timeout(REQUEST_TIMEOUT, read(body, &self.memory)).await {
+        let (message, _memory) = match timeout_at(deadline, read(body, &self.memory)).await {
             Ok(message) => message?,
             Err(_) => return Err(Status::deadline_exceeded("the request was not received in time")),
         };
         self.metrics.certify.received.inc();
         let request = decode(message)?;
-        let certified = self.service.certify(request, &client.to_string()).await;
+        let certified = self.service.certify(request, &client.to_string(), deadline).await;
         certified.map_err(|refusal| Status::new(refusal.code(), refusal.to_string()))
     }
 }

@@ -5,6 +5,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use jiff::SignedDuration;
 use kube::{Client, client::Body as ApiBody};
+use parking_lot::Mutex;
 use prometheus::Registry;
 use prost::Message;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
@@ -17,8 +18,12 @@ use tower::service_fn;
 
 use super::*;
 use crate::{
-    identity::{self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuerFileNames, IssuerFiles},
+    identity::{
+        self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuerFileNames, IssuerFiles, events::IdentityEvents,
+        review::Reviewer, username::IdentityDomain, validity::LeafLifetime,
+    },
     proto::identity::CertifyRequest,
+    retry::ReportRate,
     tasks::Tasks,
 };
 
@@ -198,6 +203,58 @@ async fn other_methods_and_long_requests_are_refused() {
     assert_eq!(send(&path, &vec![0; message::LONGEST_MESSAGE + 1]).await, Code::ResourceExhausted);
     assert_eq!(send(&path, b"\xff").await, Code::Internal);
     assert_eq!(send(&path, b"").await, Code::InvalidArgument);
+}
+
+/// A server without an issuer.
+fn waiting_server() -> Arc<IdentityServer> {
+    let metrics = IdentityMetrics::register(&Registry::new()).unwrap();
+    let service = CertifyService {
+        domain: IdentityDomain::new("linkerd", "cluster.local").unwrap(),
+        lifetime: LeafLifetime::new(SignedDuration::ZERO, SignedDuration::ZERO),
+        followed: FollowedIssuer::new(),
+        reviewer: Reviewer::new(&api_server(), 1, false, &metrics),
+        rates: Mutex::default(),
+        proven: Mutex::default(),
+        metrics,
+        events: IdentityEvents::new(None, "linkerd", false),
+        expired: ReportRate::new(SOON),
+    };
+    IdentityServer::new(service, None, 1)
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_without_a_message_take_memory_until_their_deadline() {
+    const PLACES: usize = 3;
+    let server = waiting_server();
+    server.memory.forget_permits(MEMORY_OF_CALLS - PLACES * MEMORY_OF_CALL as usize);
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let served = Arc::clone(&server);
+    tokio::spawn(async move { served.http(far, address, &ConnectionActivity::new(), &CancellationToken::new()).await });
+    let (mut client, connection) = h2::client::handshake(near).await.unwrap();
+    tokio::spawn(connection);
+    let (begun, mut calls, mut messages) = (Instant::now(), Vec::new(), Vec::new());
+    for _ in 0..=PLACES {
+        client = client.ready().await.unwrap();
+        let request = Request::post(format!("http://server/{SERVICE}/{METHOD}")).body(()).unwrap();
+        let (response, message) = client.send_request(request, false).unwrap();
+        calls.push(response);
+        messages.push(message);
+    }
+    // The last call is refused at once, and the others wait for their messages.
+    for (call, (code, seconds)) in calls.into_iter().rev().zip([
+        (Code::Unavailable, 0),
+        (Code::DeadlineExceeded, 8),
+        (Code::DeadlineExceeded, 8),
+        (Code::DeadlineExceeded, 8),
+    ]) {
+        let mut body = call.await.unwrap().into_body();
+        assert!(body.data().await.is_none());
+        let trailers = body.trailers().await.unwrap().unwrap();
+        assert_eq!(Status::from_header_map(&trailers).unwrap().code(), code);
+        assert_eq!(begun.elapsed().as_secs(), seconds);
+    }
+    assert_eq!(server.memory.available_permits(), PLACES * MEMORY_OF_CALL as usize);
 }
 
 #[tokio::test]
