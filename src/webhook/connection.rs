@@ -84,7 +84,6 @@ impl ConnectionServer {
         let accepted = tokio::select! {
             accepted = self.handshake(stream) => accepted,
             () = connection.closed() => return,
-            () = self.stop.cancelled() => return,
         };
         let ended = match accepted {
             Ok(stream) => tokio::select! {
@@ -142,7 +141,11 @@ impl ConnectionServer {
                     return Ok(());
                 }
             }
-            () = self.stop.cancelled() => {}
+            // An API server opens a connection for a request, which it does not send again if the connection ends before.
+            // The answer to the first request ends the connection, because the server is leaving.
+            () = self.stop.cancelled() => if connection.is_unused() {
+                return timeout(self.limits.drain_time, served).await.unwrap_or(Ok(()));
+            }
         }
         served.as_mut().graceful_shutdown();
         timeout(self.limits.drain_time, served).await.unwrap_or(Ok(()))

@@ -15,6 +15,8 @@ pub(super) struct Limits {
     pub(super) body: usize,
     /// The maximum memory of all bodies and answers together.
     pub(super) bodies: usize,
+    /// The timeout for a TLS handshake. An API server waits for at most 30 s for a review. In a burst on a slow machine it
+    /// may complete its part of a handshake late.
     pub(super) handshake_time: Duration,
     /// The timeout for the head of a request, from its first byte.
     pub(super) header_time: Duration,
@@ -41,7 +43,7 @@ impl Limits {
         memory: MemoryBudget::UNLIMITED,
         body: 10 << 20,
         bodies: 40 << 20,
-        handshake_time: Duration::from_secs(10),
+        handshake_time: Duration::from_secs(30),
         header_time: Duration::from_secs(10),
         body_time: Duration::from_secs(10),
         handler: Duration::from_secs(10),

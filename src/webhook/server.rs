@@ -2,7 +2,7 @@
 //!
 //! In: a listener, a certificate, a handler. Out: answers, until the server is requested to stop, and for some time
 //! longer. Always holds: a connection that has no place yet waits in the backlog; when the server stops, requests under
-//! way get some time.
+//! way get some time, and so does the first request of each open connection.
 
 use std::{sync::Arc, time::Duration};
 
@@ -52,8 +52,8 @@ impl WebhookServer {
     /// The maximum time between the end of `shutdown_delay` and the end of the server.
     pub const DRAIN_TIME: Duration = Limits::DEFAULT.drain_time;
 
-    /// Serves until `stop` is cancelled, for `shutdown_delay` longer, and then until the requests under way are answered,
-    /// at most for [`Self::DRAIN_TIME`].
+    /// Serves until `stop` is cancelled, for `shutdown_delay` longer, and then until the requests under way and the first
+    /// request of each open connection are answered, at most for [`Self::DRAIN_TIME`].
     pub async fn serve(self, stop: CancellationToken) {
         let limits = Limits {
             connections: self.resources.webhook_connections(),
@@ -80,6 +80,8 @@ impl WebhookServer {
             sleep(limits.shutdown_delay).await;
         };
         tokio::select! {
+            // First, so that a client that is in the backlog is served.
+            biased;
             () = accept(&listener, &mut tasks, &server) => {}
             () = left => {}
         }
@@ -169,8 +171,7 @@ mod tests {
     #[tokio::test]
     async fn a_stop_answers_the_requests_under_way() {
         let running = Running::start(Limits::DEFAULT).await;
-        // A silent connection and an idle one do not delay the stop.
-        let _silent = TcpStream::connect(running.address).await.unwrap();
+        // An idle connection does not delay the stop.
         let mut idle = http1(running.connect("http/1.1").await).await;
         assert_eq!(answer(idle.send_request(request("/a", "x"))).await.1, "/a 1");
         let stream = running.connect("http/1.1").await;
@@ -196,6 +197,31 @@ mod tests {
             let response = timeout(SOON, client.send_request(request("/a", "x"))).await.unwrap().unwrap();
             assert_eq!((response.status().as_u16(), response.headers()["connection"].as_bytes()), (200, &b"close"[..]));
         }
+        running.stopped().await;
+    }
+
+    /// Go's client sends no request again that fails on a new connection, and the API server then creates a Pod without a
+    /// proxy.
+    #[tokio::test]
+    async fn a_stop_answers_the_first_request_of_each_open_connection() {
+        let running = Running::start(Limits { drain_time: SOON, ..Limits::DEFAULT }).await;
+        let mut unused = http1(running.connect("http/1.1").await).await;
+        let silent = TcpStream::connect(running.address).await.unwrap();
+        running.stop.cancel();
+        let refused = async { while TcpStream::connect(running.address).await.is_ok() {} };
+        timeout(SOON, refused).await.unwrap();
+        assert_eq!(answer(unused.send_request(request("/unused", "x"))).await.1, "/unused 1");
+        let mut silent = http1(running.issued.handshake(silent, "http/1.1").await.unwrap()).await;
+        assert_eq!(answer(silent.send_request(request("/silent", "x"))).await.1, "/silent 1");
+        running.stopped().await;
+    }
+
+    #[tokio::test]
+    async fn a_stop_does_not_wait_for_a_client_that_sends_nothing() {
+        let running = Running::start(Limits { drain_time: Duration::from_millis(50), ..Limits::DEFAULT }).await;
+        let _silent = TcpStream::connect(running.address).await.unwrap();
+        let _unused = http1(running.connect("http/1.1").await).await;
+        running.stop.cancel();
         running.stopped().await;
     }
 

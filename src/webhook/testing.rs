@@ -131,7 +131,7 @@ impl Issued {
         self.handshake(socket.connect(address).await?, "http/1.1").await
     }
 
-    async fn handshake(&self, stream: TcpStream, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(super) async fn handshake(&self, stream: TcpStream, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(self.der()).unwrap();
         let mut tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

@@ -21,8 +21,9 @@ use super::cluster::{WebhookReplica, WebhookRig};
 /// The time for a review. On a machine with few cores, which also run the API server and other tests, thousands of
 /// reviews at the same time take longer than the shipped 10 s.
 const REVIEW: u32 = 30;
-/// The largest number of Pods of a stream that are being created at the same time.
-const AT_ONCE: usize = 600;
+/// The largest number of Pods of a stream that are being created at the same time: a stream is no burst, in which a slow
+/// machine would take so long for each request that the endpoint of a stopped replica is removed too late.
+const AT_ONCE: usize = 64;
 /// The time after which no node sends requests to an endpoint that has left.
 const ENDPOINTS: Duration = Duration::from_secs(1);
 
