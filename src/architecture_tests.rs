@@ -154,6 +154,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "destination_client",
             "events",
             "explain",
+            "identity",
             "lease",
             "linkerd_config",
             "rollout",

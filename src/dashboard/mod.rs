@@ -44,7 +44,7 @@ pub use self::{
 };
 use crate::{
     api::NamespacedName, client, cluster::Cluster, destination::Multicluster, events::RecentEvents,
-    webhook::ServingCertificate,
+    identity::FollowedIssuer, webhook::ServingCertificate,
 };
 
 /// The path of the page.
@@ -83,6 +83,8 @@ pub struct DashboardParts {
     pub leases: Vec<ElectedLease>,
     /// The certificate of the webhooks.
     pub certificate: Option<Arc<ServingCertificate>>,
+    /// The issuer of the identity service.
+    pub issuer: Option<Arc<FollowedIssuer>>,
     /// The address of this process's Destination API.
     pub destination: Option<SocketAddr>,
 }

@@ -57,8 +57,7 @@ pub(super) struct Overview {
     watches: Vec<WatchRow>,
     clusters: Vec<ClusterRow>,
     leases: Vec<LeaseRow>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    certificate: Option<CertificateRow>,
+    certificates: Vec<CertificateRow>,
     /// The number of running replicas; absent if this process is not in a Pod of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<usize>,
@@ -115,7 +114,7 @@ pub(super) struct LeaseRow {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CertificateRow {
-    name: &'static str,
+    name: String,
     /// Absent before the first certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_after: Option<Timestamp>,
@@ -172,10 +171,7 @@ impl Overview {
             watches: watches.into_iter().map(WatchRow::from).collect(),
             clusters: remotes.into_iter().map(ClusterRow::from).collect(),
             leases,
-            certificate: dashboard
-                .certificate
-                .as_ref()
-                .map(|certificate| CertificateRow { name: "webhooks", not_after: certificate.not_after() }),
+            certificates: certificates(dashboard),
             replicas,
             events: dashboard.events.as_ref().map(RecentEvents::latest_first).unwrap_or_default(),
             linkerd_configs,
@@ -214,6 +210,13 @@ impl ConfigRow {
         let tiles = tiles::of_config(&summary, &conditions, now);
         Self { summary, conditions, tiles }
     }
+}
+
+/// Returns the certificates that this process presents or signs with, and the trust anchors.
+fn certificates(dashboard: &DashboardParts) -> Vec<CertificateRow> {
+    let webhooks = dashboard.certificate.iter().map(|it| ("webhooks".to_owned(), it.not_after()));
+    let identity = dashboard.issuer.iter().flat_map(|issuer| issuer.expiries());
+    webhooks.chain(identity).map(|(name, not_after)| CertificateRow { name, not_after }).collect()
 }
 
 /// Returns the number of running Pods of the workload that this Pod is of.

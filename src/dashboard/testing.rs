@@ -39,6 +39,7 @@ pub(super) fn counted(cluster: Option<&Cluster>, access: DashboardAccess) -> (Da
         multicluster: None,
         leases: Vec::new(),
         certificate: None,
+        issuer: None,
         destination: None,
     };
     (Dashboard::new(parts, &Client::new(service, "default"), cluster.map(|_| "operator")), requests)

@@ -29,7 +29,7 @@ pub(super) const SERVICE: &str = "io.linkerd.proxy.identity.Identity";
 pub(super) const METHOD: &str = "Certify";
 
 /// The maximum number of issuers, and of trust anchors, with series of their own.
-const LABELS: usize = 20;
+pub(super) const LABELS: usize = 20;
 /// The number of hexadecimal digits that identify an issuer or a trust anchor.
 const DIGITS: usize = 12;
 
@@ -295,7 +295,7 @@ fn seconds(time: Timestamp) -> f64 {
 }
 
 /// Returns the label of an issuer or a trust anchor with these hexadecimal digits.
-fn label(digits: &str) -> &str {
+pub(super) fn label(digits: &str) -> &str {
     digits.get(..DIGITS).unwrap_or(digits)
 }
 

@@ -20,7 +20,7 @@ use crate::{
     destination::{self, DestinationObserver, LinksObserver, Multicluster},
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
-    identity,
+    identity::{self, FollowedIssuer},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
     proxy_injector::{self, InjectorObserver},
@@ -193,13 +193,13 @@ impl Parts {
     }
 }
 
-/// Starts the identity service, which reads no watched object.
+/// Starts the identity service, which reads no watched object. Returns its issuer.
 pub(super) fn start_identity(
     parts: &Parts,
     listener: Option<TcpListener>,
     process: &mut Process,
-) -> anyhow::Result<()> {
-    let Some(listener) = listener else { return Ok(()) };
+) -> anyhow::Result<Option<Arc<FollowedIssuer>>> {
+    let Some(listener) = listener else { return Ok(None) };
     let args = &parts.args;
     let deps = identity::IdentityDeps {
         client: &parts.client,
@@ -211,8 +211,9 @@ pub(super) fn start_identity(
     let settings = args.identity.settings(&args.controller_namespace, &args.destination.identity_trust_domain);
     let stop = process.stop.clone();
     let issuer = identity::spawn(deps, settings, stop, &mut process.certifiers, &mut process.readers)?;
-    process.check(move || Wait::of(issuer.problem(), issuer.is_ready()));
-    Ok(())
+    let followed = Arc::clone(&issuer);
+    process.check(move || Wait::of(followed.problem(), followed.is_ready()));
+    Ok(Some(issuer))
 }
 
 /// Returns what `/ready` says about a watch.

@@ -35,7 +35,7 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
         let overview = world.json("overview.json").await?;
         let leases = overview["leases"].as_array().context("no leases")?;
         ensure!(leases.iter().all(|lease| lease["leads"] == true), "{leases:?}");
-        ensure!(overview["certificate"]["notAfter"].is_string(), "{}", overview["certificate"]);
+        ensure!(overview["certificates"][0]["notAfter"].is_string(), "{}", overview["certificates"]);
         Ok(overview)
     })
     .await?;
@@ -51,7 +51,7 @@ async fn the_dashboard_shows_watches_leases_certificates_values_and_the_rollout(
     let expected: Vec<_> = expected.iter().map(|(namespace, name)| (json!(namespace), json!(name))).collect();
     assert_eq!(leases, expected.iter().map(|(namespace, name)| (namespace, name)).collect::<Vec<_>>());
     assert!(overview["leases"].as_array().into_iter().flatten().all(|it| it["holder"] == DashboardWorld::IDENTITY));
-    let expires: Timestamp = overview["certificate"]["notAfter"].as_str().unwrap_or_default().parse()?;
+    let expires: Timestamp = overview["certificates"][0]["notAfter"].as_str().unwrap_or_default().parse()?;
     assert!(expires > Timestamp::now());
     let watches = overview["watches"].as_array().context("no watches")?;
     let pods = watches.iter().find(|row| row["resource"] == "pods").context("no Pods")?;

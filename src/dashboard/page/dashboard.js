@@ -91,7 +91,7 @@ function showFailures(rollout) {
 const WATCHES = { current: "good", outdated: "bad", "not listed yet": "wait", "not served": "quiet" };
 let wasWrong;
 
-function showProcess({ headlines, waitingFor, leases, certificate, watches, clusters, ...process }) {
+function showProcess({ headlines, waitingFor, leases, certificates, watches, clusters, ...process }) {
   const problems = headlines.filter(({ subject, attention }) => subject === "Process" && attention !== "done").length;
   say("process-title", problems === 0 ? "Process: healthy" : `Process: ${plural(problems, "problem")}`);
   // It opens by itself once, so that a reader can close it.
@@ -104,10 +104,10 @@ function showProcess({ headlines, waitingFor, leases, certificate, watches, clus
     { name: "This replica", width: "short", cell: (it) => (it.leads ? ["leads", "good"] : ["waits", "quiet"]) },
     { name: "Problem", cell: (it) => [it.problem, "bad"] },
   ], leases));
-  show("certificates", certificate === undefined ? none("No webhook is enabled.") : table("Certificates in use", [
-    { name: "For", width: "short", cell: (it) => it.name },
+  show("certificates", certificates.length === 0 ? none("Neither webhooks nor identity are enabled.") : table("Certificates in use", [
+    { name: "Of", width: "wide", cell: (it) => it.name },
     { name: "Expires", cell: (it) => it.notAfter ?? ["none yet", "bad"] },
-  ], [certificate]));
+  ], certificates));
   const state = (it) => [it.failingSeconds === undefined || it.state !== "outdated" ? it.state : `outdated for ${duration(it.failingSeconds)}`, WATCHES[it.state]];
   const columns = (name) => [
     { name, width: "wide", code: true, cell: (it) => it.resource ?? it.name },

@@ -8,7 +8,7 @@ mod expiry;
 pub(super) mod files;
 mod progress;
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -26,10 +26,13 @@ use super::{
     anchors::AnchorBundle,
     events::IdentityEvents,
     issuer::Issuer,
-    metrics::{IdentityMetrics, Reload},
+    metrics::{IdentityMetrics, LABELS, Reload, label},
     username::IdentityDomain,
 };
-use crate::{retry::backoff, text::counted};
+use crate::{
+    retry::backoff,
+    text::{self, counted},
+};
 
 /// How often the stamp of the files is compared.
 const POLL: Duration = Duration::from_millis(250);
@@ -86,6 +89,16 @@ impl FollowedIssuer {
             }
             Some(_) => why.map(|why| format!("the last issuer of certificates stays in use: {why}")),
         }
+    }
+
+    /// Returns when the issuer's certificate and the trust anchors expire, each with its name; the issuer comes first. A
+    /// time is absent if there is no issuer, or if the date of a trust anchor is unreadable.
+    pub fn expiries(&self) -> Vec<(String, Option<Timestamp>)> {
+        let current = self.current();
+        let issuer = current.as_ref().map(|loaded| loaded.issuer.expires());
+        let anchors = current.iter().flat_map(|loaded| loaded.anchors.roots());
+        let anchors = anchors.map(|root| (format!("trust anchor {}", label(&text::hex(root.sha256))), root.not_after));
+        iter::once(("issuer of proxies".to_owned(), issuer)).chain(anchors.take(LABELS)).collect()
     }
 
     /// Returns a receiver of the issuers that are loaded.

@@ -137,6 +137,29 @@ fn an_issuer_that_is_refused_is_used_when_its_root_arrives() {
 }
 
 #[test]
+fn the_ends_of_the_issuer_and_of_the_trust_anchors_in_use_are_known() {
+    let mut followed = Followed::new();
+    followed.after(0);
+    assert_eq!(followed.follower.followed.expiries(), [("issuer of proxies".to_owned(), None)]);
+    let mut of_root = params("root");
+    of_root.not_after = rcgen::date_time_ymd(2050, 1, 2);
+    let root = CertifiedIssuer::self_signed(of_root, KeyPair::generate().unwrap()).unwrap();
+    let mut of_issuer = params("issuer");
+    of_issuer.not_after = rcgen::date_time_ymd(2040, 1, 2);
+    let issuer = CertifiedIssuer::signed_by(of_issuer, KeyPair::generate().unwrap(), &root).unwrap();
+    followed.put_roots(&[&root]);
+    followed.put_issuer(&issuer);
+    followed.after(1);
+    let digest = crate::text::sha256(root.der().as_ref());
+    let expected = [
+        ("issuer of proxies".to_owned(), "2040-01-02T00:00:00Z"),
+        (format!("trust anchor {}", &digest[..12]), "2050-01-02T00:00:00Z"),
+    ];
+    let expiries = followed.follower.followed.expiries();
+    assert_eq!(expiries, expected.map(|(name, end)| (name, Some(end.parse().unwrap()))));
+}
+
+#[test]
 fn a_root_that_is_the_issuer_works_and_is_reported() {
     let mut followed = Followed::new();
     let root = root("root");
