@@ -30,6 +30,7 @@ use linkerd2_proxy_api::destination::{Http2ClientParams, WeightedAddr};
 use tonic::Code;
 
 pub use joined::{Remote, answer_joined};
+pub use opaque::is_tcp;
 pub use profile::{Holders, ProfileAnswer, answer_profile, answer_profile_while_open, is_for_pod_of_hostname};
 pub use state::{ApiState, Key, ObjectKind};
 

@@ -118,7 +118,7 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
 
 /// Returns whether a port of this protocol is one to which proxies can forward: they forward TCP only. A port without a
 /// protocol is one of TCP, and so is one of an ExternalWorkload with an invalid protocol.
-pub(super) fn is_tcp(protocol: Option<&str>) -> bool {
+pub fn is_tcp(protocol: Option<&str>) -> bool {
     protocol != Some("UDP") && protocol != Some("SCTP")
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Difference {
 
 /// Returns each difference with a description of this case. Equal answers have none.
 pub(crate) fn of(state: &ApiState, request: &Request, ours: &Received, theirs: &Received) -> Vec<(Difference, String)> {
-    match (ours, theirs) {
+    let mut found = match (ours, theirs) {
         (Received::Endpoints(ours), Received::Endpoints(theirs)) => {
             of_endpoints(state, request, ours.as_ref(), theirs.as_ref())
         }
@@ -41,7 +41,11 @@ pub(crate) fn of(state: &ApiState, request: &Request, ours: &Received, theirs: &
             of_profiles(state, request, ours.as_ref(), theirs.as_ref())
         }
         _ => Vec::new(),
+    };
+    for (difference, _) in &mut found {
+        difference.number = difference.number.or_else(|| rows::of_port(state, request));
     }
+    found
 }
 
 fn of_endpoints(

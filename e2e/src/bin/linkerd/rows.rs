@@ -11,10 +11,10 @@ use std::{
 
 use e2e::{
     discovery::socket_address,
-    oracle::{ApiState, ProfileAnswer, Request},
+    oracle::{ApiState, ProfileAnswer, Request, is_tcp},
 };
 use k8s_openapi::api::{
-    core::v1::Pod,
+    core::v1::{Pod, Service},
     discovery::v1::{Endpoint, EndpointSlice},
 };
 use linkerd2_proxy_api::{
@@ -186,6 +186,46 @@ pub(crate) fn of_hostname(
         }
         _ => None,
     }
+}
+
+/// Returns the row for a request whose answer may depend on a port of UDP or SCTP. It describes differences that no other
+/// row does.
+pub(crate) fn of_port(state: &ApiState, request: &Request) -> Option<u32> {
+    let (host, port) = request.path.rsplit_once(':').unwrap_or((&request.path, "80"));
+    let port = port.parse().ok()?;
+    let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else {
+        let labels: Vec<_> = host.split('.').collect();
+        let svc = labels.iter().position(|label| *label == "svc")?;
+        let [service, namespace] = *labels.get(svc.checked_sub(2)?..svc)? else { return None };
+        return has_other_protocols(state, namespace, service, port).then_some(102);
+    };
+    let address = address.to_string();
+    let has_address = |service: &Service| service.spec.as_ref()?.cluster_ips.as_ref().map(|it| it.contains(&address));
+    let of_service = state.services.iter().find(|(_, service)| has_address(service).unwrap_or_default());
+    match of_service {
+        Some(((namespace, service), _)) => has_other_protocols(state, namespace, service, port).then_some(102),
+        None => is_other_port_of_workload(state, port).then_some(103),
+    }
+}
+
+/// Returns whether the Service has this port for UDP or SCTP, or one of its slices has any such port.
+fn has_other_protocols(state: &ApiState, namespace: &str, service: &str, port: i32) -> bool {
+    let of_slices = state.slices_of(namespace, service).into_iter().flat_map(|slice| slice.ports.iter().flatten());
+    let place = (namespace.to_owned(), service.to_owned());
+    let spec = state.services.get(&place).and_then(|service| service.spec.as_ref());
+    let of_service = spec.into_iter().flat_map(|spec| spec.ports.iter().flatten()).filter(|it| it.port == port);
+    let mut protocols = of_slices.map(|it| it.protocol.as_deref()).chain(of_service.map(|it| it.protocol.as_deref()));
+    protocols.any(|protocol| !is_tcp(protocol))
+}
+
+/// Returns whether a Pod or an ExternalWorkload has this port for UDP or SCTP.
+fn is_other_port_of_workload(state: &ApiState, port: i32) -> bool {
+    let specs = state.pods.values().filter_map(|pod| pod.spec.as_ref());
+    let containers = specs.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let mut of_pods = containers.flat_map(|container| container.ports.iter().flatten());
+    let of_workloads = state.workloads.values().filter_map(|it| it.data.pointer("/spec/ports")?.as_array());
+    of_pods.any(|it| [Some(it.container_port), it.host_port].contains(&Some(port)) && !is_tcp(it.protocol.as_deref()))
+        || of_workloads.flatten().any(|it| it["port"] == port && !is_tcp(it["protocol"].as_str()))
 }
 
 /// Returns how many addresses of the endpoint's workload are in the slices of its Service.
