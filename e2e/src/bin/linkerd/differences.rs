@@ -59,9 +59,12 @@ fn of_endpoints(
         (Some(Answer::Endpoints(ours)), None) if ours.is_empty() => {
             vec![difference(Some(1), "Get: NoEndpoints, they send nothing", "")]
         }
+        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS && ours.is_empty() => {
+            vec![difference(Some(1), "Get: NoEndpoints, they send a message without endpoints", "")]
+        }
         (Some(Answer::Endpoints(ours)), None) => of_sets(state, ours, &BTreeMap::new()),
         (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => of_sets(state, ours, theirs),
-        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS && !ours.is_empty() => {
+        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text == NO_ENDPOINTS => {
             of_sets(state, ours, &BTreeMap::new())
         }
         (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text.starts_with(REPEATED_ADDRESS) => {

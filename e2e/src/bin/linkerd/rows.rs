@@ -194,7 +194,7 @@ pub(crate) fn of_port(state: &ApiState, request: &Request) -> Option<u32> {
     let (host, port) = request.path.rsplit_once(':').unwrap_or((&request.path, "80"));
     let port = port.parse().ok()?;
     let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else {
-        let labels: Vec<_> = host.split('.').collect();
+        let labels: Vec<_> = host.trim_matches(['[', ']']).split('.').collect();
         let svc = labels.iter().position(|label| *label == "svc")?;
         let [service, namespace] = *labels.get(svc.checked_sub(2)?..svc)? else { return None };
         return has_other_protocols(state, namespace, service, port).then_some(102);
