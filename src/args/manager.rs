@@ -77,16 +77,10 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ALLOW_UNSUPPORTED_SERVICES")]
     pub allow_unsupported_services: Option<bool>,
 
-    #[command(flatten)]
-    pub destination: DestinationArgs,
-
     /// Serve the Identity API, from which Linkerd's proxies receive their certificates. The process then has the key of the
     /// issuer, so it should have no other right
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_IDENTITY", default_value_t = false)]
     pub enable_identity: bool,
-
-    #[command(flatten)]
-    pub identity: IdentityArgs,
 
     /// Serve the admission webhook that injects proxies into Pods, with the configuration in Linkerd's ConfigMaps
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR", default_value_t = false)]
@@ -188,6 +182,13 @@ pub struct ManagerArgs {
     /// Log format
     #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
     pub log_format: LogFormat,
+
+    // These are last: the headings that they set are also those of all flags after them.
+    #[command(flatten)]
+    pub destination: DestinationArgs,
+
+    #[command(flatten)]
+    pub identity: IdentityArgs,
 
     /// The container of Linkerd that the process replaces.
     #[arg(skip)]

@@ -11,12 +11,13 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 18] = [
+const SET_BY_THE_CHART: [&str; 19] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
     "enable-destination",
     "enable-external-workload",
+    "enable-identity",
     "enable-linkerd-config",
     "enable-multicluster",
     "enable-proxy-injector",
@@ -118,7 +119,7 @@ fn settings() -> Mapping {
     for arg in manager.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let name = arg.get_long().unwrap();
         // The Secret of the issuer is in Linkerd's namespace, so no Deployment of the chart can mount it.
-        let is_of_identity = name == "enable-identity" || name.starts_with("identity-");
+        let is_of_identity = arg.get_help_heading() == Some("Identity");
         if SET_BY_THE_CHART.contains(&name) || is_of_identity {
             continue;
         }
@@ -245,4 +246,11 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
         page.push_str(&(line.trim_end().replace('\n', "\n  ") + "\n"));
     }
     assert_generated("docs/src/reference/helm.md", &page);
+}
+
+#[test]
+fn the_trust_domain_is_a_setting_and_no_flag_of_the_identity_service_is() {
+    let settings = settings();
+    assert!(settings.contains_key("identity-trust-domain"));
+    assert!(!settings.contains_key("identity-issuance-lifetime"));
 }
