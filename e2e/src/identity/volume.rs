@@ -82,7 +82,7 @@ impl MeshAuthority {
         self.0.der()
     }
 
-    fn pem(&self) -> String {
+    pub fn pem(&self) -> String {
         self.0.pem()
     }
 }
