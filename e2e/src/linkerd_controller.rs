@@ -39,7 +39,7 @@ const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// A running subcommand of the controller, or another one of Linkerd's programs with an admin server.
+/// A running subcommand of the controller, or another program with an admin server.
 pub struct LinkerdProgram {
     process: Process,
 }
@@ -72,8 +72,12 @@ impl LinkerdProgram {
         self.process.log()
     }
 
+    pub fn log_tail(&self) -> String {
+        self.process.log_tail(20)
+    }
+
     /// Sends SIGTERM and waits for the exit.
-    async fn terminate(&mut self, timeout: Duration) -> Result<()> {
+    pub async fn terminate(&mut self, timeout: Duration) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(timeout).await.map(drop)
     }

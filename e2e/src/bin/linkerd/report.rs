@@ -5,6 +5,7 @@ use std::{fmt::Write, time::Duration};
 use crate::{
     answers::Answers,
     cli::Printed,
+    identity::IdentityStep,
     injector::{Burst, Reviews, Step, Steps},
     leases::HandOver,
     live::Live,
@@ -197,6 +198,38 @@ pub(crate) fn traffic(traffic: &Traffic) -> String {
     for operation in operations {
         for (reason, count) in &operation.counts.reasons {
             let _ = writeln!(text, "- {}, {}: {count} times {reason}", operation.name, operation.server);
+        }
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn identity(steps: &[IdentityStep]) -> String {
+    let mut text =
+        "## Identity\n\n| step | identity service | renewals | new connections | requests | failed | time |\n\
+                    |---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for step in steps {
+        let renewals: Vec<String> = step.renewals.iter().map(|(pod, count)| format!("{pod} {count}")).collect();
+        let failed = match step.unavoidable {
+            0 => step.failed().to_string(),
+            unavoidable => format!("{} ({unavoidable} with expired certificates)", step.failed()),
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {failed} | {:.0} s |",
+            step.name,
+            step.server,
+            renewals.join(", "),
+            step.connections,
+            step.counts.requests,
+            step.took.as_secs_f64()
+        );
+    }
+    text.push('\n');
+    for step in steps {
+        for (reason, count) in &step.counts.reasons {
+            let _ = writeln!(text, "- {}, {}: {count} times {reason}", step.name, step.server);
         }
     }
     text.push('\n');

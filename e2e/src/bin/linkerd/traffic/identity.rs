@@ -1,34 +1,62 @@
-//! Identities of the mesh: the trust anchor, Linkerd's identity controller, and the files of one proxy.
+//! Identities of the mesh: the trust anchor, the identity service, and the files of one proxy.
 //!
 //! * In: Linkerd's controller, a [`ControlPlane`]. Out: the trust anchor in PEM, and a server that signs the proxies'
-//!   certificates after a TokenReview.
-//! * Always: the keys are created for one run, in the control plane's directory.
+//!   certificates after a TokenReview: Linkerd's or the operator's.
+//! * Always: the keys are created for one run, in the control plane's directory. Both servers read the same files.
 
 use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use e2e::{
     ControlPlane, Spawn,
+    executable::operator_binary,
+    identity::{MeshAuthority, Volume},
     linkerd_controller::{LinkerdProgram, loopback},
+    metric::{self, Sample},
+    plain_http,
 };
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use hyper::{Method, StatusCode};
+use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+
+use crate::replica::ServerKind;
 
 /// Linkerd's controller reads the trust anchors only from this path, so it runs in a mount namespace.
 const RUN: &str = "mount -t tmpfs tmpfs /run; mkdir -p /var/run/linkerd/identity/trust-roots; \
                    cp \"$1\" /var/run/linkerd/identity/trust-roots/ca-bundle.crt; shift; exec \"$@\"";
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
+/// The number of services that were started; names their logs.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// The audience of the tokens that Linkerd's identity controller reviews.
+/// The audience of the tokens that the identity service reviews.
 pub(crate) const AUDIENCE: &str = "identity.l5d.io";
 
+/// The trust anchor and the issuer of the mesh, in the volumes that the identity service mounts.
+pub(crate) struct MeshTrust {
+    root: MeshAuthority,
+    roots: Volume,
+    issuer: Volume,
+}
+
+/// What differs between the identity services of one run.
+#[derive(Clone, Copy)]
+pub(crate) struct IdentityServiceOptions {
+    pub(crate) lifetime: Duration,
+    pub(crate) clock_skew: Duration,
+    /// Without a proxy in front of it. Only the operator has this.
+    pub(crate) native_tls: bool,
+}
+
 pub(crate) struct IdentityService {
-    /// The trust anchor.
-    pub(crate) anchor: String,
     pub(crate) address: SocketAddr,
-    _program: LinkerdProgram,
+    admin: SocketAddr,
+    program: LinkerdProgram,
 }
 
 /// The name of a ServiceAccount in certificates.
@@ -49,42 +77,79 @@ pub(crate) fn write_end_entity(directory: &Path, proxy: &str, identity: &str, to
     Ok(directory)
 }
 
-fn authority(name: &str, constraints: BasicConstraints) -> Result<CertificateParams> {
-    let mut params = CertificateParams::new(vec![name.to_owned()])?;
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(constraints);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    Ok(params)
+// === impl MeshTrust ===
+
+impl MeshTrust {
+    pub(crate) fn create(directory: &Path) -> Result<Self> {
+        let trust = Self {
+            root: MeshAuthority::root("root.linkerd.cluster.local")?,
+            roots: Volume::new(directory.join("trust-roots"))?,
+            issuer: Volume::new(directory.join("issuer"))?,
+        };
+        trust.roots.put_roots(&[&trust.root])?;
+        trust.renew_issuer()?;
+        Ok(trust)
+    }
+
+    /// The trust anchor in PEM.
+    pub(crate) fn anchor(&self) -> String {
+        self.root.pem()
+    }
+
+    /// Replaces the issuer by a new one of the same root, as the kubelet does when the Secret changes.
+    pub(crate) fn renew_issuer(&self) -> Result<()> {
+        self.issuer.put_issuer(&self.root.signs("identity.linkerd.cluster.local")?)
+    }
 }
 
 // === impl IdentityService ===
 
 impl IdentityService {
-    pub(crate) async fn start(controller: &Path, control_plane: &ControlPlane) -> Result<Self> {
-        let directory = control_plane.directory().join("issuer");
-        fs::create_dir(&directory)?;
-        let (anchor_key, issuer_key) = (KeyPair::generate()?, KeyPair::generate()?);
-        let anchor = authority("root.linkerd.cluster.local", BasicConstraints::Unconstrained)?;
-        let anchor_pem = anchor.self_signed(&anchor_key)?.pem();
-        let mut issuer = authority("identity.linkerd.cluster.local", BasicConstraints::Constrained(0))?;
-        issuer.use_authority_key_identifier_extension = true;
-        let issuer_pem = issuer.signed_by(&issuer_key, &Issuer::new(anchor, anchor_key))?.pem();
-        fs::write(directory.join("crt.pem"), issuer_pem)?;
-        fs::write(directory.join("key.pem"), issuer_key.serialize_pem())?;
-        let bundle = directory.join("ca-bundle.crt");
-        fs::write(&bundle, &anchor_pem)?;
-
+    pub(crate) async fn start(
+        server: ServerKind,
+        controller: &Path,
+        control_plane: &ControlPlane,
+        trust: &MeshTrust,
+        options: IdentityServiceOptions,
+    ) -> Result<Self> {
         let (admin, address) = (loopback()?, loopback()?);
-        let log = control_plane.directory().join("linkerd-identity.log");
-        let spawn = Spawn::new("Linkerd's identity controller", "unshare", log)
-            .args(["--mount", "--", "sh", "-euc", RUN, "identity"])
-            .args([bundle.as_path(), controller])
-            .args(["identity".to_owned(), format!("-kubeconfig={}", control_plane.kubeconfig().display())])
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log = control_plane.directory().join(format!("identity-service-{number}.log"));
+        let name = format!("the identity service of {server}");
+        let spawn = match server {
+            ServerKind::Ours => Spawn::new(name, operator_binary()?, log).args(["identity"]),
+            ServerKind::Theirs => Spawn::new(name, "unshare", log)
+                .args(["--mount", "--", "sh", "-euc", RUN, "identity"])
+                .args([trust.roots.0.join("ca-bundle.crt").as_path(), controller])
+                .args(["identity"]),
+        };
+        let IdentityServiceOptions { lifetime, clock_skew, native_tls } = options;
+        let mut spawn = spawn
+            .args([format!("-kubeconfig={}", control_plane.kubeconfig().display())])
             .args([format!("-addr={address}"), format!("-admin-addr={admin}")])
-            .args([format!("-issuer={}", directory.display())])
+            .args([format!("-issuer={}", trust.issuer.0.display())])
             .args(["-controller-namespace=linkerd", "-identity-trust-domain=cluster.local"])
-            .args(["-identity-scheme=linkerd.io/tls", "-identity-issuance-lifetime=24h"]);
-        Ok(Self { anchor: anchor_pem, address, _program: LinkerdProgram::start(spawn, admin).await? })
+            .args(["-identity-scheme=linkerd.io/tls".to_owned()])
+            .args([format!("-identity-issuance-lifetime={}s", lifetime.as_secs())])
+            .args([format!("-identity-clock-skew-allowance={}s", clock_skew.as_secs())]);
+        if server == ServerKind::Ours {
+            spawn = spawn.args([format!("-trust-roots={}", trust.roots.0.display()), format!("-tls={native_tls}")]);
+        }
+        Ok(Self { address, admin, program: LinkerdProgram::start(spawn, admin).await? })
+    }
+
+    pub(crate) async fn metrics(&self) -> Result<Vec<Sample>> {
+        let (status, body) = plain_http::request(self.admin, Method::GET, "/metrics", "", ADMIN_DEADLINE).await?;
+        ensure!(status == StatusCode::OK, "/metrics of the identity service: {status}");
+        Ok(metric::parse(&String::from_utf8_lossy(&body)))
+    }
+
+    pub(crate) fn log_tail(&self) -> String {
+        self.program.log_tail()
+    }
+
+    /// Sends SIGTERM, and waits for the exit.
+    pub(crate) async fn terminate(mut self) -> Result<()> {
+        self.program.terminate(STOP_DEADLINE).await
     }
 }

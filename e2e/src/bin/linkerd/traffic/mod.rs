@@ -12,16 +12,16 @@
 //! * Always: Linkerd signs the certificates, only mTLS is allowed, and all proxies have the same configuration with both
 //!   servers.
 
-mod application;
-mod changes;
-mod client;
-mod cluster;
-mod forwarder;
-mod identity;
-mod network;
+pub(crate) mod application;
+pub(crate) mod changes;
+pub(crate) mod client;
+pub(crate) mod cluster;
+pub(crate) mod forwarder;
+pub(crate) mod identity;
+pub(crate) mod network;
 mod operations;
 mod policy;
-mod proxy;
+pub(crate) mod proxy;
 mod replicas;
 
 use std::{
@@ -40,7 +40,7 @@ use self::{
     client::Observed,
     cluster::{CLIENT, Cluster, NAMESPACE, PORT, SERVER},
     forwarder::Targets,
-    identity::IdentityService,
+    identity::{IdentityService, IdentityServiceOptions, MeshTrust},
     network::{Network, PodNetwork},
     operations::TrafficMesh,
     policy::Policy,
@@ -55,6 +55,11 @@ pub(crate) use self::{network::missing, operations::Operation};
 const SERVERS: [&str; 2] = ["web-a", "web-b"];
 const ADDRESSES: u8 = 4;
 const CLIENTS: [&str; 4] = ["client-1", "client-2", "client-3", "client-4"];
+const CERTIFICATES: IdentityServiceOptions = IdentityServiceOptions {
+    lifetime: Duration::from_secs(24 * 60 * 60),
+    clock_skew: Duration::from_secs(10),
+    native_tls: false,
+};
 /// The whole part.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 
@@ -102,7 +107,9 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let cluster = Cluster::create(&control_plane).await?;
     let service = cluster.create_service().await?;
-    let identity = IdentityService::start(&programs.controller, &control_plane).await?;
+    let trust = MeshTrust::create(control_plane.directory())?;
+    let theirs = ServerKind::Theirs;
+    let identity = IdentityService::start(theirs, &programs.controller, &control_plane, &trust, CERTIFICATES).await?;
     let policy = Policy::start(&programs.policy, &control_plane).await?;
     let destination = Targets::default();
     let mut replicas = Replicas::new(programs.controller.clone(), &control_plane, destination.clone());
@@ -125,11 +132,19 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         let token = control_plane.token_for(NAMESPACE, account, &[identity::AUDIENCE]).await?;
         let own = identity::name(NAMESPACE, account);
         let files = identity::write_end_entity(control_plane.directory(), name, &own, &token)?;
-        let workload = ProxyPod { namespace: NAMESPACE, pod: name, account, addresses };
+        let workload = ProxyPod {
+            namespace: NAMESPACE,
+            pod: name,
+            account,
+            addresses,
+            port: PORT,
+            default_policy: policy::DEFAULT,
+            identity_service: proxy::IDENTITY,
+        };
         let network = network.pod(name)?;
         // The proxy connects to the control plane as soon as it starts.
         let tasks = serve(network, &services, account)?;
-        let proxy = RunningProxy::start(&programs.proxy, network, &workload, &identity.anchor, &files)?;
+        let proxy = RunningProxy::start(&programs.proxy, network, &workload, &trust.anchor(), &files)?;
         pods.push(Pod { name, proxy, _tasks: tasks });
     }
     for pod in &mut pods {

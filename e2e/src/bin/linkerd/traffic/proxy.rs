@@ -1,8 +1,8 @@
 //! One Linkerd proxy in a Pod's network namespace.
 //!
 //! * In: the proxy's program, its Pod, the control plane's Services. Out: a ready proxy, and its metrics.
-//! * Always: its configuration is that of Linkerd's chart, except that the control plane has loopback addresses. The
-//!   proxy then uses no TLS with the control plane, as the proxies in Linkerd's own Pods.
+//! * Always: its configuration is that of Linkerd's chart, except that the destination and the policy controller have
+//!   loopback addresses. The proxy then uses no TLS with them, as the proxies in Linkerd's own Pods.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -21,7 +21,7 @@ use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
 use tokio::time::timeout;
 
-use super::{cluster::PORT, identity, network::PodNetwork, policy};
+use super::{identity, network::PodNetwork};
 
 pub(crate) const DESTINATION: SocketAddr = loopback(8086);
 pub(crate) const POLICY: SocketAddr = loopback(8090);
@@ -36,6 +36,12 @@ pub(crate) struct ProxyPod<'a> {
     pub(crate) pod: &'a str,
     pub(crate) account: &'a str,
     pub(crate) addresses: &'a [Ipv4Addr],
+    /// The inbound port of its application.
+    pub(crate) port: u16,
+    /// The policy of its inbound ports until the policy controller sends another one.
+    pub(crate) default_policy: &'a str,
+    /// The address of the identity service. The proxy uses TLS with it unless this is a loopback address.
+    pub(crate) identity_service: SocketAddr,
 }
 
 pub(crate) struct RunningProxy {
@@ -58,7 +64,7 @@ impl RunningProxy {
         anchor: &str,
         files: &Path,
     ) -> Result<Self> {
-        let ProxyPod { namespace, pod, account, addresses } = *workload;
+        let ProxyPod { namespace, pod, account, addresses, port, default_policy, identity_service } = *workload;
         let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();
         let log = files.with_extension("log");
         let mut spawn = network.command(format!("the proxy of {pod}"), program, log);
@@ -76,16 +82,16 @@ impl RunningProxy {
             ("POLICY_SVC_NAME", control("linkerd-destination")),
             ("POLICY_WORKLOAD", format!(r#"{{"ns":"{namespace}", "pod":"{pod}"}}"#)),
             ("POLICY_CLUSTER_NETWORKS", "10.0.0.0/8".to_owned()),
-            ("INBOUND_DEFAULT_POLICY", policy::DEFAULT.to_owned()),
+            ("INBOUND_DEFAULT_POLICY", default_policy.to_owned()),
             ("INBOUND_IPS", addresses.join(",")),
-            ("INBOUND_PORTS", PORT.to_string()),
+            ("INBOUND_PORTS", port.to_string()),
             ("INBOUND_LISTEN_ADDR", "0.0.0.0:4143".to_owned()),
             ("OUTBOUND_LISTEN_ADDRS", "127.0.0.1:4140".to_owned()),
             ("CONTROL_LISTEN_ADDR", "0.0.0.0:4190".to_owned()),
             ("ADMIN_LISTEN_ADDR", "0.0.0.0:4191".to_owned()),
             ("INBOUND_ACCEPT_KEEPALIVE", "10000ms".to_owned()),
             ("OUTBOUND_CONNECT_KEEPALIVE", "10000ms".to_owned()),
-            ("IDENTITY_SVC_ADDR", IDENTITY.to_string()),
+            ("IDENTITY_SVC_ADDR", identity_service.to_string()),
             ("IDENTITY_SVC_NAME", control("linkerd-identity")),
             ("IDENTITY_LOCAL_NAME", identity::name(namespace, account)),
             ("IDENTITY_DIR", files.display().to_string()),
