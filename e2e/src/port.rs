@@ -38,7 +38,7 @@ pub fn free_at(address: IpAddr) -> Result<u16> {
 /// The process of this user that listens on a port.
 ///
 /// # Errors
-/// Fails if there is none.
+/// When no process of this user listens on it.
 pub fn listener(port: u16) -> Result<u32> {
     let sockets: BTreeSet<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()

@@ -15,8 +15,8 @@ pub(super) struct Limits {
     pub(super) body: usize,
     /// The maximum memory of all bodies and answers together.
     pub(super) bodies: usize,
-    /// The timeout for a TLS handshake. An API server waits for at most 30 s for a review. In a burst on a slow machine it
-    /// may complete its part of a handshake late.
+    /// The timeout for a TLS handshake. In a burst, a slow API server completes handshakes late, and waits for a review for
+    /// at most 30 s.
     pub(super) handshake_time: Duration,
     /// The timeout for the head of a request, from its first byte.
     pub(super) header_time: Duration,

@@ -104,7 +104,7 @@ function showProcess({ headlines, waitingFor, leases, certificates, watches, clu
     { name: "This replica", width: "short", cell: (it) => (it.leads ? ["leads", "good"] : ["waits", "quiet"]) },
     { name: "Problem", cell: (it) => [it.problem, "bad"] },
   ], leases));
-  show("certificates", certificates.length === 0 ? none("Neither webhooks nor identity are enabled.") : table("Certificates in use", [
+  show("certificates", certificates.length === 0 ? none("No webhook and no identity service is enabled.") : table("Certificates in use", [
     { name: "Of", width: "wide", cell: (it) => it.name },
     { name: "Expires", cell: (it) => it.notAfter ?? ["none yet", "bad"] },
   ], certificates));
