@@ -34,6 +34,8 @@ const CHANGES: u32 = 10;
 /// Bytes after which a flood is long enough to show unbounded memory.
 const FLOOD_BYTES: u64 = 4 * 1024 * 1024;
 const ENDED: &str = "linkerd_operator_discovery_connections_ended_total";
+/// For clients that reset answered streams: a busy host must not refuse their requests because these waited.
+const NEVER_TOO_LATE: &[&str] = &["--max-stream-wait=60s"];
 
 /// The result of a flood so far.
 #[derive(Clone, Debug, Default)]
@@ -201,7 +203,7 @@ async fn a_client_that_resets_its_own_requests_is_disconnected_and_others_are_se
 /// No stream is pending acceptance when it is reset, so the checks of h2 do not detect this flood.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resets_answered_streams_is_disconnected_and_others_are_served() -> Result<()> {
-    let (mut crowd, mut stream) = bystander(&[]).await?;
+    let (mut crowd, mut stream) = bystander(NEVER_TOO_LATE).await?;
     let mut attack = RunningFlood::begin(&crowd, flood::resets_answered_streams, false);
     eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
         let tally = attack.tally();
@@ -221,8 +223,7 @@ async fn a_client_that_resets_thousands_of_older_streams_is_not_a_flooder() -> R
     const STREAMS: usize = 3000;
     const WHILE: Duration = Duration::from_millis(1500);
     const SHORT: usize = 800;
-    // A busy host must not refuse a request because it waited.
-    let (crowd, mut stream) = bystander(&["--max-stream-wait=60s"]).await?;
+    let (crowd, mut stream) = bystander(NEVER_TOO_LATE).await?;
     let address = crowd.manager.destination_address();
     let mut client = HostileClient::connect(address, &crowd.path("small"), WINDOW).await?;
     for (count, time) in [(STREAMS, WHILE), (SHORT, Duration::ZERO)] {
