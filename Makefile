@@ -324,7 +324,8 @@ undeploy: ## Delete all LinkerdConfigs, then the operator with its optional comp
 	@$(KUBECTL) delete -k config/control-plane --ignore-not-found --timeout=$(WAIT)
 	@$(KUBECTL) delete -k config/default --ignore-not-found --timeout=$(WAIT)
 # What the components of an overlay added.
-	@$(KUBECTL) -n $(LINKERD) delete roles,rolebindings -l $(OURS)
+	@$(KUBECTL) -n $(LINKERD) delete deployments -l $(OURS) --cascade=foreground --timeout=$(WAIT)
+	@$(KUBECTL) -n $(LINKERD) delete poddisruptionbudgets,networkpolicies,serviceaccounts,roles,rolebindings -l $(OURS)
 	@$(KUBECTL) delete clusterroles,clusterrolebindings -l $(OURS)
 
 .PHONY: build-installer

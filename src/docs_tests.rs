@@ -124,6 +124,7 @@ fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
     for directory in [
         "config/rbac",
         "config/control-plane",
+        "config/components/identity",
         "config/components/metrics-authentication",
         "config/components/multicluster/control-plane",
         "config/components/proxy-injector",

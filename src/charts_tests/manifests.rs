@@ -49,6 +49,7 @@ const DESTINATION: &[&str] = &["destination"];
 const EXTERNAL_WORKLOAD: &[&str] = &["externalWorkload"];
 const LINKERD_CONFIG: &[&str] = &["linkerdConfig"];
 const PROXY_INJECTOR: &[&str] = &["proxyInjector"];
+const IDENTITY: &[&str] = &["identity"];
 const VALIDATION: &[&str] = &["validation"];
 const WITH_EVENTS: &[&str] = &["linkerdConfig", "proxyInjector", "externalWorkload"];
 const ALL: &[&str] = &["destination", "externalWorkload", "linkerdConfig", "proxyInjector", "validation"];
@@ -92,6 +93,7 @@ const MANIFESTS: &[Generated] = &[
         "$.Values.jobs.proxyInjector.enabled",
         PROXY_INJECTOR,
     ),
+    generated("components/identity/identity_role", "rbac/identity", "$.Values.jobs.identity.enabled", IDENTITY),
     generated(
         "components/metrics-authentication/authentication_role",
         "rbac/metrics_authentication",
@@ -155,13 +157,16 @@ const MANIFESTS: &[Generated] = &[
 ];
 
 /// The manifests for which the chart has a template that is not generated.
-const WRITTEN: [&str; 11] = [
+const WRITTEN: [&str; 14] = [
+    "components/identity/network_policy",
+    "components/identity/service_account",
     "components/separate-destination/service",
     "components/separate-destination/service_account",
     "components/separate-external-workloads/service_account",
     "manager/deployment",
     "manager/pod_disruption_budget",
     "network-policy/network_policy",
+    "prometheus/identity/pod_monitor",
     "prometheus/metrics-authentication/metrics_reader",
     "prometheus/pod_monitor",
     "prometheus/service-monitor/service",

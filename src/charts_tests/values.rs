@@ -11,7 +11,7 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 19] = [
+const SET_BY_THE_CHART: [&str; 23] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
@@ -23,6 +23,10 @@ const SET_BY_THE_CHART: [&str; 19] = [
     "enable-proxy-injector",
     "enable-webhooks",
     "help",
+    "identity-addr",
+    "identity-issuer",
+    "identity-tls",
+    "identity-trust-roots",
     "kubeconfig",
     "leader-election-identity",
     "metrics-authentication",
@@ -118,9 +122,7 @@ fn settings() -> Mapping {
     let mut properties = Mapping::new();
     for arg in manager.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let name = arg.get_long().unwrap();
-        // The Secret of the issuer is in Linkerd's namespace, so no Deployment of the chart can mount it.
-        let is_of_identity = arg.get_help_heading() == Some("Identity");
-        if SET_BY_THE_CHART.contains(&name) || is_of_identity {
+        if SET_BY_THE_CHART.contains(&name) {
             continue;
         }
         let variable = arg.get_env().unwrap().to_str().unwrap();
@@ -246,11 +248,4 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
         page.push_str(&(line.trim_end().replace('\n', "\n  ") + "\n"));
     }
     assert_generated("docs/src/reference/helm.md", &page);
-}
-
-#[test]
-fn the_trust_domain_is_a_setting_and_no_flag_of_the_identity_service_is() {
-    let settings = settings();
-    assert!(settings.contains_key("identity-trust-domain"));
-    assert!(!settings.contains_key("identity-issuance-lifetime"));
 }

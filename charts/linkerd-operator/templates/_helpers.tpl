@@ -37,9 +37,16 @@ has one installation. */ -}}
 {{- "linkerd-operator-destination" }}
 {{- else if and (eq .job "externalWorkload") $jobs.externalWorkload.separate }}
 {{- "linkerd-operator-external-workload" }}
+{{- else if eq .job "identity" }}
+{{- "linkerd-operator-identity" }}
 {{- else }}
 {{- "linkerd-operator" }}
 {{- end }}
+{{- end }}
+
+{{- /* The namespace of a Deployment and its account: that of Linkerd for the one that mounts the Secret of the issuer. */ -}}
+{{- define "linkerd-operator.namespace" -}}
+{{- ternary .root.Values.controlPlane.namespace .root.Release.Namespace (eq .name "linkerd-operator-identity") }}
 {{- end }}
 
 {{- /* The subjects of a binding: the accounts of the jobs that are enabled, each once. */ -}}
@@ -54,7 +61,7 @@ has one installation. */ -}}
 {{- range uniq $accounts }}
 - kind: ServiceAccount
   name: {{ . }}
-  namespace: {{ $root.Release.Namespace | quote }}
+  namespace: {{ include "linkerd-operator.namespace" (dict "root" $root "name" .) | quote }}
 {{- end }}
 {{- end }}
 
@@ -94,6 +101,9 @@ authorization:
 {{- if and $jobs.externalWorkload.enabled $jobs.externalWorkload.separate }}
 {{- $names = append $names "linkerd-operator-external-workload" }}
 {{- end }}
+{{- if $jobs.identity.enabled }}
+{{- $names = append $names "linkerd-operator-identity" }}
+{{- end }}
 {{- if not $names }}
 {{- fail "No job is enabled: set jobs.NAME.enabled of at least one job." }}
 {{- end }}
@@ -105,10 +115,11 @@ authorization:
 {{- $values := .root.Values }}
 {{- $jobs := $values.jobs }}
 {{- $isMain := eq .name "linkerd-operator" }}
+{{- $isIdentity := eq .name "linkerd-operator-identity" }}
 {{- $hasDestination := and $jobs.destination.enabled (ternary (not $jobs.destination.separate) (eq .name "linkerd-operator-destination") $isMain) }}
 {{- $hasExternalWorkload := and $jobs.externalWorkload.enabled (ternary (not $jobs.externalWorkload.separate) (eq .name "linkerd-operator-external-workload") $isMain) }}
 {{- $variables := dict }}
-{{- if ne $values.controlPlane.namespace "linkerd" }}
+{{- if and (ne $values.controlPlane.namespace "linkerd") (not $isIdentity) }}
 {{- $_ := set $variables "LINKERD_OPERATOR_CONTROLLER_NAMESPACE" $values.controlPlane.namespace }}
 {{- end }}
 {{- if not $hasDestination }}
@@ -134,7 +145,11 @@ authorization:
 {{- if and $isMain (include "linkerd-operator.servesWebhooks" .root) }}
 {{- $_ := set $variables "LINKERD_OPERATOR_WEBHOOK_CERTIFICATE_SECRET" "linkerd-operator-webhook" }}
 {{- end }}
-{{- if $values.metrics.authentication }}
+{{- if $isIdentity }}
+{{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_IDENTITY" "true" }}
+{{- $_ := set $variables "LINKERD_OPERATOR_IDENTITY_ADDR" "[::]:8080" }}
+{{- $_ := set $variables "LINKERD_OPERATOR_IDENTITY_TLS" "true" }}
+{{- else if $values.metrics.authentication }}
 {{- $_ := set $variables "LINKERD_OPERATOR_METRICS_AUTHENTICATION" "true" }}
 {{- end }}
 {{- range $flag, $value := $values.settings }}

@@ -76,6 +76,7 @@ const CASES: &[ComparedCase] = &[
         &["jobs.destination.separate=true", "jobs.externalWorkload.separate=true", "metrics.authentication=true"],
     ),
     case(&["multicluster"], &["multicluster/control-plane"], &["jobs.destination.multicluster=true"]),
+    case(&[], &["identity"], &["jobs.identity.enabled=true"]),
     case(&["without-external-workloads"], &["without-external-workloads"], &["jobs.externalWorkload.enabled=false"]),
     case(&["without-linkerd-config"], &["without-linkerd-config"], &["jobs.linkerdConfig.enabled=false"]),
     case(&["without-rollouts"], &[], &["jobs.linkerdConfig.rollouts.enabled=false"]),
@@ -199,13 +200,17 @@ async fn the_chart_has_the_monitoring_of_kustomize() -> Result<()> {
     let helm = Helm::new("helm4", control_plane).await?;
     const SERVICE_MONITOR: &str = "service-monitor";
     const AUTHENTICATION: &str = "metrics-authentication";
+    const IDENTITY: &str = "identity";
     let (pod, service) = ("podMonitor.enabled=true", "serviceMonitor.enabled=true");
-    let authentication = "metrics.authentication=true";
+    let (authentication, identity) = ("metrics.authentication=true", "jobs.identity.enabled=true");
     for (names, values, count) in [
         (&[][..], &[pod][..], 4),
         (&[SERVICE_MONITOR], &[service], 5),
         (&[AUTHENTICATION], &[pod, authentication], 7),
         (&[SERVICE_MONITOR, AUTHENTICATION], &[service, authentication], 8),
+        (&[IDENTITY], &[pod, identity], 5),
+        (&[IDENTITY, SERVICE_MONITOR], &[service, identity], 6),
+        (&[IDENTITY, AUTHENTICATION], &[pod, identity, authentication], 8),
     ] {
         let paths: Vec<_> = names.iter().map(|name| format!("../../config/prometheus/{name}")).collect();
         let component = format!("components: [{}]", paths.join(", "));

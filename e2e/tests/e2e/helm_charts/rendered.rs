@@ -11,13 +11,14 @@ use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
 use crate::manifests::{id, of_kind};
 
 /// Values that enable everything that is off by default, and change each setting of the Pods.
-pub(super) const EVERYTHING: [&str; 27] = [
+pub(super) const EVERYTHING: [&str; 28] = [
     "jobs.destination.separate=true",
     "jobs.destination.multicluster=true",
     "jobs.externalWorkload.separate=true",
     "jobs.proxyInjector.enabled=true",
     "jobs.proxyInjector.failurePolicy=Fail",
     "jobs.validation.enabled=true",
+    "jobs.identity.enabled=true",
     "metrics.authentication=true",
     "podMonitor.enabled=true",
     "podMonitor.interval=30s",
@@ -72,7 +73,7 @@ async fn values_reach_the_pods() -> Result<()> {
     let values = [&IMAGE[..], &EVERYTHING, &[digest.as_str(), "replicas=3"]].concat();
     let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
     let deployments = of_kind(&objects, "Deployment");
-    assert_eq!(deployments.len(), 3);
+    assert_eq!(deployments.len(), 4);
     for deployment in deployments {
         let name = &deployment["metadata"]["name"];
         let (template, spec) = (&deployment["spec"]["template"], &deployment["spec"]["template"]["spec"]);
@@ -168,6 +169,7 @@ async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
         ("jobs.destination.multicluster=false", &["linkerd-operator-multicluster"]),
         ("jobs.proxyInjector.enabled=false", &["linkerd-operator-proxy-injector"]),
         ("jobs.validation.enabled=false", &["linkerd-operator-validation"]),
+        ("jobs.identity.enabled=false", &["linkerd-operator-identity"]),
         ("helmTest.enabled=false", &["linkerd-operator-test"]),
         ("admissionPolicies.enabled=false", &[]),
     ] {
@@ -206,6 +208,7 @@ async fn both_versions_of_helm_refuse_values_that_the_schema_does_not_have() -> 
             (OPERATOR, "settings.log-format=yaml", "log-format"),
             // The chart sets it.
             (OPERATOR, "settings.enable-destination=false", "enable-destination"),
+            (OPERATOR, "settings.enable-identity=true", "enable-identity"),
             (OPERATOR, "image.digest=sha256:1", "digest"),
             (OPERATOR, "replicas=many", "replicas"),
             (OPERATOR, "jobs.validation.failurePolicy=Never", "failurePolicy"),
@@ -288,6 +291,20 @@ async fn a_port_without_peers_is_closed_and_null_is_an_empty_map() -> Result<()>
     Ok(())
 }
 
+/// A Pod with two PodDisruptionBudgets cannot be evicted.
+#[tokio::test]
+async fn the_identity_service_leaves_its_disruption_budget_to_linkerd_if_it_must() -> Result<()> {
+    let helm = Helm::new("helm4", e2e::shared().await?).await?;
+    for (value, expected) in [("true", 2), ("false", 1)] {
+        let value = format!("jobs.identity.podDisruptionBudget={value}");
+        let values = [&IMAGE[..], &["jobs.identity.enabled=true", &value]].concat();
+        let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
+        assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), expected, "{value}");
+        assert_eq!(of_kind(&objects, "Deployment").len(), 2);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_notes_say_whether_new_pods_are_injected() -> Result<()> {
     let helm = Helm::new("helm4", e2e::shared().await?).await?;
@@ -295,6 +312,11 @@ async fn the_notes_say_whether_new_pods_are_injected() -> Result<()> {
     for (value, present, absent) in [
         ("jobs.proxyInjector.enabled=false", "It changes nothing", injected),
         ("jobs.proxyInjector.enabled=true", injected, "It changes nothing"),
+        (
+            "jobs.identity.enabled=true",
+            "Its identity service issues certificates beside Linkerd's",
+            "It changes nothing",
+        ),
     ] {
         let chart = path(OPERATOR);
         let install = ["install", OPERATOR, &chart, "--dry-run=client", "--namespace=notes"];

@@ -5,7 +5,7 @@ mod files;
 mod hostile;
 mod waiting;
 
-use std::{path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -24,8 +24,8 @@ use rustls::{
 };
 use tonic::{Code, Status, transport::Endpoint};
 
-const AUDIENCE: &str = "identity.l5d.io";
-const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
+pub(crate) const AUDIENCE: &str = "identity.l5d.io";
+pub(crate) const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 const VOTING: &str = "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 
 /// The operator in place of Linkerd's container, with the ServiceAccounts `web` and `voting`.
@@ -55,17 +55,7 @@ impl IdentityReplica {
     }
 
     async fn certify(&self, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
-        let failed = |error: &dyn std::fmt::Display| Status::unknown(error.to_string());
-        let server =
-            Endpoint::from_shared(format!("http://{}", self.server.address)).map_err(|error| failed(&error))?;
-        let channel = server.connect().await.map_err(|error| failed(&error))?;
-        let certificate_signing_request = signing_request(identity).map_err(|error| failed(&error))?;
-        let request = CertifyRequest {
-            identity: identity.to_owned(),
-            token: token.as_bytes().to_vec(),
-            certificate_signing_request,
-        };
-        Ok(IdentityClient::new(channel).certify(request).await?.into_inner())
+        certify(self.server.address, identity, token).await
     }
 
     async fn refusal(&self, identity: &str, token: &str) -> Result<(Code, String)> {
@@ -89,6 +79,17 @@ impl IdentityReplica {
     }
 }
 
+/// Asks the server at this address, without TLS, for a certificate.
+pub(crate) async fn certify(server: SocketAddr, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
+    let failed = |error: &dyn std::fmt::Display| Status::unknown(error.to_string());
+    let server = Endpoint::from_shared(format!("http://{server}")).map_err(|error| failed(&error))?;
+    let channel = server.connect().await.map_err(|error| failed(&error))?;
+    let certificate_signing_request = signing_request(identity).map_err(|error| failed(&error))?;
+    let request =
+        CertifyRequest { identity: identity.to_owned(), token: token.as_bytes().to_vec(), certificate_signing_request };
+    Ok(IdentityClient::new(channel).certify(request).await?.into_inner())
+}
+
 /// As the proxy makes it.
 fn signing_request(identity: &str) -> Result<Vec<u8>> {
     let mut params = CertificateParams::new(vec![identity.to_owned()])?;
@@ -98,7 +99,7 @@ fn signing_request(identity: &str) -> Result<Vec<u8>> {
 }
 
 /// Verifies a certificate as a proxy does that trusts this root.
-fn verify(answer: &CertifyResponse, identity: &str, root: &MeshAuthority) -> Result<()> {
+pub(crate) fn verify(answer: &CertifyResponse, identity: &str, root: &MeshAuthority) -> Result<()> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(root.der().to_vec()))?;
     let provider = Arc::new(ring::default_provider());

@@ -76,7 +76,7 @@ impl MakeRig {
     async fn add_components(&self) -> Result<()> {
         let overlays = [
             ("config/default", vec!["webhook-server", "webhooks", "proxy-injector"]),
-            ("config/control-plane", vec!["proxy-injector/control-plane", "multicluster/control-plane"]),
+            ("config/control-plane", vec!["proxy-injector/control-plane", "multicluster/control-plane", "identity"]),
         ];
         for (folder, names) in overlays {
             self.0.apply(&self.0.shipped_with(folder, &components(&names)).await?).await?;
@@ -88,6 +88,7 @@ impl MakeRig {
     async fn has_no_operator(&self) -> Result<()> {
         let label = "app.kubernetes.io/part-of=linkerd-operator";
         let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services,\
+            serviceaccounts,poddisruptionbudgets,networkpolicies,\
             validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingwebhookconfigurations,\
             validatingwebhookconfigurations";
         let left = self.names(&[kinds, "--all-namespaces", "-l", label]).await?;

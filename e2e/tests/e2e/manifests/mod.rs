@@ -2,6 +2,7 @@
 //! admission policies, the components of overlays, and the targets of `make` that apply them.
 
 pub(crate) mod components;
+mod identity;
 mod make;
 mod policies;
 mod probe;
