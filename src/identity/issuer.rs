@@ -78,6 +78,7 @@ pub(crate) struct Issuer {
     template: LeafTemplate,
     chain: Vec<Vec<u8>>,
     not_after: Timestamp,
+    not_before: Timestamp,
     expires: Timestamp,
     roots: Vec<[u8; 32]>,
     is_trust_anchor: bool,
@@ -115,13 +116,13 @@ impl Issuer {
         }
         let is_trust_anchor = anchors.roots().iter().any(|root| root.sha256 == sha256(&own.der));
         let template = LeafTemplate::new(key.algorithm(), &own.subject, own.key_identifier.as_deref());
-        let (key_id, expires) = (hex(sha256(&own.key_info)), own.not_after);
+        let (key_id, not_before, expires) = (hex(sha256(&own.key_info)), own.not_before, own.not_after);
         let test = SigningRequest::unsigned(&domain.identity_service(), &own.key_info, public);
         let sent = sent(own, others, now);
         let not_after = sent.iter().map(|certificate| certificate.not_after).min().unwrap_or(expires);
         let chain = sent.into_iter().map(|certificate| certificate.der).collect();
         let roots = Vec::new();
-        let mut issuer = Self { key, template, chain, not_after, expires, roots, is_trust_anchor, key_id };
+        let mut issuer = Self { key, template, chain, not_after, not_before, expires, roots, is_trust_anchor, key_id };
         issuer.roots = issuer.reached(anchors, &test, &domain.identity_service(), now)?;
         Ok(issuer)
     }
@@ -163,6 +164,11 @@ impl Issuer {
     /// When the first certificate of the chain expires. No leaf is valid for longer.
     pub(crate) fn not_after(&self) -> Timestamp {
         self.not_after
+    }
+
+    /// When the issuer's own certificate begins to be valid.
+    pub(crate) fn not_before(&self) -> Timestamp {
+        self.not_before
     }
 
     /// When the issuer's own certificate expires.

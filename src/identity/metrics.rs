@@ -80,6 +80,7 @@ pub(super) struct IdentityMetrics {
     pub(super) certify: RpcMetrics,
     /// Linkerd's gauge.
     ttl: Gauge,
+    issuer_start: GaugeVec,
     issuer_expiry: GaugeVec,
     anchor_expiry: GaugeVec,
     anchor_expired: IntGauge,
@@ -114,6 +115,12 @@ impl IdentityMetrics {
             ttl: register_gauge_with_registry!(
                 "issuer_cert_ttl_seconds",
                 "Seconds until the certificate of the issuer expires",
+                registry
+            )?,
+            issuer_start: register_gauge_vec_with_registry!(
+                "linkerd_operator_identity_issuer_not_before_timestamp_seconds",
+                "When the certificate of the issuer begins to be valid, in seconds since 1970",
+                &["issuer"],
                 registry
             )?,
             issuer_expiry: register_gauge_vec_with_registry!(
@@ -228,8 +235,10 @@ impl IdentityMetrics {
     /// Records the issuer and the trust anchors that are used from now on.
     pub(super) fn loaded(&self, issuer: &Issuer, anchors: &AnchorBundle, now: Timestamp) {
         self.reloaded.set(seconds(now));
-        self.issuer_expiry.reset();
-        self.issuer_expiry.with_label_values(&[label(issuer.key_id())]).set(seconds(issuer.expires()));
+        for (gauge, time) in [(&self.issuer_start, issuer.not_before()), (&self.issuer_expiry, issuer.expires())] {
+            gauge.reset();
+            gauge.with_label_values(&[label(issuer.key_id())]).set(seconds(time));
+        }
         self.anchor_expiry.reset();
         for anchor in anchors.roots().iter().take(LABELS) {
             if let Some(end) = anchor.not_after {
