@@ -10,6 +10,7 @@ use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v
 use serde::Serialize;
 
 use super::{
+    identity,
     metrics::CheckedCluster,
     policies,
     read::{CheckFacts, CheckedConfig, CheckedReplica, PreflightFacts, ReplicaRole, UnlistedPods},
@@ -176,7 +177,7 @@ pub(super) fn installation(facts: &CheckFacts) -> CheckReport {
             configs(&facts.configs),
             policies::judge(&facts.policies, &facts.operator_namespace),
         ),
-        // The containers that replace Linkerd's have no Lease, no policy and no LinkerdConfig of the operator.
+        // The identity service and the containers that replace Linkerd's have no Lease, no policy and no LinkerdConfig.
         false => (Vec::new(), Vec::new(), Vec::new()),
     };
     CheckReport::new([
@@ -186,6 +187,7 @@ pub(super) fn installation(facts: &CheckFacts) -> CheckReport {
         ("linkerd-operator-admission-policies", policies),
         ("linkerd-operator-leases", leases),
         ("linkerd-operator-linkerdconfig", configs),
+        ("linkerd-operator-identity", identity::judge(&facts.replicas, facts.now)),
         ("linkerd-operator-multicluster", remote_clusters(&facts.replicas)),
     ])
 }
@@ -227,7 +229,7 @@ fn replicas_checks(facts: &CheckFacts) -> Vec<InstallationCheck> {
     let of_list = |pods: &UnlistedPods| InstallationCheck::unread(format!("can list {}", pods.pods), &pods.unread);
     let mut checks: Vec<_> = facts.unlisted.iter().map(of_list).collect();
     // Only its answer tells whether a container of Linkerd's Pods is the operator's.
-    let is_known = |it: &&CheckedReplica| it.role == ReplicaRole::Manager || it.ready.is_ok();
+    let is_known = |it: &&CheckedReplica| it.is_own() || it.ready.is_ok();
     let (replicas, unknown): (Vec<_>, Vec<_>) = facts.replicas.iter().partition(is_known);
     checks.extend(unknown_containers(&unknown));
     if replicas.is_empty() {
@@ -297,7 +299,7 @@ fn unknown_containers(unknown: &[&CheckedReplica]) -> Option<InstallationCheck> 
 /// Warns about each Deployment of the operator with one replica.
 fn single(replicas: &[&CheckedReplica]) -> Vec<InstallationCheck> {
     let mut counts = BTreeMap::<&str, usize>::new();
-    for replica in replicas.iter().filter(|replica| replica.role == ReplicaRole::Manager) {
+    for replica in replicas.iter().filter(|replica| replica.is_own()) {
         *counts.entry(&replica.app).or_default() += 1;
     }
     let single = counts.into_iter().filter(|(_, count)| *count == 1);

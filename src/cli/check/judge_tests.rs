@@ -36,6 +36,7 @@ fn replica(pod: &str) -> CheckedReplica {
         pod_problem: None,
         ready: Ok(CheckedReadiness { is_ready: true, waiting_for: Vec::new() }),
         remote_clusters: Ok(BTreeMap::new()),
+        issuer: Ok(None),
     }
 }
 
@@ -342,6 +343,23 @@ fn containers_that_replace_linkerds_need_no_lease_and_no_crd_of_the_operator() {
         facts.crds[0].1 = Ok(false);
     });
     assert_eq!((success, found), (true, Vec::new()));
+}
+
+#[test]
+fn the_identity_service_alone_needs_two_replicas_and_no_lease_or_crd_of_the_operator() {
+    let (success, found) = changed(|facts| {
+        let identity = |pod| CheckedReplica {
+            role: ReplicaRole::Identity,
+            app: "linkerd-operator-identity".to_owned(),
+            ..replica(pod)
+        };
+        facts.replicas = vec![identity("a")];
+        facts.leases[0].1 = Ok(None);
+        facts.crds[0].1 = Ok(false);
+    });
+    let expected = "Warning: a replica can fail without an interruption: linkerd-operator-identity has one replica: run \
+                    at least two";
+    assert_eq!((success, found), (true, vec![expected.to_owned()]));
 }
 
 #[test]

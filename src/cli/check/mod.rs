@@ -1,5 +1,5 @@
 //! `linkerd-operator check` verifies the installation: the API server, the CRDs, the replicas, the admission policies,
-//! the Leases, the LinkerdConfigs and the other clusters.
+//! the Leases, the LinkerdConfigs, the issuer of certificates and the other clusters.
 //!
 //! ```text
 //! read: API server, /ready and /metrics of the replicas ──▶ CheckFacts ──▶ judge (pure) ──▶ CheckReport ──▶ print
@@ -9,6 +9,7 @@
 //! an exit code. Always holds: a read that fails is a result and does not end the command; each request has a deadline.
 
 mod answer;
+mod identity;
 mod judge;
 mod metrics;
 mod policies;

@@ -26,6 +26,7 @@ use kube::{
 
 use super::{
     answer::answer,
+    identity::CheckedIssuer,
     metrics::{CheckedCluster, remote_clusters},
     policies::{self, CheckedBinding},
     unread::{Known, Unread},
@@ -41,6 +42,8 @@ const APP_LABEL: &str = "app.kubernetes.io/name";
 /// The operator's Deployments: the last two exist if these jobs run apart from the others.
 const OPERATOR_SELECTOR: &str =
     "app.kubernetes.io/name in (linkerd-operator,linkerd-operator-destination,linkerd-operator-external-workload)";
+/// The Deployment of the identity service, in Linkerd's namespace.
+const IDENTITY_APP: &str = "linkerd-operator-identity";
 const OPERATOR_CRD: &str = "linkerdconfigs.config.linkerd.io";
 const LINKERD_CRDS: [&str; 3] =
     ["externalworkloads.workload.linkerd.io", "servers.policy.linkerd.io", "serviceprofiles.linkerd.io"];
@@ -79,6 +82,8 @@ pub(super) struct PreflightFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplicaRole {
     Manager,
+    /// The identity service in a Deployment of its own.
+    Identity,
     /// It replaces this container of Linkerd.
     Replacement(DropIn),
 }
@@ -103,6 +108,8 @@ pub(super) struct CheckedReplica {
     pub(super) pod_problem: Option<String>,
     pub(super) ready: Known<CheckedReadiness>,
     pub(super) remote_clusters: Known<BTreeMap<String, CheckedCluster>>,
+    /// `None` if it issues no certificates.
+    pub(super) issuer: Known<Option<CheckedIssuer>>,
 }
 
 /// The answer of `/ready`.
@@ -126,11 +133,21 @@ impl CheckedReplica {
     /// The namespace and the name of the Pod, and the container if the Pod has others.
     pub(super) fn name(&self) -> String {
         match self.role {
-            ReplicaRole::Manager => format!("{}/{}", self.namespace, self.pod),
+            ReplicaRole::Manager | ReplicaRole::Identity => format!("{}/{}", self.namespace, self.pod),
             ReplicaRole::Replacement(drop_in) => {
                 format!("{}/{} ({})", self.namespace, self.pod, drop_in.container())
             }
         }
+    }
+
+    /// Whether its Pod belongs to the operator, and not to Linkerd.
+    pub(super) fn is_own(&self) -> bool {
+        !matches!(self.role, ReplicaRole::Replacement(_))
+    }
+
+    /// Whether it exists to issue certificates.
+    pub(super) fn issues_certificates(&self) -> bool {
+        matches!(self.role, ReplicaRole::Identity | ReplicaRole::Replacement(DropIn::Identity))
     }
 }
 
@@ -287,6 +304,7 @@ async fn replicas(
             Ok(found) => {
                 let is_part = found.metadata.continue_.is_some_and(|it| !it.is_empty());
                 for pod in found.items {
+                    let roles = roles_of(&pod, &roles);
                     containers.extend(roles.iter().map(|role| (*role, pod.clone())));
                 }
                 is_part.then(|| Unread::failed(format!("there are more than {PODS}: delete those that have ended")))
@@ -300,6 +318,14 @@ async fn replicas(
     }
     let replicas = stream::iter(containers).map(|(role, pod)| replica(client, role, pod)).buffered(CONCURRENCY);
     (replicas.filter_map(future::ready).collect().await, unlisted)
+}
+
+/// Returns the roles that the containers of a Pod may have: those of its component, unless it is the operator's own Pod.
+fn roles_of<'a>(pod: &Pod, of_component: &'a [ReplicaRole]) -> &'a [ReplicaRole] {
+    match pod.labels().get(APP_LABEL).is_some_and(|app| app == IDENTITY_APP) {
+        true => &[ReplicaRole::Identity],
+        false => of_component,
+    }
 }
 
 /// Reads the state of a container. Returns `None` if it is Linkerd's own, and if the Pod does not have it.
@@ -316,6 +342,7 @@ async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<Checked
         pod_problem,
         ready: Err(Unread::failed("its Pod is not running")),
         remote_clusters: Ok(BTreeMap::new()),
+        issuer: Ok(None),
     };
     let replaces = matches!(role, ReplicaRole::Replacement(_));
     if replica.pod_problem.is_some() {
@@ -331,7 +358,9 @@ async fn replica(client: &Client, role: ReplicaRole, pod: Pod) -> Option<Checked
     replica.ready = match ready {
         Ok(text) => match CheckedReadiness::parse(&text) {
             Some(ready) => {
-                replica.remote_clusters = metrics.map(|metrics| remote_clusters(&metrics));
+                let metrics = metrics.as_deref();
+                replica.remote_clusters = metrics.map(remote_clusters).map_err(Unread::clone);
+                replica.issuer = metrics.map(CheckedIssuer::read).map_err(Unread::clone);
                 Ok(ready)
             }
             None if replaces => return None,
@@ -355,7 +384,7 @@ pub(in crate::cli) async fn waiting_for(client: &Client, pod: &Pod) -> Option<Ve
 /// Returns the port of the probes: the port with this name of the manager, or of the container that it replaces.
 fn admin_port(role: ReplicaRole, containers: &[Container]) -> Option<i32> {
     let (container, suffix) = match role {
-        ReplicaRole::Manager => ("manager", "admin"),
+        ReplicaRole::Manager | ReplicaRole::Identity => ("manager", "admin"),
         ReplicaRole::Replacement(drop_in) => (drop_in.container(), "-admin"),
     };
     let ports = containers.iter().filter(|it| it.name == container).flat_map(|it| it.ports.iter().flatten());
@@ -394,6 +423,18 @@ mod tests {
     }
 
     #[test]
+    fn the_operators_identity_service_is_told_apart_from_a_container_of_linkerds() {
+        let pod = |labels| -> Pod { serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap() };
+        let of_component = [ReplicaRole::Replacement(DropIn::Identity)];
+        let component = json!({"linkerd.io/control-plane-component": "identity"});
+        assert_eq!(roles_of(&pod(component), &of_component), of_component);
+        let own = json!({
+            "linkerd.io/control-plane-component": "identity", "app.kubernetes.io/name": "linkerd-operator-identity",
+        });
+        assert_eq!(roles_of(&pod(own), &of_component), [ReplicaRole::Identity]);
+    }
+
+    #[test]
     fn the_port_of_the_probes_is_that_of_the_container_with_the_operator() {
         let containers: Vec<Container> = serde_json::from_value(json!([
             {"name": "linkerd-proxy", "ports": [{"name": "linkerd-admin", "containerPort": 4191}]},
@@ -408,6 +449,7 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!(admin_port(ReplicaRole::Manager, &containers), Some(9990));
+        assert_eq!(admin_port(ReplicaRole::Identity, &containers), Some(9990));
         assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::Destination), &containers), Some(9996));
         assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::SpValidator), &containers), Some(9997));
         assert_eq!(admin_port(ReplicaRole::Replacement(DropIn::ProxyInjector), &containers), None);
