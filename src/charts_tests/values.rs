@@ -241,11 +241,8 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
             writeln!(page, "| `{key}` | {kind} | `{default}` | {} |", text(&schema, "description")).unwrap();
         }
     }
-    page.push_str("\n### Settings\n\nThe keys of `settings`. [Flags](flags.md) lists their defaults.\n\n");
-    for (name, property) in settings() {
-        let text = text(&property, "description").replace('<', "\\<");
-        let line = wrapped(&format!("- `{}`: {text}", name.as_str().unwrap()), "");
-        page.push_str(&(line.trim_end().replace('\n', "\n  ") + "\n"));
-    }
+    let keys: Vec<_> = settings().keys().map(|name| format!("`{}`", name.as_str().unwrap())).collect();
+    let settings = format!("The keys of `settings`, which [Flags](flags.md) describes: {}.", keys.join(", "));
+    page.push_str(&format!("\n### Settings\n\n{}", wrapped(&settings, "")));
     assert_generated("docs/src/reference/helm.md", &page);
 }
