@@ -19,8 +19,8 @@ const EXPIRES: &str = "linkerd_operator_identity_issuer_expiry_timestamp_seconds
 /// alert.
 const RENEWED: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// The issuer of a replica. The name is the start of a hash of its key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The issuer of a replica. The name is the start of a hash of its key, which a renewed certificate can share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CheckedIssuer {
     name: String,
     not_before: Timestamp,
@@ -56,19 +56,21 @@ impl CheckedIssuer {
 
 /// Judges the issuer of each replica that has one.
 pub(super) fn judge(replicas: &[CheckedReplica], now: Timestamp) -> Vec<InstallationCheck> {
-    let (mut issuers, mut unread) = (BTreeMap::<&str, (&CheckedIssuer, Vec<String>)>::new(), Vec::new());
+    let (mut issuers, mut unread) = (BTreeMap::<&CheckedIssuer, Vec<String>>::new(), Vec::new());
     for replica in replicas.iter().filter(|replica| replica.ready.is_ok()) {
         match &replica.issuer {
-            Ok(Some(issuer)) => issuers.entry(&issuer.name).or_insert((issuer, Vec::new())).1.push(replica.name()),
+            Ok(Some(issuer)) => issuers.entry(issuer).or_default().push(replica.name()),
             Err(reason) if replica.issues_certificates() => {
                 unread.push(format!("{}: {}", replica.name(), reason.reason));
             }
             Ok(None) | Err(_) => {}
         }
     }
-    let mut checks: Vec<_> = issuers.values().map(|(issuer, replicas)| issuer.judge(replicas, now)).collect();
+    let mut checks: Vec<_> = issuers.iter().map(|(issuer, replicas)| issuer.judge(replicas, now)).collect();
     if issuers.len() > 1 {
-        let named = |(name, (_, replicas)): (&&str, &(_, Vec<String>))| format!("{name}: {}", replicas.join(", "));
+        let named = |(issuer, replicas): (&&CheckedIssuer, &Vec<String>)| {
+            format!("{}, valid until {}: {}", issuer.name, issuer.expires, replicas.join(", "))
+        };
         let lines: Vec<_> = issuers.iter().map(named).collect();
         let text = format!("{}\nafter a change of the Secret, the kubelets need up to two minutes", listed(&lines));
         checks.push(InstallationCheck::warning("all replicas sign with the same issuer", text));
@@ -164,6 +166,17 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_without_the_renewed_certificate_of_the_same_key_is_named() {
+        let found = judged(&[
+            replica("a", ReplicaRole::Identity, Ok(Some(issuer("i", 48, 40)))),
+            replica("b", ReplicaRole::Identity, Ok(Some(issuer("i", 48, -1)))),
+        ]);
+        let results: Vec<_> = found.iter().map(|(result, _)| *result).collect();
+        assert_eq!(results, [CheckResult::Error, CheckResult::Success, CheckResult::Warning]);
+        assert!(found[0].1.ends_with("\nlinkerd/b"), "{found:?}");
+    }
+
+    #[test]
     fn replicas_with_different_issuers_are_named_and_so_are_those_that_could_not_be_read() {
         let in_place = ReplicaRole::Replacement(DropIn::Identity);
         let denied = || Err(Unread::denied("pods is forbidden"));
@@ -178,7 +191,9 @@ mod tests {
         assert_eq!(found.len(), 4, "{found:?}");
         let (result, text) = &found[2];
         assert_eq!(*result, CheckResult::Warning);
-        assert!(text.starts_with("new: linkerd/a, linkerd/b\nold: linkerd/c (identity)\n"), "{text}");
+        let expected = "new, valid until 2027-01-17T00:00:00Z: linkerd/a, linkerd/b\n\
+                        old, valid until 2027-01-16T04:00:00Z: linkerd/c (identity)\n";
+        assert!(text.starts_with(expected), "{text}");
         assert_eq!(found[3].1, "not looked at: linkerd/d (identity): pods is forbidden");
         assert!(judged(&[replica("e", ReplicaRole::Manager, denied())]).is_empty());
     }
