@@ -246,3 +246,16 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
     page.push_str(&format!("\n### Settings\n\n{}", wrapped(&settings, "")));
     assert_generated("docs/src/reference/helm.md", &page);
 }
+
+#[test]
+fn the_trust_domain_and_the_flags_of_the_identity_service_that_its_pod_does_not_fix_are_settings() {
+    let settings = settings();
+    for name in
+        ["identity-trust-domain", "identity-scheme", "identity-issuance-lifetime", "identity-allow-api-audience"]
+    {
+        assert!(settings.contains_key(name), "{name}");
+    }
+    for name in ["enable-identity", "identity-addr", "identity-issuer", "identity-tls", "identity-trust-roots"] {
+        assert!(!settings.contains_key(name), "{name}");
+    }
+}
