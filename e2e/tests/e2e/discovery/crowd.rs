@@ -2,6 +2,7 @@
 //!
 //! * In: the shared control plane, flags. Out: Services without a selector, whose slices the test writes.
 //! * Every endpoint belongs to the ExternalWorkload `vm`, so each takes about 350 bytes and one edit changes all.
+//! * One crowd exists at a time: each keeps all cores busy, and beside another one a flood would be too slow to be one.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -19,14 +20,21 @@ use e2e::{
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::{Objects, serving::discovery_through};
+
+/// For tests whose requests must not be refused because a busy host let them wait.
+pub(super) const NEVER_TOO_LATE: &[&str] = &["--max-stream-wait=60s"];
+
+static TURN: Mutex<()> = Mutex::const_new(());
 
 pub(super) struct Crowd {
     pub(super) control_plane: &'static ControlPlane,
     pub(super) objects: Objects,
     pub(super) mesh: Mesh,
     pub(super) manager: Manager,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Crowd {
@@ -50,11 +58,12 @@ impl Crowd {
     }
 
     async fn start_with(control_plane: &'static ControlPlane, options: ManagerOptions) -> Result<Self> {
+        let turn = TURN.lock().await;
         let objects = Objects::create_in(&control_plane.client().await?, "crowd").await?;
         let mesh = Mesh::new(&objects.client, objects.name());
         let identity = format!("spiffe://root.linkerd.cluster.local/{}", "long/".repeat(40));
         mesh.put_workload_with("vm", "vm", json!({"spec": {"meshTLS": {"identity": identity}}})).await?;
-        Ok(Self { control_plane, objects, mesh, manager: options.ready(control_plane).await? })
+        Ok(Self { control_plane, objects, mesh, manager: options.ready(control_plane).await?, _turn: turn })
     }
 
     /// Creates a Service with these endpoints, a thousand per slice. The slices are named `<service>-<number>`.

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    crowd::{Crowd, shows},
+    crowd::{Crowd, NEVER_TOO_LATE, shows},
     overload::{connect, crowd},
 };
 
@@ -94,7 +94,7 @@ async fn resets_of_one_client_do_not_close_the_connection_that_it_shares_with_ot
     const RESETS: usize = 3_000;
     /// Less than the shared connection may reset: a thousand in each second.
     const PACE: Duration = Duration::from_micros(1250);
-    let crowd = crowd(&[]).await?;
+    let crowd = crowd(NEVER_TOO_LATE).await?;
     let mut client = HostileClient::connect(crowd.manager.destination_address(), &crowd.path("small"), WINDOW).await?;
     let mut open = 0;
     for (count, resets) in [(SHARED, false), (RESETS, true)] {

@@ -21,7 +21,7 @@ use e2e::{
 };
 use tokio::task::JoinSet;
 
-use super::crowd::{Crowd, shows};
+use super::crowd::{Crowd, NEVER_TOO_LATE, shows};
 
 /// The initial window of a proxy.
 const WINDOW: u32 = 65_535;
@@ -34,8 +34,6 @@ const CHANGES: u32 = 10;
 /// Bytes after which a flood is long enough to show unbounded memory.
 const FLOOD_BYTES: u64 = 4 * 1024 * 1024;
 const ENDED: &str = "linkerd_operator_discovery_connections_ended_total";
-/// For clients that reset answered streams: a busy host must not refuse their requests because these waited.
-const NEVER_TOO_LATE: &[&str] = &["--max-stream-wait=60s"];
 
 /// The result of a flood so far.
 #[derive(Clone, Debug, Default)]

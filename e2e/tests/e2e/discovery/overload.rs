@@ -28,7 +28,7 @@ use tokio::{
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-use super::crowd::{Crowd, shows};
+use super::crowd::{Crowd, NEVER_TOO_LATE, shows};
 
 const WINDOW: u32 = 65_535;
 const STREAMS: &str = "linkerd_operator_discovery_streams";
@@ -172,8 +172,7 @@ async fn requests_that_would_wait_too_long_are_refused_and_succeed_when_retried(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_concurrent_requests_are_all_served() -> Result<()> {
-    // On a busy host, some wait for longer than the default.
-    let crowd = crowd(&["--max-stream-wait=60s"]).await?;
+    let crowd = crowd(NEVER_TOO_LATE).await?;
     let clients = discoveries(&crowd, 20).await?;
     let begin = Instant::now();
     let answers = burst(&clients, &crowd.path("web"), 100).await;

@@ -30,7 +30,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::crowd::{Crowd, address, shows};
+use super::crowd::{Crowd, NEVER_TOO_LATE, address, shows};
 
 /// Each flip removes one endpoint and adds it again.
 const FLIPS: usize = 2;
@@ -132,8 +132,7 @@ fn all_messages() -> Vec<Message> {
 
 /// Flips an endpoint, and checks that all streams receive every change and that their connection stays open.
 async fn all_streams_receive_every_flip(windows: Windows, streams: usize, late: Duration) -> Result<()> {
-    // All requests come at once, on a host that may be busy; this test does not limit their wait.
-    let crowd = Crowd::start(&["--max-stream-wait=60s"]).await?;
+    let crowd = Crowd::start(NEVER_TOO_LATE).await?;
     crowd.put("small", 0..2).await?;
     let mut other = crowd.shows("small", 0..2).await?;
     let begin = Instant::now();
