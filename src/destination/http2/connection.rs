@@ -39,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
+    arrivals::{AcceptingTurn, Arrivals, TurnRead},
     budget::Budget,
     keepalive::Keepalive,
     reset_limit::ResetLimit,
@@ -109,7 +110,7 @@ impl From<CloseReason> for ConnectionEnd {
 /// A request, with the connection's data about its stream.
 pub(in crate::destination) struct IncomingRequest {
     pub(in crate::destination) request: Request<RecvStream>,
-    /// When the oldest queued request on this connection arrived: an upper bound for the wait of this one.
+    /// A time before its arrival.
     pub(in crate::destination) queued_since: Instant,
     pub(in crate::destination) progress: Arc<StreamProgress>,
 }
@@ -152,7 +153,7 @@ where
         wake_time,
         reset_limit: ResetLimit::new(Instant::now()),
         stopping: false,
-        queued_since: None,
+        arrivals: Arrivals::default(),
         backlog: false,
     };
     let turn = poll_fn(|cx| {
@@ -216,8 +217,7 @@ struct ConnectionTask<'a, S, R> {
     wake_time: &'a WakeTime,
     reset_limit: ResetLimit,
     stopping: bool,
-    /// When the oldest queued request arrived. Since then, no turn has accepted all requests that the client had sent.
-    queued_since: Option<Instant>,
+    arrivals: Arrivals,
     /// Whether h2 holds requests that were not accepted yet.
     backlog: bool,
 }
@@ -246,9 +246,8 @@ where
     /// Accepts requests, polls the streams, and writes their frames. Ready when the connection ends.
     fn poll_streams(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         if !self.budget.is_open() {
-            // Requests that arrive now cannot be answered. They wait for the client, so the wait is not a delay of the
-            // server.
-            self.queued_since = None;
+            // Requests that arrive now cannot be answered.
+            self.arrivals.wait_for_the_client();
             if let Poll::Ready(end) = self.poll_closed(cx) {
                 return Poll::Ready(end);
             }
@@ -273,8 +272,8 @@ where
     /// # Errors
     /// When the connection ends.
     fn accept(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionEnd> {
-        let since = self.queued_since.unwrap_or_else(|| self.wake_time.of_turn());
-        let mut accepted = 0;
+        let (began, since) = (Instant::now(), self.arrivals.since(self.wake_time.of_turn()));
+        let (had_requests, mut accepted) = (self.backlog, 0);
         while accepted < REQUESTS_PER_TURN {
             // This call also drives the reads and writes of the connection.
             match self.connection.poll_accept(cx) {
@@ -286,7 +285,12 @@ where
             accepted += 1;
         }
         self.backlog = accepted == REQUESTS_PER_TURN;
-        self.queued_since = (self.backlog || self.budget.remaining_read() == 0).then_some(since);
+        let read = match (had_requests, self.budget.remaining_read()) {
+            (true, _) => TurnRead::Nothing,
+            (false, 0) => TurnRead::Part,
+            (false, _) => TurnRead::All,
+        };
+        self.arrivals.end_turn(&AcceptingTurn { began, since, read, leaves_requests: self.backlog });
         if self.backlog {
             cx.waker().wake_by_ref();
         }

@@ -3,6 +3,7 @@
 //! In: accepted sockets. Out: requests, and the frames of their responses. The limits apply to a connection, which
 //! clients may share: behind the server's own proxy, all clients with one identity use the same connection.
 
+mod arrivals;
 mod budget;
 pub(super) mod connection;
 pub(super) mod frames;
