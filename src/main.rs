@@ -9,6 +9,7 @@ use std::{
 use linkerd_operator::{
     args::{Args, LogFormat, ManagerArgs, Task, USAGE},
     cli, client, manager,
+    text::log_lines::LogLines,
 };
 use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
@@ -75,12 +76,12 @@ fn run(runtime: &mut Builder, task: impl Future<Output = ExitCode>) -> io::Resul
 fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
     // kube logs every denied list or watch at warn, and every 5xx response at error. `/ready` and the operator's own
     // log line for each change report them once. It logs each connection at warn whose kubeconfig has
-    // insecure-skip-tls-verify.
-    let kube = "kube_runtime=error,kube_client::client::builder=off,kube_client::client::tls=error";
+    // insecure-skip-tls-verify. It logs each answer at warn that it cannot decode, with the tokens and Secrets in it.
+    let kube = "kube_runtime=error,kube_client::client=error,kube_client::client::builder=off";
     // h2 logs single frames of clients at warn. The library would read a space as a part of the name of a module.
     let directives: Vec<&str> = [kube, "h2=error"].into_iter().chain(level.split(',').map(str::trim)).collect();
     let filter = EnvFilter::try_new(directives.join(","))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogLines);
     match format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),
         LogFormat::Json => subscriber.json().flatten_event(true).init(),

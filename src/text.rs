@@ -1,6 +1,7 @@
 //! Text helpers: truncation, shortened lists, counted nouns, hexadecimal digits, suggestions, filters of logs.
 
 pub mod log_filter;
+pub mod log_lines;
 pub mod suggestion;
 pub mod table;
 

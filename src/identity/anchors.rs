@@ -49,7 +49,7 @@ impl AnchorBundle {
         for (number, block) in (1..).zip(pem::blocks(pem)) {
             let root = block.and_then(|block| match block.label.as_str() {
                 "CERTIFICATE" => RootCertificate::parse(&block.der).ok_or_else(|| "it cannot be read".to_owned()),
-                label => Err(format!("it is a {label}, not a CERTIFICATE")),
+                label => Err(format!("it is a block {label}, and not a CERTIFICATE")),
             });
             match root {
                 Ok(root) if seen.insert(root.sha256) => roots.push(root),

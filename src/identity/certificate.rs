@@ -42,8 +42,8 @@ impl ChainCertificate {
             subject: certificate.subject().as_raw().to_vec(),
             key_info: certificate.public_key().raw.to_vec(),
             key_identifier,
-            not_before: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
-            not_after: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
+            not_before: time(validity.not_before.timestamp()),
+            not_after: time(validity.not_after.timestamp()),
         })
     }
 
@@ -66,6 +66,13 @@ impl ChainCertificate {
         };
         is_signed().unwrap_or_default()
     }
+}
+
+/// Returns the time of these seconds. The end of a certificate that has none (RFC 5280, section 4.1.2.5) is a day later than
+/// the last [`Timestamp`].
+fn time(seconds: i64) -> Timestamp {
+    let farthest = if seconds < 0 { Timestamp::MIN } else { Timestamp::MAX };
+    Timestamp::from_second(seconds).unwrap_or(farthest)
 }
 
 /// Returns the SHA-256 of some bytes.

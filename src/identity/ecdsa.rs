@@ -210,6 +210,9 @@ impl<'a> PrivateKey<'a> {
             }
             "PRIVATE KEY" => pkcs8(&block.der).map(Ok),
             "RSA PRIVATE KEY" => Some(Ok(Self::OtherKind("RSA"))),
+            "EC PARAMETERS" => {
+                Some(Err("begins with a block EC PARAMETERS: remove it, and keep the block of the key".to_owned()))
+            }
             label => Some(Err(format!(
                 "begins with a block {label}: write an ECDSA key in PEM (SEC 1 or PKCS #8), without a password"
             ))),

@@ -51,7 +51,10 @@ pub(crate) enum IssuerProblem {
     CertificateFile(String),
     #[error("the key file of the issuer {0}")]
     KeyFile(String),
-    #[error("the key of the issuer is not the key of the first certificate in its certificate file")]
+    #[error(
+        "the key of the issuer is not the key of the first certificate in its certificate file: put the issuer's own \
+         certificate first, or replace the file that is not of this issuer"
+    )]
     KeyMismatch,
     #[error("the certificate of the issuer expired at {0}: replace it")]
     Expired(Timestamp),
@@ -124,6 +127,8 @@ impl Issuer {
         let roots = Vec::new();
         let mut issuer = Self { key, template, chain, not_after, not_before, expires, roots, is_trust_anchor, key_id };
         issuer.roots = issuer.reached(anchors, &test, &domain.identity_service(), now)?;
+        // Name constraints may permit the control plane and no workload.
+        issuer.reached(anchors, &test, &domain.any_workload(), now)?;
         Ok(issuer)
     }
 
@@ -297,11 +302,13 @@ fn sentence(error: &webpki::Error) -> String {
     use webpki::Error;
     let sentence = match error {
         Error::UnknownIssuer => {
-            "no trust anchor signed it: add its root to the trust anchors, or the missing intermediate certificate to \
-             the certificate file"
+            "no trust anchor signed it: go back to the issuer before, or rotate the trust anchors first, because \
+             running proxies know only the old ones; if an intermediate certificate is missing, add it to the \
+             certificate file"
         }
         Error::InvalidSignatureForPublicKey => {
-            "the trust anchor with the name of its root has another key: add its root to the trust anchors"
+            "the trust anchor with the name of its root has another key: go back to the issuer before, or rotate the \
+             trust anchors first, because running proxies know only the old ones"
         }
         Error::EndEntityUsedAsCa => "it is not the certificate of a certificate authority (CA)",
         Error::PathLenConstraintViolated => {
@@ -314,6 +321,11 @@ fn sentence(error: &webpki::Error) -> String {
         Error::UnsupportedSignatureAlgorithmContext(_) | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
             "it is signed with an algorithm that is not supported, such as ECDSA P-521"
         }
+        Error::UnsupportedCertVersion => {
+            "a certificate of the chain has no extensions (version 1): sign it as a certificate authority"
+        }
+        Error::UnsupportedCriticalExtension => "a certificate of the chain has a critical extension that is not known",
+        Error::MaximumPathDepthExceeded | Error::MaximumSignatureChecksExceeded => "its chain is too long",
         Error::MalformedDnsIdentifier => "identities of the trust domain are longer than a DNS name can be",
         other => return format!("{other:?}"),
     };

@@ -139,13 +139,18 @@ fn an_issuer_that_proxies_refuse_is_refused() {
     assert_eq!(read(|params| params.key_usages = vec![KeyUsagePurpose::DigitalSignature]), good);
     assert_eq!(read(|params| params.extended_key_usages = vec![Usage::ClientAuth, Usage::ServerAuth]), good);
     assert_eq!(read(|params| params.name_constraints = Some(permitted("cluster.local"))), good);
-    let cases: [(Edit, &str); 7] = [
+    assert_eq!(read(|params| params.not_after = rcgen::date_time_ymd(9999, 12, 31)), good);
+    let cases: [(Edit, &str); 8] = [
         (|params| params.is_ca = IsCa::ExplicitNoCa, "is not the certificate of a cer"),
         (|params| params.is_ca = IsCa::NoCa, "it is not the certificate of a certificate authority (CA)"),
         (|params| params.extended_key_usages = vec![Usage::ClientAuth], "both serverAuth and clientAuth"),
         (|params| params.extended_key_usages = vec![Usage::ServerAuth], "both serverAuth and clientAuth"),
         (
             |params| params.name_constraints = Some(permitted("other.local")),
+            "name constraints exclude the trust domain",
+        ),
+        (
+            |params| params.name_constraints = Some(permitted("linkerd.serviceaccount.identity.linkerd.cluster.local")),
             "name constraints exclude the trust domain",
         ),
         (|params| valid(params, -100, -1), "expired at 2026-12-31T23:59:59Z: replace it"),
@@ -331,6 +336,21 @@ fn nothing_prints_the_key() {
     assert_eq!(loaded.key_id(), "e0773b2b716129ce131eb95d8b13990099f0bdd3820f7934dd8056e0c16f64d5");
 }
 
+/// A file whose line breaks were lost on the way.
+#[test]
+fn a_key_in_one_line_is_refused_and_not_printed() {
+    let own = fixture("self-p256.crt");
+    for (key, lost) in [("p256.sec1", " "), ("p256.pkcs8", " "), ("p256.sec1", "\\n"), ("p256.pkcs8", "\r")] {
+        let key = fixture(key).replace('\n', lost);
+        let problem = load(own, &key, own).unwrap_err().to_string();
+        assert!(problem.contains("write each line apart"), "{problem}");
+        let contents: Vec<_> = key.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| part.len() > 12).collect();
+        assert!(!contents.is_empty() && !contents.iter().any(|part| problem.contains(part)), "{problem}");
+        let problem = AnchorBundle::parse(key.as_bytes()).unwrap_err();
+        assert!(!contents.iter().any(|part| problem.contains(part)), "{problem}");
+    }
+}
+
 #[test]
 fn a_bundle_keeps_the_certificates_that_proxies_read() {
     let [one, other] = ["one", "other"].map(TestCa::root);
@@ -344,7 +364,7 @@ fn a_bundle_keeps_the_certificates_that_proxies_read() {
         bundle.warnings(),
         [
             "block 2 of the trust anchors is ignored: it cannot be read",
-            "block 3 of the trust anchors is ignored: it is a PRIVATE KEY, not a CERTIFICATE"
+            "block 3 of the trust anchors is ignored: it is a block PRIVATE KEY, and not a CERTIFICATE"
         ]
     );
     for (text, reason) in [

@@ -126,7 +126,10 @@ pub fn spawn(
     let followed = FollowedIssuer::new();
     let follower = IssuerFollower::new(settings.files, domain.clone(), &followed, &metrics, events.clone());
     let access = access::warn_unless_permitted(deps.client.clone());
-    readers.spawn("identity-issuer", async { _ = tokio::join!(follower.follow(), access) });
+    // It has a handle to the queue of Events, which ends when the last one is dropped.
+    let follow = async { _ = tokio::join!(follower.follow(), access) };
+    let stopped = stop.clone();
+    servers.spawn("identity-issuer", async move { _ = stopped.run_until_cancelled(follow).await });
     let reviewer = Reviewer::new(deps.client, settings.max_token_reviews, settings.allow_api_audience, &metrics);
     let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
     let tls = match settings.tls {

@@ -9,6 +9,8 @@ use zeroize::Zeroizing;
 const BEGIN: &[u8] = b"-----BEGIN ";
 const END: &[u8] = b"-----END ";
 const DASHES: &[u8] = b"-----";
+/// Longer than `ENCRYPTED PRIVATE KEY` and `CERTIFICATE REQUEST`, shorter than a line of base64.
+const LONGEST_LABEL: usize = 32;
 
 /// One block.
 pub(super) struct PemBlock {
@@ -27,9 +29,13 @@ pub(super) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
     let mut blocks = Vec::new();
     let mut open: Option<OpenBlock<'_>> = None;
     for line in text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
-        if let Some(label) = label(line, BEGIN) {
+        if line.starts_with(BEGIN) {
             blocks.extend(open.take().map(|open| open.unfinished()));
-            open = Some(OpenBlock { label, lines: Vec::new() });
+            match label(line, BEGIN) {
+                Some(label) => open = Some(OpenBlock { label, lines: Vec::new() }),
+                // The rest of the line may be a key.
+                None => blocks.push(Err("a line begins a block and has more text: write each line apart".to_owned())),
+            }
         } else if line.starts_with(END) {
             blocks.extend(open.take().map(|open| open.finish(line)));
         } else if let Some(open) = &mut open {
@@ -40,8 +46,12 @@ pub(super) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
     blocks
 }
 
+/// Returns the label in the first or the last line of a block. A label is shown to people, so it is nothing else: in a file
+/// of one line, the key would be a part of it.
 fn label<'a>(line: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
-    line.strip_prefix(prefix)?.strip_suffix(DASHES)
+    let label = line.strip_prefix(prefix)?.strip_suffix(DASHES)?;
+    let is_label = |byte: &u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || *byte == b' ';
+    (label.len() <= LONGEST_LABEL && label.iter().all(is_label)).then_some(label)
 }
 
 // === impl OpenBlock ===
@@ -136,6 +146,8 @@ mod tests {
         assert_eq!(read("-----END A-----\n"), []);
     }
 
+    const ONE_LINE: &str = "a line begins a block and has more text: write each line apart";
+
     #[test]
     fn a_block_that_cannot_be_decoded_is_named_and_the_next_one_is_read() {
         let good = "-----BEGIN B-----\nZm9v\n-----END B-----\n";
@@ -143,6 +155,10 @@ mod tests {
             ("-----BEGIN A-----\nZm9v\n", "the block A has no end"),
             ("-----BEGIN A-----\nZm9v\n-----END C-----\n", "the block A does not end with its own label"),
             ("-----BEGIN A-----\nZm9\n-----END A-----\n", "the block A is not base64"),
+            ("-----BEGIN A----- Zm9v -----END A-----\n", ONE_LINE),
+            ("-----BEGIN A-----\\nZm9v\\n-----END A-----\n", ONE_LINE),
+            ("-----BEGIN A-----\rZm9v\r-----END A-----\r\n", ONE_LINE),
+            ("-----BEGIN Zm9v-----\n-----END Zm9v-----\n", ONE_LINE),
             ("-----BEGIN A-----\nZm=v\n-----END A-----\n", "the block A is not base64"),
             ("-----BEGIN A-----\nZ===\n-----END A-----\n", "the block A is not base64"),
             ("-----BEGIN A-----\nZm9v====\n-----END A-----\n", "the block A is not base64"),

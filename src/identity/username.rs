@@ -75,6 +75,11 @@ impl IdentityDomain {
         let namespace = &self.control_plane_namespace;
         format!("linkerd-identity.{namespace}.serviceaccount.{}", self.suffix)
     }
+
+    /// The name of a workload that every cluster can have.
+    pub(crate) fn any_workload(&self) -> String {
+        format!("default.default.serviceaccount.{}", self.suffix)
+    }
 }
 
 /// Returns as much of a username as a message shows.

@@ -7,12 +7,13 @@
 //! a watch ends silently when its folder is made again, and that is how Linkerd's identity misses an issuer.
 
 use std::{
-    fs::{self, Metadata},
-    io,
-    os::unix::fs::MetadataExt,
+    fs::{self, File, Metadata},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
@@ -103,11 +104,20 @@ fn current(folder: &Path) -> PathBuf {
 
 fn contents(path: &Path) -> Result<Vec<u8>, String> {
     let read = || {
-        let length = fs::metadata(path)?.len();
-        if length > LONGEST {
-            return Err(io::Error::other(format!("it has {length} bytes, and the maximum is {LONGEST}")));
+        // Otherwise a FIFO would wait for a writer.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(io::Error::other("it is no regular file"));
         }
-        fs::read(path)
+        if found.len() > LONGEST {
+            return Err(io::Error::other(format!("it has {} bytes, and the maximum is {LONGEST}", found.len())));
+        }
+        // With its final size, so that no copy of a key stays behind.
+        let mut contents = Vec::with_capacity(usize::try_from(LONGEST).unwrap_or_default());
+        file.take(LONGEST).read_to_end(&mut contents)?;
+        Ok(contents)
     };
     read().map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
@@ -188,6 +198,18 @@ mod tests {
         assert_eq!((&*second.certificates, &**second.key), (&b"certificate two"[..], &b"key two"[..]));
         assert_ne!(second.hash().issuer, first.hash().issuer);
         assert_eq!(second.hash().trust_roots, first.hash().trust_roots);
+    }
+
+    #[test]
+    fn a_file_that_is_no_regular_one_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(&folder);
+        let bundle = files.trust_roots.join(BUNDLE);
+        for (program, arguments) in [("mkfifo", &[][..]), ("ln", &["-s", "/dev/zero"]), ("mkdir", &[])] {
+            fs::remove_file(&bundle).unwrap();
+            assert!(std::process::Command::new(program).args(arguments).arg(&bundle).status().unwrap().success());
+            assert!(files.read().is_err_and(|why| why.ends_with("it is no regular file")), "{program}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{AUDIENCE, ReviewRefusal, ReviewedPod, ReviewedToken};
 
@@ -15,25 +15,36 @@ const OTHER_AUDIENCE: &str = "token audiences";
 /// The part of a TokenReview that is read.
 #[derive(Debug, Deserialize)]
 pub(super) struct ReviewAnswer {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     status: ReviewStatus,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ReviewStatus {
+    #[serde(deserialize_with = "or_null")]
     authenticated: bool,
+    #[serde(deserialize_with = "or_null")]
     error: String,
     audiences: Option<Vec<String>>,
+    #[serde(deserialize_with = "or_null")]
     user: ReviewedUser,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ReviewedUser {
+    #[serde(deserialize_with = "or_null")]
     username: String,
+    #[serde(deserialize_with = "or_null")]
     uid: String,
-    extra: HashMap<String, Vec<String>>,
+    #[serde(deserialize_with = "or_null")]
+    extra: HashMap<String, Option<Vec<String>>>,
+}
+
+/// Reads `null` as Go does: as if the field were absent.
+fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// What an answer decides.
@@ -82,7 +93,7 @@ impl ReviewedUser {
     fn reviewed(mut self, by_api_audience: bool) -> ReviewedToken {
         let mut extra = |name: &str| {
             let values = self.extra.remove(&format!("authentication.kubernetes.io/{name}"));
-            values.and_then(|values| values.into_iter().next()).filter(|value| !value.is_empty())
+            values.flatten().and_then(|values| values.into_iter().next()).filter(|value| !value.is_empty())
         };
         let pod = extra("pod-name").zip(extra("pod-uid"));
         let pod = pod.map(|(name, uid)| ReviewedPod { name, uid, node: extra("node-name") });
@@ -100,6 +111,17 @@ mod tests {
         let mut review = json!({"kind": "TokenReview", "spec": {"token": "t"}});
         review["status"] = status;
         serde_json::from_value(review).unwrap()
+    }
+
+    #[test]
+    fn null_is_an_absent_field() {
+        let user = json!({"username": "a", "uid": null, "extra": {"b": null}});
+        let status = json!({"authenticated": true, "error": null, "audiences": null, "user": user});
+        assert_eq!(with_audience(status), ReviewOutcome::Decided(super::tests::user("a")));
+        let empty = json!({"authenticated": null, "user": {"extra": null}});
+        assert_eq!(with_audience(empty), ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated)));
+        assert_eq!(with_audience(json!({"user": null})), ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated)));
+        assert_eq!(with_audience(json!(null)), ReviewOutcome::Decided(Err(ReviewRefusal::Unauthenticated)));
     }
 
     fn with_audience(status: Value) -> ReviewOutcome {
