@@ -164,7 +164,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("admin", &["client", "dashboard", "listen", "metrics"]),
+    ("admin", &["client", "dashboard", "identity", "listen", "metrics"]),
     (
         "cli",
         &[

@@ -6,6 +6,7 @@
 //! | `/ready`   | 200 or 503, with a line for each condition that the process waits for; 503 during shutdown |
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format, or a refusal of [`MetricsAccess`] |
+//! | `/issued`  | what certificates this process has issued, with `?pods=1` also to which Pods; access as to the metrics |
 //! | `/dashboard/` | the page of [`crate::dashboard`] |
 //!
 //! Always holds: an answer that its client does not take within 10 s ends the connection; see [`Scrapes`] for metrics.
@@ -23,8 +24,10 @@ use std::{
     time::Duration,
 };
 
+use futures::stream;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::{
     body::{Bytes, Incoming},
     server::conn::http1,
@@ -38,10 +41,11 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::write_deadline::WriteDeadline;
 pub use self::{metrics_access::MetricsAccess, scrapes::Scrapes};
+use self::{metrics_access::MetricsRefusal, write_deadline::WriteDeadline};
 use crate::{
     dashboard::{self, AdminBody, Dashboard},
+    identity::IssuedLeaves,
     listen::accept,
 };
 
@@ -69,6 +73,8 @@ pub struct Admin {
     pub metrics_access: Option<MetricsAccess>,
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
     pub dashboard: Dashboard,
+    /// `None` if the process issues no certificates.
+    pub issued: Option<Arc<IssuedLeaves>>,
 }
 
 /// Accepts connections without end.
@@ -117,17 +123,18 @@ async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Re
             text(status, format!("{head}{lines}"))
         }
         "/metrics" => {
-            if let Some(access) = &admin.metrics_access
-                && !dashboard::is_port_forward(local, request.headers())
-                && let Err(refusal) = access.admit(request.headers()).await
-            {
-                return refusal.response();
+            if let Some(refusal) = refusal(admin, request, local).await {
+                return refusal;
             }
             match admin.scrapes.scrape().await {
                 Ok(metrics) => text(StatusCode::OK, metrics),
                 Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}\n")),
             }
         }
+        "/issued" => match refusal(admin, request, local).await {
+            Some(refusal) => refusal,
+            None => issued(admin, request.uri().query()),
+        },
         path if dashboard::serves(path) => {
             let readiness = || {
                 let Readiness { ready, waiting_for } = (admin.readiness)();
@@ -135,8 +142,39 @@ async fn answer(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Re
             };
             admin.dashboard.answer(request, local, readiness).await
         }
-        _ => text(StatusCode::NOT_FOUND, "try /live, /ready, /ping, /metrics or /dashboard/\n"),
+        _ => text(StatusCode::NOT_FOUND, "try /live, /ready, /ping, /metrics, /issued or /dashboard/\n"),
     }
+}
+
+/// Returns why a client may not read the metrics.
+async fn refusal(admin: &Admin, request: &Request<Incoming>, local: IpAddr) -> Option<Response<AdminBody>> {
+    let access = admin.metrics_access.as_ref().filter(|_| !dashboard::is_port_forward(local, request.headers()))?;
+    access.admit(request.headers()).await.err().map(MetricsRefusal::response)
+}
+
+fn issued(admin: &Admin, query: Option<&str>) -> Response<AdminBody> {
+    let Some(issued) = &admin.issued else {
+        return text(StatusCode::NOT_FOUND, "this process issues no certificates\n");
+    };
+    let body = match query {
+        None => issued.issuers().map(|issuers| Some(Full::from(issuers + "\n").boxed_unsync())),
+        Some("pods=1") => issued.pods().map(|pods| pods.map(|pods| streamed(pods.parts()))),
+        Some(_) => return text(StatusCode::BAD_REQUEST, "try /issued or /issued?pods=1\n"),
+    };
+    match body {
+        Ok(Some(body)) => {
+            let mut response = Response::new(body);
+            let json = header::HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+        Ok(None) => text(StatusCode::SERVICE_UNAVAILABLE, "another client is reading the list, retry later\n"),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the list: {error}\n")),
+    }
+}
+
+fn streamed(parts: impl Iterator<Item = String> + Send + 'static) -> AdminBody {
+    StreamBody::new(stream::iter(parts.map(|part| Ok(Frame::data(Bytes::from(part)))))).boxed_unsync()
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<AdminBody> {
@@ -190,7 +228,10 @@ mod tests {
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
         let dashboard = dashboard::testing::dashboard(None, DashboardAccess::Off);
         let scrapes = Scrapes::new(registry);
-        tokio::spawn(serve(listener, Arc::new(Admin { scrapes, metrics_access: None, readiness, dashboard })));
+        tokio::spawn(serve(
+            listener,
+            Arc::new(Admin { scrapes, metrics_access: None, readiness, dashboard, issued: None }),
+        ));
         address
     }
 
@@ -231,6 +272,13 @@ mod tests {
             let answer = scrape.await.unwrap();
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_issues_no_certificates_says_so() {
+        let address = started(Registry::new()).await;
+        let answer = get(address, "/issued").await;
+        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("issues no certificates"), "{answer}");
     }
 
     #[tokio::test]

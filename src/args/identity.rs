@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 use k8s_openapi::jiff::SignedDuration;
 
 use super::parse::positive_duration;
-use crate::identity::{IdentitySettings, IssuerFileNames, IssuerFiles};
+use crate::identity::{IdentitySettings, IssuerFileNames, IssuerFiles, RenewWithin, SHORTEST_RENEW_WITHIN};
 
 /// The flags of the identity service. The defaults are those of Linkerd's charts.
 #[derive(Clone, Debug, ClapArgs)]
@@ -59,6 +59,15 @@ pub struct IdentityArgs {
     )]
     pub identity_clock_skew_allowance: SignedDuration,
 
+    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more. They remain valid for longer
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_IDENTITY_RENEW_WITHIN",
+        value_name = "DURATION",
+        value_parser = renew_within
+    )]
+    pub identity_renew_within: Option<RenewWithin>,
+
     /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy. No client certificate is
     /// requested, so that a proxy whose certificate has expired can renew it
     #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_TLS", default_value_t = false)]
@@ -103,12 +112,17 @@ impl IdentityArgs {
             },
             issuance_lifetime: self.identity_issuance_lifetime,
             clock_skew_allowance: self.identity_clock_skew_allowance,
+            renew_within: self.identity_renew_within,
             max_token_reviews: self.identity_max_token_reviews.get(),
             allow_api_audience: self.identity_allow_api_audience,
             issued_events: self.identity_issued_events,
             tls: self.identity_tls,
         }
     }
+}
+
+pub(super) fn renew_within(text: &str) -> Result<RenewWithin, String> {
+    RenewWithin::new(signed_duration(text)?).ok_or_else(|| format!("it must be at least {SHORTEST_RENEW_WITHIN:#}"))
 }
 
 fn signed_duration(text: &str) -> Result<SignedDuration, String> {

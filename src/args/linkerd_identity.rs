@@ -8,13 +8,13 @@ use k8s_openapi::jiff::SignedDuration;
 use super::{
     containers::{ContainerFlags, address, invalid},
     exit::Exit,
-    identity::IssuerScheme,
+    identity::{IssuerScheme, renew_within},
     manager::ManagerArgs,
 };
 use crate::{
     drop_in::DropIn,
     go::{duration, flags::go_switch},
-    identity::check_names,
+    identity::{RenewWithin, check_names},
 };
 
 const QPS: f64 = 100.0;
@@ -73,6 +73,11 @@ pub(super) struct LinkerdIdentityArgs {
     /// Write Events about the certificates of ServiceAccounts; only in linkerd-operator
     #[arg(long, default_value_t = true)]
     issued_events: bool,
+
+    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more; they remain valid for longer. Only in
+    /// linkerd-operator
+    #[arg(long, value_name = "DURATION", value_parser = renew_within)]
+    renew_within: Option<RenewWithin>,
 
     /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy; only in linkerd-operator
     #[arg(long, default_value_t = false)]
@@ -141,6 +146,7 @@ impl ContainerFlags for LinkerdIdentityArgs {
         identity.identity_allow_api_audience = self.allow_api_audience;
         identity.identity_issued_events = self.issued_events;
         identity.identity_tls = self.tls;
+        identity.identity_renew_within = self.renew_within;
 
         manager.admin_addr = address("admin-addr", &self.admin_addr)?;
         manager.destination.identity_trust_domain = self.identity_trust_domain;
@@ -224,6 +230,16 @@ mod tests {
         assert_eq!(lifetime(""), (SignedDuration::from_hours(24), 0));
         let skew = with(&["-identity-clock-skew-allowance="]).unwrap().identity.identity_clock_skew_allowance;
         assert_eq!(skew, SignedDuration::from_secs(10));
+    }
+
+    #[test]
+    fn proxies_are_told_to_renew_within_a_minute_or_more_or_at_the_end() {
+        let within = |flags: &[&str]| with(flags).map(|settings| settings.identity.identity_renew_within);
+        assert_eq!(within(&[]), Ok(None));
+        assert_eq!(within(&["-renew-within=1h"]), Ok(RenewWithin::new(SignedDuration::from_hours(1))));
+        for refused in ["59s", "0s", "-1h", "soon"] {
+            assert!(within(&[&format!("-renew-within={refused}")]).is_err(), "{refused}");
+        }
     }
 
     #[test]

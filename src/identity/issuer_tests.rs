@@ -213,7 +213,7 @@ fn a_chain_is_sent_without_what_no_proxy_needs() {
     assert_eq!(shown(&[&sub, &top, &short]), Ok((2, A_DAY)), "an unrelated one that ends before the leaf");
     assert_eq!(shown(&[&sub, &expired, &top]), Ok((2, A_DAY)), "an expired one");
     refused(shown(&[&sub, &expired]), "no trust anchor signed it");
-    refused(shown(&[&sub]), "the missing intermediate certificate");
+    refused(shown(&[&sub]), "if an intermediate certificate is missing, add it");
     refused(seen(load(&pem_of(&[&top, &sub]), &sub.key.serialize_pem(), &root.pem)), "is not the key of the first");
     // In the order of the file.
     let middle = top.signs("middle", |_| {});

@@ -15,12 +15,11 @@ mod access;
 pub(crate) mod anchors;
 mod certificate;
 pub(crate) mod csr;
-#[cfg(test)]
-mod csr_tests;
 mod der;
 mod ecdsa;
 mod events;
 mod follow;
+mod issued;
 pub(crate) mod issuer;
 #[cfg(test)]
 mod issuer_tests;
@@ -42,17 +41,13 @@ pub(crate) mod validity;
 
 use std::{sync::Arc, time::Duration};
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use self::follow::{
-    FollowedIssuer,
-    files::{IssuerFileNames, IssuerFiles},
-};
 use self::{
     events::IdentityEvents,
     follow::IssuerFollower,
@@ -64,6 +59,14 @@ use self::{
     service::CertifyService,
     username::IdentityDomain,
     validity::LeafLifetime,
+};
+pub use self::{
+    follow::{
+        FollowedIssuer,
+        files::{IssuerFileNames, IssuerFiles},
+    },
+    issued::IssuedLeaves,
+    validity::{RenewWithin, SHORTEST_RENEW_WITHIN},
 };
 use crate::{events::Events, retry::ReportRate, tasks::Tasks};
 
@@ -88,6 +91,8 @@ pub struct IdentitySettings {
     pub files: IssuerFiles,
     /// How long certificates are valid; zero is a year, as in Linkerd.
     pub issuance_lifetime: SignedDuration,
+    /// When proxies are told to renew.
+    pub renew_within: Option<RenewWithin>,
     /// By how much the clocks of proxies may differ; zero is 10 s, as in Linkerd.
     pub clock_skew_allowance: SignedDuration,
     /// The maximum number of TokenReviews at the same time.
@@ -108,7 +113,14 @@ pub fn check_names(controller_namespace: &str, trust_domain: &str) -> Result<(),
     IdentityDomain::new(controller_namespace, trust_domain).map(drop)
 }
 
-/// Starts the service. Returns its issuer, for `/ready`.
+/// What the admin server shows of the service.
+#[derive(Clone)]
+pub struct ShownIdentity {
+    pub issuer: Arc<FollowedIssuer>,
+    pub issued: Arc<IssuedLeaves>,
+}
+
+/// Starts the service.
 ///
 /// # Errors
 /// When a metric is registered already, or a name is not valid.
@@ -118,7 +130,7 @@ pub fn spawn(
     stop: CancellationToken,
     servers: &mut Tasks,
     readers: &mut Tasks,
-) -> anyhow::Result<Arc<FollowedIssuer>> {
+) -> anyhow::Result<ShownIdentity> {
     let domain =
         IdentityDomain::new(&settings.controller_namespace, &settings.trust_domain).map_err(anyhow::Error::msg)?;
     let metrics = IdentityMetrics::register(deps.registry)?;
@@ -141,9 +153,12 @@ pub fn spawn(
         }
         false => None,
     };
+    let issued = IssuedLeaves::new(Timestamp::now());
     let service = CertifyService {
         domain,
         lifetime,
+        renew_within: settings.renew_within,
+        issued: Arc::clone(&issued),
         followed: Arc::clone(&followed),
         reviewer,
         rates: Mutex::new(IssuanceRates::default()),
@@ -153,5 +168,5 @@ pub fn spawn(
         expired: ReportRate::new(service::REPORTS),
     };
     servers.spawn("identity", IdentityServer::new(service, tls, deps.connections).serve(deps.listener, stop));
-    Ok(followed)
+    Ok(ShownIdentity { issuer: followed, issued })
 }

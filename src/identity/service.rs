@@ -16,6 +16,7 @@ use super::{
     csr::SigningRequest,
     events::IdentityEvents,
     follow::{FollowedIssuer, LoadedIssuer},
+    issued::IssuedLeaves,
     issuer::Leaf,
     metrics::IdentityMetrics,
     possession::ProvenRequests,
@@ -23,7 +24,7 @@ use super::{
     refusal::CertifyRefusal,
     review::{AUDIENCE, ReviewRefusal, ReviewedToken, Reviewer},
     username::IdentityDomain,
-    validity::LeafLifetime,
+    validity::{LeafLifetime, RenewWithin},
 };
 use crate::{
     api::LONGEST_NAME,
@@ -40,6 +41,8 @@ const LONGEST_TOKEN: usize = 32 << 10;
 pub(super) struct CertifyService {
     pub(super) domain: IdentityDomain,
     pub(super) lifetime: LeafLifetime,
+    pub(super) renew_within: Option<RenewWithin>,
+    pub(super) issued: Arc<IssuedLeaves>,
     pub(super) followed: Arc<FollowedIssuer>,
     pub(super) reviewer: Reviewer,
     pub(super) rates: Mutex<IssuanceRates>,
@@ -114,8 +117,12 @@ impl CertifyService {
         self.verify_possession(&signing_request)?;
         let now = Timestamp::now();
         let leaf = loaded.issuer.issue(&signing_request, &identity, self.lifetime.at(now), rand::random())?;
-        self.issued(&loaded, &leaf, &identity, reviewed, client, now);
-        Ok(response(leaf, &loaded))
+        self.report_issued(&loaded, &leaf, &identity, reviewed, client, now);
+        let valid_until = match self.renew_within {
+            Some(within) => within.valid_until(leaf.not_after, now, rand::random()),
+            None => leaf.not_after,
+        };
+        Ok(response(leaf, valid_until, &loaded))
     }
 
     /// Linkerd verifies the chain of the issuer in each call. Here only its end can have changed since it was loaded.
@@ -143,7 +150,7 @@ impl CertifyService {
         Ok(())
     }
 
-    fn issued(
+    fn report_issued(
         &self,
         loaded: &LoadedIssuer,
         leaf: &Leaf,
@@ -153,6 +160,7 @@ impl CertifyService {
         now: Timestamp,
     ) {
         self.metrics.issued(&loaded.issuer, leaf, now);
+        self.issued.add(&loaded.issuer, token.pod.as_ref(), leaf.not_after, now);
         self.events.leaf_issued(identity, token, leaf, now);
         let pod = token.pod.as_ref();
         info!(
@@ -166,8 +174,8 @@ impl CertifyService {
     }
 }
 
-fn response(leaf: Leaf, loaded: &LoadedIssuer) -> CertifyResponse {
-    let valid_until = prost_types::Timestamp { seconds: leaf.not_after.as_second(), nanos: 0 };
+fn response(leaf: Leaf, valid_until: Timestamp, loaded: &LoadedIssuer) -> CertifyResponse {
+    let valid_until = prost_types::Timestamp { seconds: valid_until.as_second(), nanos: 0 };
     CertifyResponse {
         leaf_certificate: leaf.der,
         intermediate_certificates: loaded.issuer.chain().to_vec(),
@@ -273,6 +281,8 @@ mod tests {
         CertifyService {
             domain: domain(),
             lifetime: LeafLifetime::new(SignedDuration::from_hours(24), SignedDuration::from_secs(20)),
+            renew_within: None,
+            issued: IssuedLeaves::new(Timestamp::now()),
             followed,
             reviewer: Reviewer::new(&client, 10, false, &metrics),
             rates: Mutex::default(),

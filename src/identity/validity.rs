@@ -14,6 +14,15 @@ const DEFAULT_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 /// The first second of the year 0.
 const FIRST_SECOND: i64 = -62_167_219_200;
 
+/// The shortest time within which proxies may be told to renew: each proxy makes a call in about two thirds of it.
+pub const SHORTEST_RENEW_WITHIN: SignedDuration = SignedDuration::from_mins(1);
+
+/// Within which time proxies are told to renew a leaf that is valid for longer. A proxy renews after 70 % of the time until
+/// the end that the answer names, and reads this end for nothing else but a metric. So an outage of the identity service
+/// is survived for as long as without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RenewWithin(SignedDuration);
+
 /// How long leaves are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeafLifetime {
@@ -27,6 +36,22 @@ pub(crate) struct Validity {
     pub(super) now: Timestamp,
     pub(super) not_before: Timestamp,
     pub(super) not_after: Timestamp,
+}
+
+// === impl RenewWithin ===
+
+impl RenewWithin {
+    /// `None` if it is shorter than [`SHORTEST_RENEW_WITHIN`].
+    pub fn new(within: SignedDuration) -> Option<Self> {
+        (within >= SHORTEST_RENEW_WITHIN).then_some(Self(within))
+    }
+
+    /// Returns the end that the answer names: up to 5 % earlier, so that proxies that started together do not renew
+    /// together. `random` is from 0 to 1.
+    pub(super) fn valid_until(self, not_after: Timestamp, now: Timestamp, random: f64) -> Timestamp {
+        let earlier = SignedDuration::try_from_secs_f64(self.0.as_secs_f64() / 20.0 * random).unwrap_or_default();
+        not_after.min(moved(now, self.0.saturating_sub(earlier)))
+    }
 }
 
 // === impl LeafLifetime ===
@@ -89,6 +114,19 @@ mod tests {
         assert_eq!(day, ["2026-11-28T01:59:40Z", "2026-11-29T02:00:20Z"]);
         let before_1970 = validity(10, 1, "1960-01-01T00:00:00.5Z");
         assert_eq!(before_1970, ["1959-12-31T23:59:59Z", "1960-01-01T00:00:11Z"]);
+    }
+
+    #[test]
+    fn proxies_are_told_to_renew_up_to_a_twentieth_earlier_and_not_after_the_end_of_the_leaf() {
+        let now = time("2026-11-28T02:00:00Z");
+        let hour = RenewWithin::new(SignedDuration::from_hours(1)).unwrap();
+        let until = |not_after: &str, random| hour.valid_until(time(not_after), now, random).to_string();
+        assert_eq!(until("2026-11-29T02:00:20Z", 0.0), "2026-11-28T03:00:00Z");
+        assert_eq!(until("2026-11-29T02:00:20Z", 1.0), "2026-11-28T02:57:00Z");
+        assert_eq!(until("2026-11-28T02:30:00Z", 0.5), "2026-11-28T02:30:00Z");
+        let longest = RenewWithin::new(SignedDuration::MAX).unwrap();
+        assert_eq!(longest.valid_until(time("2026-11-29T02:00:20Z"), now, 0.5), time("2026-11-29T02:00:20Z"));
+        assert_eq!(RenewWithin::new(SignedDuration::from_secs(59)), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     destination::{self, DestinationObserver, LinksObserver, Multicluster},
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
-    identity::{self, FollowedIssuer},
+    identity::{self, ShownIdentity},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
     proxy_injector::{self, InjectorObserver},
@@ -193,12 +193,12 @@ impl Parts {
     }
 }
 
-/// Starts the identity service, which reads no watched object. Returns its issuer.
+/// Starts the identity service, which reads no watched object.
 pub(super) fn start_identity(
     parts: &Parts,
     listener: Option<TcpListener>,
     process: &mut Process,
-) -> anyhow::Result<Option<Arc<FollowedIssuer>>> {
+) -> anyhow::Result<Option<ShownIdentity>> {
     let Some(listener) = listener else { return Ok(None) };
     let args = &parts.args;
     let deps = identity::IdentityDeps {
@@ -210,10 +210,10 @@ pub(super) fn start_identity(
     };
     let settings = args.identity.settings(&args.controller_namespace, &args.destination.identity_trust_domain);
     let stop = process.stop.clone();
-    let issuer = identity::spawn(deps, settings, stop, &mut process.certifiers, &mut process.readers)?;
-    let followed = Arc::clone(&issuer);
+    let identity = identity::spawn(deps, settings, stop, &mut process.certifiers, &mut process.readers)?;
+    let followed = Arc::clone(&identity.issuer);
     process.check(move || Wait::of(followed.problem(), followed.is_ready()));
-    Ok(Some(issuer))
+    Ok(Some(identity))
 }
 
 /// Returns what `/ready` says about a watch.

@@ -92,7 +92,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let own_destination = listeners.destination.as_ref().map(TcpListener::local_addr).transpose()?;
 
     let multicluster = observers.start_destination(&parts, listeners.destination, &mut process)?;
-    let issuer = jobs::start_identity(&parts, listeners.identity, &mut process)?;
+    let identity = jobs::start_identity(&parts, listeners.identity, &mut process)?;
     let injector = observers.start_proxy_injector(&parts, &mut process)?;
     let certificate = webhooks::start(&parts, injector, listeners.webhook, &mut elections, &mut process)?;
     observers.start_external_workload(&parts, &mut elections, &mut process)?;
@@ -112,7 +112,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         cluster: parts.cluster.clone(),
         multicluster,
         certificate,
-        issuer,
+        issuer: identity.as_ref().map(|shown| Arc::clone(&shown.issuer)),
         destination: own_destination.map(dashboard::own_address),
         leases: elections.leases,
     };
@@ -122,6 +122,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         metrics_access: parts.args.metrics_authentication.then(|| MetricsAccess::new(&parts.client)),
         readiness: process.readiness(),
         scrapes: Scrapes::new(parts.registry.clone()),
+        issued: identity.map(|shown| shown.issued),
     };
     process.readers.spawn("admin", admin::serve(listeners.admin, Arc::new(admin)));
     // The last handle to the queue of Events, besides those of the jobs.

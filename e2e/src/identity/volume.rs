@@ -13,7 +13,10 @@ use std::{
 use anyhow::Result;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    PublicKeyData,
 };
+
+use crate::archive::digest;
 
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
@@ -80,6 +83,11 @@ impl MeshAuthority {
 
     pub fn der(&self) -> &[u8] {
         self.0.der()
+    }
+
+    /// The SHA-256 of the public key, as `openssl pkey -pubout -outform der | sha256sum` prints it.
+    pub fn key_id(&self) -> String {
+        digest(&PublicKeyData::subject_public_key_info(self.0.key()))
     }
 
     pub fn pem(&self) -> String {

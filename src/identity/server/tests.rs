@@ -3,7 +3,7 @@ use std::{convert::Infallible, fs};
 use bytes::{BufMut, BytesMut};
 use http::Request;
 use http_body_util::BodyExt;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::{Client, client::Body as ApiBody};
 use parking_lot::Mutex;
 use prometheus::Registry;
@@ -19,8 +19,8 @@ use tower::service_fn;
 use super::*;
 use crate::{
     identity::{
-        self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuerFileNames, IssuerFiles, events::IdentityEvents,
-        review::Reviewer, username::IdentityDomain, validity::LeafLifetime,
+        self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuedLeaves, IssuerFileNames, IssuerFiles,
+        events::IdentityEvents, review::Reviewer, username::IdentityDomain, validity::LeafLifetime,
     },
     proto::identity::CertifyRequest,
     retry::ReportRate,
@@ -98,6 +98,7 @@ impl Serving {
             },
             issuance_lifetime: SignedDuration::from_hours(24),
             clock_skew_allowance: SignedDuration::from_secs(20),
+            renew_within: None,
             max_token_reviews: 10,
             allow_api_audience: false,
             issued_events: true,
@@ -105,7 +106,8 @@ impl Serving {
         };
         let client = api_server();
         let deps = IdentityDeps { client: &client, registry: &registry, events: None, listener, connections: 100 };
-        let followed = identity::spawn(deps, settings, stop.clone(), &mut servers, &mut readers).unwrap();
+        let shown = identity::spawn(deps, settings, stop.clone(), &mut servers, &mut readers).unwrap();
+        let followed = shown.issuer;
         let issuer = issuer.der().to_vec();
         let serving =
             Self { address, root, issuer, followed, registry, stop, servers, _readers: readers, _folder: folder };
@@ -211,6 +213,8 @@ fn waiting_server() -> Arc<IdentityServer> {
     let service = CertifyService {
         domain: IdentityDomain::new("linkerd", "cluster.local").unwrap(),
         lifetime: LeafLifetime::new(SignedDuration::ZERO, SignedDuration::ZERO),
+        renew_within: None,
+        issued: IssuedLeaves::new(Timestamp::now()),
         followed: FollowedIssuer::new(),
         reviewer: Reviewer::new(&api_server(), 1, false, &metrics),
         rates: Mutex::default(),

@@ -9,11 +9,14 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Rig, Signal, eventually,
+    Rig, Signal,
+    archive::digest,
+    eventually,
     identity::{IdentityOptions, IdentityProcess, MeshAuthority},
     mesh::SOON,
 };
 use hyper::StatusCode;
+use k8s_openapi::jiff::Timestamp;
 use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::{
@@ -22,6 +25,7 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use serde_json::{Value, json};
 use tonic::{Code, Status, transport::Endpoint};
 
 pub(crate) const AUDIENCE: &str = "identity.l5d.io";
@@ -207,4 +211,58 @@ async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted(
         Ok(())
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_issuer_in_use_and_the_last_certificate_of_each_pod_are_shown() -> Result<()> {
+    let identity = IdentityReplica::start().await?;
+    let (_, none) = identity.server.get("/issued?pods=1").await?;
+    let none: Value = serde_json::from_str(&none)?;
+    assert_eq!((&none["issuers"], &none["pods"]), (&json!([]), &json!({})));
+
+    let root = MeshAuthority::root("root")?;
+    let [first, second] = [root.signs("first")?, root.signs("second")?];
+    identity.server.roots.put_roots(&[&root])?;
+    identity.server.issuer.put_issuer(&first)?;
+    identity.server.shows(StatusCode::OK).await?;
+    let mut pods = Vec::new();
+    for pod in ["web-1", "web-2"] {
+        let account = "--overrides={\"spec\": {\"serviceAccountName\": \"web\"}}";
+        identity.control_plane.kubectl(&["-n=emojivoto", "run", pod, "--image=web", account]).await?;
+        let bound = format!("--bound-object-name={pod}");
+        let audience = format!("--audience={AUDIENCE}");
+        let token = ["-n=emojivoto", "create", "token", "web", "--bound-object-kind=Pod", &bound, &audience];
+        let token = identity.control_plane.kubectl(&token).await?.trim().to_owned();
+        let uid = ["-n=emojivoto", "get", "pod", pod, "-o=jsonpath={.metadata.uid}"];
+        let uid = identity.control_plane.kubectl(&uid).await?;
+        let end = end(&identity.certify(WEB, &token).await?)?;
+        pods.push((uid, token, end));
+    }
+    identity.server.issuer.put_issuer(&second)?;
+    let renewed = eventually(SOON, "the new issuer to sign", async || {
+        let answer = identity.certify(WEB, &pods[1].1).await?;
+        ensure!(answer.intermediate_certificates[0] == second.der(), "another issuer signs");
+        end(&answer)
+    })
+    .await?;
+
+    let (status, shown) = identity.server.get("/issued?pods=1").await?;
+    let shown: Value = serde_json::from_str(&shown)?;
+    let leaf = |issuer: &MeshAuthority, end: &str| json!({"keyId": issuer.key_id(), "notAfter": end});
+    let expected = json!({pods[0].0.clone(): leaf(&first, &pods[0].2), pods[1].0.clone(): leaf(&second, &renewed)});
+    assert_eq!((status, &shown["pods"]), (StatusCode::OK, &expected), "{shown}");
+    let (_, issuers) = identity.server.get("/issued").await?;
+    let issuers: Value = serde_json::from_str(&issuers)?;
+    assert_eq!((&issuers["issuers"], issuers.get("pods")), (&shown["issuers"], None));
+    for (number, issuer) in [&first, &second].into_iter().enumerate() {
+        let shown = &shown["issuers"][number];
+        assert_eq!((&shown["keyId"], &shown["roots"]), (&json!(issuer.key_id()), &json!([digest(root.der())])));
+    }
+    Ok(())
+}
+
+/// Returns the end of a certificate as Kubernetes writes a time.
+fn end(answer: &CertifyResponse) -> Result<String> {
+    let seconds = answer.valid_until.context("an answer without an end")?.seconds;
+    Ok(Timestamp::from_second(seconds)?.to_string())
 }

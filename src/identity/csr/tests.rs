@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ED25519, SanType};
 
-use super::{
-    csr::{CsrProblem, LONGEST_REQUEST, SigningRequest},
+use super::{CsrProblem, LONGEST_REQUEST, SigningRequest};
+use crate::identity::{
     der::{self as tag, DerWriter},
     testing::{WEB, der, fixture, request},
 };

@@ -346,3 +346,6 @@ impl RequestedNames {
         Ok(found)
     }
 }
+
+#[cfg(test)]
+mod tests;
