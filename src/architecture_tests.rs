@@ -42,7 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("metrics", &["contain", "memory", "version"]),
     ("grpc_metrics", &[]),
     ("response_limit", &[]),
-    ("client", &["response_limit", "text"]),
+    ("client", &["response_limit", "retry", "text"]),
     ("write", &["client"]),
     ("queue", &["api"]),
     ("cluster", &["api", "client", "contain", "go", "response_limit", "memory", "retry", "tasks", "text"]),

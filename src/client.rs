@@ -13,6 +13,7 @@ mod proxy;
 mod resource;
 mod token_file;
 mod url;
+mod watched;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -36,8 +37,11 @@ use prometheus::{
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service, util::MapRequestLayer};
 
-pub use self::describe::describe;
 use self::{describe::ClientOrigin, proxy::ProxyEnvironment, resource::resource, token_file::TokenFile};
+pub use self::{
+    describe::describe,
+    watched::{watch_one, watched},
+};
 use crate::response_limit::ResponseLimitLayer;
 
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.

@@ -95,6 +95,12 @@ const MANIFESTS: &[Generated] = &[
     ),
     generated("components/identity/identity_role", "rbac/identity", "$.Values.jobs.identity.enabled", IDENTITY),
     generated(
+        "components/identity/watch/watch_role",
+        "rbac/identity_watch",
+        "and $.Values.jobs.identity.enabled $.Values.jobs.identity.watch",
+        IDENTITY,
+    ),
+    generated(
         "components/metrics-authentication/authentication_role",
         "rbac/metrics_authentication",
         AUTHENTICATION,

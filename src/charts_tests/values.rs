@@ -11,7 +11,7 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 23] = [
+const SET_BY_THE_CHART: [&str; 25] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
@@ -27,6 +27,8 @@ const SET_BY_THE_CHART: [&str; 23] = [
     "identity-issuer",
     "identity-tls",
     "identity-trust-roots",
+    "identity-trust-state",
+    "identity-watch",
     "kubeconfig",
     "leader-election-identity",
     "metrics-authentication",
@@ -228,7 +230,7 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
         .to_owned();
     for chart in CHARTS {
         let schema = schema(chart);
-        writeln!(page, "\n## {chart}\n\n| key | type | default | description |\n|---|---|---|---|").unwrap();
+        writeln!(page, "\n## {chart}\n").unwrap();
         for Leaf { key, schema } in leaves(&schema, "") {
             let default = serde_json::to_string(&schema["default"]).unwrap();
             let one_of = schema["enum"].as_sequence().into_iter().flatten().filter_map(Value::as_str);
@@ -238,7 +240,8 @@ fn the_page_of_the_charts_is_generated_from_the_schemas() {
                 _ if !one_of.is_empty() => one_of.join(" or "),
                 kind => kind.as_str().unwrap().replace("array", "list"),
             };
-            writeln!(page, "| `{key}` | {kind} | `{default}` | {} |", text(&schema, "description")).unwrap();
+            let item = format!("`{key}` ({kind}; default `{default}`): {}", text(&schema, "description"));
+            page.push_str(&wrapped(&item, "  ").replacen("  ", "- ", 1));
         }
     }
     let keys: Vec<_> = settings().keys().map(|name| format!("`{}`", name.as_str().unwrap())).collect();
@@ -255,7 +258,14 @@ fn the_trust_domain_and_the_flags_of_the_identity_service_that_its_pod_does_not_
     {
         assert!(settings.contains_key(name), "{name}");
     }
-    for name in ["enable-identity", "identity-addr", "identity-issuer", "identity-tls", "identity-trust-roots"] {
+    for name in [
+        "enable-identity",
+        "identity-addr",
+        "identity-issuer",
+        "identity-tls",
+        "identity-trust-roots",
+        "identity-watch",
+    ] {
         assert!(!settings.contains_key(name), "{name}");
     }
 }

@@ -64,6 +64,7 @@ pub enum Reason {
     IssuedLeafCertificate,
     IssuerUpdated,
     IssuerUpdateSkipped,
+    IssuerHeld,
     IssuerValidationFailed,
     IssuerExpiresSoon,
     IssuerIsTrustAnchor,
@@ -108,6 +109,7 @@ impl Reason {
             Self::IssuedLeafCertificate => Reporter::IdentityLeaf,
             Self::IssuerUpdated
             | Self::IssuerUpdateSkipped
+            | Self::IssuerHeld
             | Self::IssuerValidationFailed
             | Self::IssuerExpiresSoon
             | Self::IssuerIsTrustAnchor
@@ -141,6 +143,7 @@ impl Reason {
             | Self::WebhookCertificateFailed
             | Self::WebhookBundleContested
             | Self::IssuerUpdateSkipped
+            | Self::IssuerHeld
             | Self::IssuerValidationFailed
             | Self::IssuerExpiresSoon
             | Self::IssuerIsTrustAnchor

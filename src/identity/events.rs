@@ -61,6 +61,10 @@ impl IdentityEvents {
         self.about_issuer(Reason::IssuerUpdateSkipped, note);
     }
 
+    pub(super) fn issuer_held(&self, note: &str) {
+        self.about_issuer(Reason::IssuerHeld, note.to_owned());
+    }
+
     pub(super) fn issuer_validation_failed(&self, why: &str, identity: &str) {
         self.about_issuer(Reason::IssuerValidationFailed, format!("{why} - CSR Identity : {identity}"));
     }

@@ -40,6 +40,7 @@ pub(super) enum Reload {
     Loaded,
     Unchanged,
     Invalid,
+    Held,
 }
 
 /// The result of a review of a token, as a metric label.
@@ -87,6 +88,8 @@ pub(super) struct IdentityMetrics {
     reloads: IntCounterVec,
     reloaded: Gauge,
     differs: IntGauge,
+    held: IntGauge,
+    held_expires: IntGauge,
     lifetime: Histogram,
     clamped: IntCounter,
     issued: IntCounterVec,
@@ -153,7 +156,17 @@ impl IdentityMetrics {
             )?,
             differs: register_int_gauge_with_registry!(
                 "linkerd_operator_identity_issuer_differs_from_files",
-                "1 if the issuer in use is not that of the files, because those cannot be used; else 0",
+                "1 if the issuer in use is not that of the files, because those cannot be used or are held; else 0",
+                registry
+            )?,
+            held: register_int_gauge_with_registry!(
+                "linkerd_operator_identity_issuer_held",
+                "1 if a new issuer is held because not all proxies trust its root; else 0",
+                registry
+            )?,
+            held_expires: register_int_gauge_with_registry!(
+                "linkerd_operator_identity_issuer_held_expires",
+                "1 if also less than two lifetimes of certificates are left for the issuer in use; else 0",
                 registry
             )?,
             lifetime: register_histogram_with_registry!(
@@ -230,6 +243,12 @@ impl IdentityMetrics {
 
     pub(super) fn differs(&self, differs: bool) {
         self.differs.set(differs.into());
+    }
+
+    /// Records whether a new issuer is held, and whether the one in use also ends soon.
+    pub(super) fn held(&self, is_held: bool, is_urgent: bool) {
+        self.held.set(is_held.into());
+        self.held_expires.set(is_urgent.into());
     }
 
     /// Records the issuer and the trust anchors that are used from now on.

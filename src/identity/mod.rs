@@ -4,7 +4,7 @@
 //! all three, and signs a certificate, the leaf, with the key of the issuer.
 //!
 //! ```text
-//! files ──▶ anchors, issuer: what is trusted, the key, the chain that is sent
+//! files or objects ──▶ anchors, issuer: what is trusted, the key, the chain that is sent
 //! call  ──▶ csr: parse, check_name ──▶ TokenReview ──▶ username ──▶ rates ──▶ possession ──▶ issuer: issue ──▶ leaf
 //! ```
 //!
@@ -39,7 +39,7 @@ mod testing;
 pub(crate) mod username;
 pub(crate) mod validity;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
@@ -50,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     events::IdentityEvents,
-    follow::IssuerFollower,
+    follow::{IssuerFollower, IssuerSource, objects::IssuerObjects, trust_state::TrustGuard},
     metrics::IdentityMetrics,
     possession::ProvenRequests,
     rates::IssuanceRates,
@@ -89,6 +89,10 @@ pub struct IdentitySettings {
     pub controller_namespace: String,
     pub trust_domain: String,
     pub files: IssuerFiles,
+    /// Whether the Secret and the ConfigMap are watched, in place of the files.
+    pub watches_objects: bool,
+    /// The file with the roots that all proxies trust, without which no new issuer is held.
+    pub trust_state: Option<PathBuf>,
     /// How long certificates are valid; zero is a year, as in Linkerd.
     pub issuance_lifetime: SignedDuration,
     /// When proxies are told to renew.
@@ -136,14 +140,23 @@ pub fn spawn(
     let metrics = IdentityMetrics::register(deps.registry)?;
     let events = IdentityEvents::new(deps.events, &settings.controller_namespace, settings.issued_events);
     let followed = FollowedIssuer::new();
-    let follower = IssuerFollower::new(settings.files, domain.clone(), &followed, &metrics, events.clone());
+    let source = match settings.watches_objects {
+        true => {
+            let objects = IssuerObjects::new(&settings.controller_namespace, settings.files.names);
+            readers.spawn("identity-objects", objects.watch(deps.client, &settings.controller_namespace));
+            IssuerSource::Objects(objects)
+        }
+        false => IssuerSource::Files(settings.files),
+    };
+    let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
+    let guard = settings.trust_state.map(|path| TrustGuard::new(path, lifetime));
+    let follower = IssuerFollower::new(source, domain.clone(), &followed, &metrics, events.clone()).guarded_by(guard);
     let access = access::warn_unless_permitted(deps.client.clone());
     // It has a handle to the queue of Events, which ends when the last one is dropped.
     let follow = async { _ = tokio::join!(follower.follow(), access) };
     let stopped = stop.clone();
     servers.spawn("identity-issuer", async move { _ = stopped.run_until_cancelled(follow).await });
     let reviewer = Reviewer::new(deps.client, settings.max_token_reviews, settings.allow_api_audience, &metrics);
-    let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
     let tls = match settings.tls {
         true => {
             let certificate = Arc::<OwnCertificate>::default();

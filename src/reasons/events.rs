@@ -256,6 +256,12 @@ const IDENTITY: &[ReasonEntry] = &[
         "Correct what the note names, in the Secret of the issuer or in the trust anchors.",
     ),
     entry(
+        "IssuerHeld",
+        WARNING,
+        "Not all proxies trust the root of the new issuer, so the last issuer stays in use.",
+        "Restart the Pods whose proxies do not trust it.",
+    ),
+    entry(
         "IssuerValidationFailed",
         WARNING,
         "The issuer has expired, so a proxy received no certificate.",

@@ -30,7 +30,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    follow::watched,
     issue,
     metrics::CertificateMetrics,
     plan::{NextStep, Observation, Plan},
@@ -40,6 +39,7 @@ use super::{
 };
 use crate::{
     api::{FIELD_MANAGER, MANAGED_CERTIFICATE_LABEL, NamespacedName},
+    client::watched,
     contain::{Panicked, Work, contain_future},
     events::{Events, Notice, Reason, object_reference},
     lease::{Fence, Leadership},
@@ -147,7 +147,7 @@ impl CertificateController {
 
     /// Begins a pass with each change of the Secret and of the configurations.
     async fn watch(&self, changed: &Notify) {
-        fn notify<K>(changed: &Notify) -> impl FnMut(Result<Event<K>, String>) {
+        fn notify<K>(changed: &Notify) -> impl FnMut(Result<Event<K>, watcher::Error>) {
             |event| {
                 // Reads fail for the same reason as a watch, and report it.
                 if event.is_ok() {

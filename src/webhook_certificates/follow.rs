@@ -3,31 +3,20 @@
 //! In: a watch of one Secret. Out: the [`ServingCertificate`] in use, or the reason why the replica has no certificate.
 //! Always holds: a Secret that is deleted or cannot be used leaves the pair in use; a watch that fails is retried without limit.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, Client, Resource,
-    runtime::watcher::{self, Event, watcher},
-};
+use kube::{Api, Client};
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::secret::{LEAF, LEAF_KEY, value};
 use crate::{
     api::NamespacedName,
+    client::{describe, watch_one},
     contain::{Work, contain},
-    retry::backoff,
     webhook::ServingCertificate,
 };
-
-/// The timeout of a watch in seconds, after which it is resumed.
-const WATCH_SECONDS: u32 = 60;
-/// Without a failure for this time, a watch counts as healthy again.
-const HEALTHY: Duration = Duration::from_secs(120);
 
 /// Whether this replica has a certificate.
 #[derive(Clone)]
@@ -75,31 +64,23 @@ impl FollowedSecret {
 
     /// Follows the Secret, forever.
     pub(super) async fn follow(self, client: Client) {
-        let api: Api<Secret> = Api::namespaced(client, &self.0.key.namespace);
-        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.0.key.name));
-        let mut is_listed = false;
-        watched(api, config, |event| match event {
-            Ok(Event::Init) => is_listed = false,
-            Ok(Event::InitApply(secret) | Event::Apply(secret)) => {
-                is_listed = true;
+        let key = self.0.key.clone();
+        let api = Api::<Secret>::namespaced(client, &key.namespace);
+        watch_one(api, &key.name, |seen| match seen {
+            Ok(Some(secret)) => {
                 self.works();
                 self.use_pair(&secret);
             }
-            Ok(Event::InitDone) => {
+            Ok(None) => {
                 self.works();
-                if !is_listed {
-                    self.lacks("it does not exist".to_owned());
-                }
-            }
-            Ok(Event::Delete(_)) => {
-                self.works();
-                self.lacks("it was deleted".to_owned());
+                self.lacks("it does not exist".to_owned());
             }
             Err(error) => {
+                let error = describe(&error);
                 let problem = Some(format!("it cannot be watched: {error}"));
                 let mut problems = self.0.problems.lock();
                 if problems.watch != problem {
-                    warn!(secret = %self.0.key, %error, "could not watch the Secret of the webhooks, retrying");
+                    warn!(secret = %self.0.key, error, "could not watch the Secret of the webhooks, retrying");
                     problems.watch = problem;
                 }
             }
@@ -134,32 +115,6 @@ impl FollowedSecret {
             warn!(secret = %self.0.key, why, "the Secret has no usable certificate, keeping the last one if there is one");
             problems.content = Some(why);
         }
-    }
-}
-
-/// Watches objects, forever. Each failure is passed on as a text, and followed by a new list.
-pub(super) async fn watched<K>(api: Api<K>, config: watcher::Config, mut seen: impl FnMut(Result<Event<K>, String>))
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
-{
-    let config = config.timeout(WATCH_SECONDS);
-    let (mut failures, mut last) = (0_u32, None::<Instant>);
-    loop {
-        let mut events = Box::pin(watcher(api.clone(), config.clone()));
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => seen(Ok(event)),
-                Err(error) => {
-                    seen(Err(crate::client::describe(&error)));
-                    break;
-                }
-            }
-        }
-        if last.replace(Instant::now()).is_some_and(|last| last.elapsed() > HEALTHY) {
-            failures = 0;
-        }
-        sleep(backoff(failures, Duration::from_millis(200), Duration::from_secs(10))).await;
-        failures = failures.saturating_add(1);
     }
 }
 

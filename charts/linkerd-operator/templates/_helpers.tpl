@@ -149,6 +149,9 @@ authorization:
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_IDENTITY" "true" }}
 {{- $_ := set $variables "LINKERD_OPERATOR_IDENTITY_ADDR" "[::]:8080" }}
 {{- $_ := set $variables "LINKERD_OPERATOR_IDENTITY_TLS" "true" }}
+{{- if $jobs.identity.watch }}
+{{- $_ := set $variables "LINKERD_OPERATOR_IDENTITY_WATCH" "true" }}
+{{- end }}
 {{- else if $values.metrics.authentication }}
 {{- $_ := set $variables "LINKERD_OPERATOR_METRICS_AUTHENTICATION" "true" }}
 {{- end }}

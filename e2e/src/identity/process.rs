@@ -40,6 +40,8 @@ pub struct IdentityProcess {
     pub admin: SocketAddr,
     pub issuer: Volume,
     pub roots: Volume,
+    /// It has no `state.json` at first.
+    pub trust_state: Volume,
     arguments: Vec<String>,
     log: PathBuf,
     memory_limit: Option<u64>,
@@ -63,6 +65,7 @@ impl IdentityProcess {
     /// Fails if the process does not start.
     pub fn start(folder: &Path, kubeconfig: &Path, options: IdentityOptions) -> Result<Self> {
         let (issuer, roots) = (Volume::new(folder.join("issuer"))?, Volume::new(folder.join("roots"))?);
+        let trust_state = Volume::new(folder.join("trust-state"))?;
         let (address, admin) = (loopback()?, loopback()?);
         let log = folder.join("identity.log");
         // The flags of Linkerd's chart, and those of this process.
@@ -77,11 +80,12 @@ impl IdentityProcess {
             format!("-admin-addr={admin}"),
             format!("-issuer={}", issuer.0.display()),
             format!("--trust-roots={}", roots.0.display()),
+            format!("--trust-state={}/state.json", trust_state.0.display()),
         ];
         let arguments: Vec<_> = chart.split_whitespace().map(str::to_owned).chain(own).collect();
         let process = spawn(&arguments, &log, options.memory_limit)?;
         let memory_limit = options.memory_limit;
-        Ok(Self { process, address, admin, issuer, roots, arguments, log, memory_limit })
+        Ok(Self { process, address, admin, issuer, roots, trust_state, arguments, log, memory_limit })
     }
 
     /// Sends SIGKILL, as when the node dies.

@@ -15,6 +15,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
     PublicKeyData,
 };
+use sha2::{Digest, Sha256};
 
 use crate::archive::digest;
 
@@ -62,7 +63,7 @@ impl Volume {
 
     /// Writes the certificate of one issuer, and the key of one.
     pub fn put_pair(&self, certificate: &MeshAuthority, key: &MeshAuthority) -> Result<()> {
-        self.put(&[("crt.pem", &certificate.pem()), ("key.pem", &key.0.key().serialize_pem())])
+        self.put(&[("crt.pem", &certificate.pem()), ("key.pem", &key.key_pem())])
     }
 
     pub fn put_roots(&self, roots: &[&MeshAuthority]) -> Result<()> {
@@ -92,6 +93,15 @@ impl MeshAuthority {
 
     pub fn pem(&self) -> String {
         self.0.pem()
+    }
+
+    /// The SHA-256 of the certificate, in hexadecimal digits.
+    pub fn sha256(&self) -> String {
+        Sha256::digest(self.der()).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub fn key_pem(&self) -> String {
+        self.0.key().serialize_pem()
     }
 }
 

@@ -3,8 +3,11 @@
 //! In: two folders, which the kubelet fills, or a person. Out: the contents of the three files, and a stamp that changes
 //! with them. Always holds: the certificate and the key are read through one target of `..data`, so they are one pair.
 //!
-//! The stamp is compared several times a second, which costs a few system calls. inotify would not save the comparison:
-//! a watch ends silently when its folder is made again, and that is how Linkerd's identity misses an issuer.
+//! The stamp is compared several times a second, which costs a few system calls. It is taken before the files are read,
+//! so a change while they are read is seen by the next comparison; and it has the time of the inode's last change, which no
+//! program can set. Two writes of the same length within one tick of the kernel's clock are found by the next full read.
+//! inotify would not save the comparison: a watch ends silently when its folder is made again, and that is how Linkerd's
+//! identity misses an issuer.
 
 use std::{
     fs::{self, File, Metadata},
@@ -19,8 +22,8 @@ use zeroize::Zeroizing;
 
 /// The symbolic link that the kubelet swaps when it updates a volume.
 const DATA: &str = "..data";
-/// The file with the trust anchors.
-const BUNDLE: &str = "ca-bundle.crt";
+/// The file with the trust anchors, and the key of their ConfigMap.
+pub(super) const BUNDLE: &str = "ca-bundle.crt";
 /// The maximum size of a file: that of a Secret or a ConfigMap.
 const LONGEST: u64 = 1 << 20;
 
@@ -62,10 +65,10 @@ pub(super) struct FileStamp([Option<[i128; 4]>; 5]);
 
 // === impl FileStamp ===
 
-#[cfg(test)]
 impl FileStamp {
-    pub(super) fn for_test(of: i128) -> Self {
-        Self([Some([of; 4]); 5])
+    /// Returns the stamp of these versions of the Secret and of the ConfigMap.
+    pub(super) fn of_versions([issuer, trust_roots]: [i128; 2]) -> Self {
+        Self([Some([issuer; 4]), None, None, Some([trust_roots; 4]), None])
     }
 }
 
@@ -102,7 +105,7 @@ fn current(folder: &Path) -> PathBuf {
     fs::canonicalize(folder.join(DATA)).unwrap_or_else(|_| folder.to_owned())
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn contents(path: &Path) -> Result<Vec<u8>, String> {
     let read = || {
         // Otherwise a FIFO would wait for a writer.
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
@@ -130,8 +133,8 @@ fn stamp(found: &Metadata) -> [i128; 4] {
 // === impl IssuerFileNames ===
 
 impl IssuerFileNames {
-    /// Returns the names of the certificate and of the key.
-    fn pair(self) -> (&'static str, &'static str) {
+    /// Returns the names of the certificate and of the key, in a folder and in a Secret.
+    pub(super) fn pair(self) -> (&'static str, &'static str) {
         match self {
             Self::Linkerd => ("crt.pem", "key.pem"),
             Self::Kubernetes => ("tls.crt", "tls.key"),
@@ -210,6 +213,20 @@ mod tests {
             assert!(std::process::Command::new(program).args(arguments).arg(&bundle).status().unwrap().success());
             assert!(files.read().is_err_and(|why| why.ends_with("it is no regular file")), "{program}");
         }
+    }
+
+    #[test]
+    fn a_file_of_the_same_length_and_modification_time_changes_the_stamp() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(&folder);
+        let (bundle, stamp) = (files.trust_roots.join(BUNDLE), files.stamp());
+        let modified = fs::metadata(&bundle).unwrap().modified().unwrap();
+        // The kernel may count time in ticks of 4 ms. Two writes within one are found by the next full read.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(&bundle, "ROOTS").unwrap();
+        fs::File::options().append(true).open(&bundle).unwrap().set_modified(modified).unwrap();
+        assert_eq!(fs::metadata(&bundle).unwrap().modified().unwrap(), modified);
+        assert_ne!(files.stamp(), stamp);
     }
 
     #[test]

@@ -1,14 +1,17 @@
-//! Follows the files of the issuer and of the trust anchors.
+//! Follows the issuer and the trust anchors.
 //!
-//! In: the files. Out: the issuer in use, and why it is not that of the files. Always holds: issuer and trust anchors
-//! are evaluated together; a pair that cannot be used leaves the last good one in use, also if the files disappear; a
-//! call that has begun finishes with the issuer that it began with.
+//! In: their files, or the Secret and the ConfigMap. Out: the issuer in use, and why it is not that of the files. Always
+//! holds: issuer and trust anchors are evaluated together; a pair that cannot be used leaves the last good one in use,
+//! also if the files disappear; a call that has begun finishes with the issuer that it began with; an issuer that the
+//! trust state holds is never used because of the time alone.
 
 mod expiry;
 pub(super) mod files;
+pub(super) mod objects;
 mod progress;
+pub(super) mod trust_state;
 
-use std::{iter, sync::Arc, time::Duration};
+use std::{iter, mem, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -16,11 +19,13 @@ use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use self::{
-    files::{ContentHash, IssuerFileContents, IssuerFiles},
+    files::{ContentHash, FileStamp, IssuerFileContents, IssuerFiles},
+    objects::IssuerObjects,
     progress::{FollowProgress, FollowStep, RETRY},
+    trust_state::TrustGuard,
 };
 use super::{
     anchors::AnchorBundle,
@@ -42,6 +47,8 @@ pub struct FollowedIssuer {
     current: watch::Sender<Option<Arc<LoadedIssuer>>>,
     /// Why the issuer in use is not that of the files.
     problem: RwLock<Option<String>>,
+    /// Why changes of the files may be unknown.
+    watch_problem: RwLock<Option<String>>,
 }
 
 /// An issuer with the trust anchors that it was evaluated with.
@@ -51,9 +58,15 @@ pub(super) struct LoadedIssuer {
     at: Timestamp,
 }
 
+/// Where the contents come from. What is said of files holds for both.
+pub(super) enum IssuerSource {
+    Files(IssuerFiles),
+    Objects(IssuerObjects),
+}
+
 /// The task that follows the files.
 pub(super) struct IssuerFollower {
-    files: IssuerFiles,
+    source: IssuerSource,
     domain: IdentityDomain,
     followed: Arc<FollowedIssuer>,
     metrics: Arc<IdentityMetrics>,
@@ -63,6 +76,12 @@ pub(super) struct IssuerFollower {
     announced: usize,
     /// Whether the end of the trust anchors was reported for the pair in use.
     has_reported_anchor: bool,
+    /// `None` if this process has no trust state.
+    guard: Option<TrustGuard>,
+    /// The pair with an issuer that is held.
+    held: Option<ContentHash>,
+    /// Whether an issuer is held although the one in use ends soon.
+    is_urgent: bool,
 }
 
 // === impl FollowedIssuer ===
@@ -70,7 +89,7 @@ pub(super) struct IssuerFollower {
 impl FollowedIssuer {
     pub(super) fn new() -> Arc<Self> {
         let problem = RwLock::new(Some("its files were not read yet".to_owned()));
-        Arc::new(Self { current: watch::Sender::default(), problem })
+        Arc::new(Self { current: watch::Sender::default(), problem, watch_problem: RwLock::default() })
     }
 
     /// Whether there is an issuer. It stays when its files cannot be used, and when it expires.
@@ -80,7 +99,7 @@ impl FollowedIssuer {
 
     /// Returns why there is no issuer, or not that of the files, for `/ready`.
     pub fn problem(&self) -> Option<String> {
-        let problem = self.problem.read();
+        let problem = self.problem.read().clone().or_else(|| self.watch_problem.read().clone());
         let why = problem.as_deref();
         match self.current() {
             None => Some(format!("no issuer of certificates is loaded: {}", why.unwrap_or("its files are being read"))),
@@ -122,19 +141,67 @@ impl LoadedIssuer {
     }
 }
 
+// === impl IssuerSource ===
+
+impl IssuerSource {
+    fn stamp(&self) -> FileStamp {
+        match self {
+            Self::Files(files) => files.stamp(),
+            Self::Objects(objects) => objects.stamp(),
+        }
+    }
+
+    fn read(&self) -> Result<IssuerFileContents, String> {
+        match self {
+            Self::Files(files) => files.read(),
+            Self::Objects(objects) => objects.read(),
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        match self {
+            Self::Files(_) => None,
+            Self::Objects(objects) => objects.problem(),
+        }
+    }
+}
+
+impl From<IssuerFiles> for IssuerSource {
+    fn from(files: IssuerFiles) -> Self {
+        Self::Files(files)
+    }
+}
+
 // === impl IssuerFollower ===
 
 impl IssuerFollower {
     pub(super) fn new(
-        files: IssuerFiles,
+        source: impl Into<IssuerSource>,
         domain: IdentityDomain,
         followed: &Arc<FollowedIssuer>,
         metrics: &Arc<IdentityMetrics>,
         events: IdentityEvents,
     ) -> Self {
         let (followed, metrics) = (Arc::clone(followed), Arc::clone(metrics));
-        let progress = FollowProgress::default();
-        Self { files, domain, followed, metrics, events, progress, announced: 0, has_reported_anchor: false }
+        let (source, progress) = (source.into(), FollowProgress::default());
+        Self {
+            source,
+            domain,
+            followed,
+            metrics,
+            events,
+            progress,
+            announced: 0,
+            has_reported_anchor: false,
+            guard: None,
+            held: None,
+            is_urgent: false,
+        }
+    }
+
+    /// Follows a trust state, too.
+    pub(super) fn guarded_by(self, guard: Option<TrustGuard>) -> Self {
+        Self { guard, ..self }
     }
 
     /// Follows the files, forever.
@@ -152,16 +219,21 @@ impl IssuerFollower {
         // At the end of its chain, an issuer may lose a certificate that it does not need.
         let must_reload =
             in_use.as_ref().is_some_and(|it| it.issuer.not_after() <= time && it.at < it.issuer.not_after());
-        if self.progress.must_read(self.files.stamp(), now) || must_reload {
-            match self.files.read() {
+        *self.followed.watch_problem.write() = self.source.problem();
+        if self.guard.as_mut().is_some_and(TrustGuard::has_changed) && self.held.take().is_some() {
+            self.progress.retry_now(now);
+        }
+        if self.progress.must_read(self.source.stamp(), now) || must_reload {
+            match self.source.read() {
                 Ok(contents) => self.evaluate(&contents, must_reload, now, time),
-                Err(why) => self.skip(None, why, now),
+                Err(why) => self.skip(None, &why, now),
             }
         }
         if let Some(in_use) = self.followed.current() {
             let has_expired_anchor = in_use.has_expired_anchor(time);
             self.metrics.time(in_use.issuer.expires(), has_expired_anchor, time);
             self.announce_end(&in_use, time);
+            self.announce_held(in_use.issuer.expires(), time);
             if has_expired_anchor && !self.has_reported_anchor {
                 self.has_reported_anchor = true;
                 self.report_anchor();
@@ -178,8 +250,9 @@ impl IssuerFollower {
                 self.clear_problem();
             }
             FollowStep::Load => match self.load(contents, time) {
+                Ok(loaded) if self.must_hold(&loaded.issuer, hash, time) => self.hold(&loaded.issuer, hash, now),
                 Ok(loaded) => self.use_from_now_on(loaded, hash),
-                Err(why) => self.skip(Some(hash), why, now),
+                Err(why) => self.skip(Some(hash), &why, now),
             },
         }
     }
@@ -189,6 +262,14 @@ impl IssuerFollower {
         let issuer = Issuer::load(&contents.certificates, &contents.key, &anchors, &self.domain, time)
             .map_err(|problem| problem.to_string())?;
         Ok(LoadedIssuer { issuer, anchors, at: time })
+    }
+
+    /// Whether the issuer in use stays until all proxies trust a root of this one. At the start there is none that could
+    /// stay, and without any no proxy gets a certificate.
+    fn must_hold(&self, issuer: &Issuer, contents: ContentHash, time: Timestamp) -> bool {
+        let refuses = |guard: &TrustGuard| guard.refuses(issuer.roots(), time);
+        self.progress.replaces_issuer(contents)
+            && (self.held == Some(contents) || self.guard.as_ref().is_some_and(refuses))
     }
 
     fn use_from_now_on(&mut self, loaded: LoadedIssuer, hash: ContentHash) {
@@ -240,25 +321,43 @@ impl IssuerFollower {
         self.events.trust_anchor_expired(note);
     }
 
-    fn skip(&mut self, contents: Option<ContentHash>, why: String, now: Instant) {
-        self.metrics.reload(Reload::Invalid);
-        self.progress.failed(contents, |failures| backoff(failures, RETRY.0, RETRY.1), now);
-        let has_issuer = self.followed.is_ready();
-        self.metrics.differs(has_issuer);
-        let mut problem = self.followed.problem.write();
-        if problem.as_ref() == Some(&why) {
+    fn skip(&mut self, contents: Option<ContentHash>, why: &str, now: Instant) {
+        if contents.is_some() {
+            self.held = None;
+        }
+        if !self.keep(Reload::Invalid, contents, why, now) {
             return;
         }
-        if has_issuer {
+        if self.followed.is_ready() {
             warn!("Skipping issuer update as certs could not be read from disk: {why}");
-            self.events.issuer_update_skipped(&why);
+            self.events.issuer_update_skipped(why);
         } else {
             warn!("waiting for an issuer of certificates: {why}");
         }
-        *problem = Some(why);
     }
 
-    fn clear_problem(&self) {
+    fn hold(&mut self, issuer: &Issuer, contents: ContentHash, now: Instant) {
+        self.held = Some(contents);
+        let roots: Vec<_> = issuer.roots().iter().map(|root| label(&text::hex(root)).to_owned()).collect();
+        let why = format!("the new issuer is held because not all proxies trust its root: {}", roots.join(", "));
+        if self.keep(Reload::Held, Some(contents), &why, now) {
+            let note = format!("The last issuer stays in use: {why}");
+            warn!("{note}");
+            self.events.issuer_held(&note);
+        }
+    }
+
+    /// Keeps the pair in use. Returns whether the reason is another one than before.
+    fn keep(&mut self, result: Reload, contents: Option<ContentHash>, why: &str, now: Instant) -> bool {
+        self.metrics.reload(result);
+        self.progress.failed(contents, |failures| backoff(failures, RETRY.0, RETRY.1), now);
+        self.metrics.differs(self.followed.is_ready());
+        let before = self.followed.problem.write().replace(why.to_owned());
+        before.as_deref() != Some(why)
+    }
+
+    fn clear_problem(&mut self) {
+        self.held = None;
         self.metrics.differs(false);
         *self.followed.problem.write() = None;
     }
@@ -270,6 +369,20 @@ impl IssuerFollower {
             self.announced = due;
             let note = format!("The certificate of the issuer expires at {end}: replace it before");
             warn!("{note}");
+            self.events.issuer_expires_soon(&note);
+        }
+    }
+
+    fn announce_held(&mut self, end: Timestamp, time: Timestamp) {
+        let is_held = self.held.is_some();
+        let is_urgent = is_held && self.guard.as_ref().is_some_and(|guard| guard.is_near(end, time));
+        self.metrics.held(is_held, is_urgent);
+        if !mem::replace(&mut self.is_urgent, is_urgent) && is_urgent {
+            let note = format!(
+                "The certificate of the issuer expires at {end}, and the next issuer is held: restart the Pods whose \
+                 proxies do not trust its root, or add a certificate of its root that the last root signed to its file"
+            );
+            error!("{note}");
             self.events.issuer_expires_soon(&note);
         }
     }

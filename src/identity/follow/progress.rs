@@ -65,6 +65,18 @@ impl FollowProgress {
         if self.failed.as_ref().is_some_and(waits) { FollowStep::Nothing } else { FollowStep::Load }
     }
 
+    /// Whether another issuer than that of these contents is in use.
+    pub(super) fn replaces_issuer(&self, contents: ContentHash) -> bool {
+        self.in_use.is_some_and(|in_use| in_use.issuer != contents.issuer)
+    }
+
+    /// Lets contents that could not be used be tried again at once.
+    pub(super) fn retry_now(&mut self, now: Instant) {
+        if let Some(failed) = &mut self.failed {
+            failed.retry = now;
+        }
+    }
+
     /// Returns what changed of what is in use: the issuer, the trust anchors.
     pub(super) fn loaded(&mut self, contents: ContentHash) -> (bool, bool) {
         let before = self.in_use.replace(contents);
@@ -95,7 +107,7 @@ mod tests {
     }
 
     fn stamp(of: i128) -> FileStamp {
-        FileStamp::for_test(of)
+        FileStamp::of_versions([of; 2])
     }
 
     #[test]
@@ -133,6 +145,20 @@ mod tests {
         assert_eq!(progress.next_step(contents(2, 2), false, now), FollowStep::Load);
         assert_eq!(progress.loaded(contents(2, 2)), (true, true));
         assert_eq!(progress.loaded(contents(2, 3)), (false, true));
+    }
+
+    #[test]
+    fn contents_that_could_not_be_used_are_tried_again_at_once_on_demand() {
+        let (mut progress, now) = (FollowProgress::default(), Instant::now());
+        assert!(!progress.replaces_issuer(contents(1, 1)), "no issuer is in use");
+        progress.must_read(stamp(1), now);
+        progress.loaded(contents(1, 1));
+        assert!(!progress.replaces_issuer(contents(1, 2)) && progress.replaces_issuer(contents(2, 1)));
+        progress.failed(Some(contents(2, 1)), |_| 60 * SECOND, now);
+        assert!(!progress.must_read(stamp(1), now));
+        progress.retry_now(now);
+        assert!(progress.must_read(stamp(1), now));
+        assert_eq!(progress.next_step(contents(2, 1), false, now), FollowStep::Load);
     }
 
     #[test]

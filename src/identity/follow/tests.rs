@@ -5,12 +5,17 @@ use prometheus::Registry;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::{files::IssuerFileNames, *};
 use crate::{
     events::{Events, Notice, Reason},
-    identity::testing::{self, DAY, TestCa},
+    identity::{
+        testing::{self, DAY, TestCa},
+        validity::LeafLifetime,
+    },
+    testing::LoggedLines,
 };
 
 type TestIssuer = CertifiedIssuer<'static, KeyPair>;
@@ -20,6 +25,7 @@ struct Followed {
     folder: TempDir,
     follower: IssuerFollower,
     notices: tokio::sync::mpsc::Receiver<Notice>,
+    registry: Registry,
     now: Instant,
 }
 
@@ -52,11 +58,12 @@ impl Followed {
             fs::create_dir(made).unwrap();
         }
         let domain = IdentityDomain::new("linkerd", "cluster.local").unwrap();
-        let metrics = IdentityMetrics::register(&Registry::new()).unwrap();
+        let registry = Registry::new();
+        let metrics = IdentityMetrics::register(&registry).unwrap();
         let (events, notices) = Events::recorded();
         let events = IdentityEvents::new(Some(events), "linkerd", true);
         let follower = IssuerFollower::new(files, domain, &FollowedIssuer::new(), &metrics, events);
-        Self { folder, follower, notices, now: Instant::now() }
+        Self { folder, follower, notices, registry, now: Instant::now() }
     }
 
     fn put_issuer(&self, issuer: &TestIssuer) {
@@ -195,4 +202,167 @@ fn the_end_of_the_trust_anchor_is_reported_when_it_comes_and_not_if_a_renewed_on
     assert_eq!(reasons_at(DAY + 1), (vec![], true));
     fs::write(&bundle, [old, renewed.pem].concat()).unwrap();
     assert_eq!(reasons_at(DAY + 2), (vec![Reason::TrustAnchorsUpdated], false));
+}
+
+/// A follower with a trust state, from [`testing::now`] on.
+struct GuardedIssuer {
+    followed: Followed,
+    /// In seconds.
+    passed: i64,
+}
+
+// === impl GuardedIssuer ===
+
+impl GuardedIssuer {
+    /// Starts with these contents. There is no trust state yet.
+    fn start(file: &[&TestCa], roots: &[&TestCa]) -> Self {
+        let followed = Followed::new();
+        let lifetime = LeafLifetime::new(SignedDuration::from_hours(24), SignedDuration::from_secs(20));
+        let guard = TrustGuard::new(followed.folder.path().join("state.json"), lifetime);
+        let follower = followed.follower.guarded_by(Some(guard));
+        let guarded = Self { followed: Followed { follower, ..followed }, passed: 0 };
+        guarded.put(file, roots);
+        guarded
+    }
+
+    fn put(&self, file: &[&TestCa], roots: &[&TestCa]) {
+        let path = |name: &str| self.followed.folder.path().join(name);
+        fs::write(path("roots/ca-bundle.crt"), testing::pem_of(roots)).unwrap();
+        fs::write(path("issuer/tls.crt"), testing::pem_of(file)).unwrap();
+        fs::write(path("issuer/tls.key"), file[0].key.serialize_pem()).unwrap();
+    }
+
+    /// Writes the trust state, which is as old as this.
+    fn all_trust(&self, roots: &[&TestCa], seconds_ago: i64) {
+        let digests: Vec<_> = roots.iter().map(|root| crate::text::sha256(testing::der(&root.pem))).collect();
+        let time = self.now() - SignedDuration::from_secs(seconds_ago);
+        let state = json!({"time": time.to_string(), "trustedByAll": digests});
+        fs::write(self.followed.folder.path().join("state.json"), state.to_string()).unwrap();
+    }
+
+    fn now(&self) -> Timestamp {
+        testing::now() + SignedDuration::from_secs(self.passed)
+    }
+
+    /// Whether this issuer is in use after this time.
+    fn uses(&mut self, issuer: &TestCa, seconds: i64) -> bool {
+        self.passed += seconds;
+        self.followed.now += Duration::from_secs(seconds.try_into().unwrap());
+        self.followed.follower.step(self.followed.now, self.now());
+        let in_use = self.followed.follower.followed.current().unwrap();
+        in_use.issuer.chain().first() == Some(&testing::der(&issuer.pem))
+    }
+
+    /// Returns the metrics with `held` in their names, without their prefix.
+    fn held_metrics(&self) -> Vec<String> {
+        let text = String::from_utf8(crate::metrics::encode(&self.followed.registry).unwrap()).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("linkerd_operator_identity_issuer_"));
+        lines.filter(|line| line.contains("held")).map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn an_issuer_is_held_until_all_proxies_trust_its_root_and_then_used_at_once() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
+    let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
+    guarded.all_trust(&[&old], 0);
+    assert!(guarded.uses(&first, 0));
+    guarded.put(&[&second], &[&old, &new]);
+    for seconds in [1, 1, 30, 120] {
+        guarded.all_trust(&[&old], 0);
+        assert!(guarded.uses(&first, seconds));
+    }
+    let digest = crate::text::sha256(testing::der(&new.pem));
+    let held = format!("the new issuer is held because not all proxies trust its root: {}", &digest[..12]);
+    assert_eq!(guarded.followed.problem(), format!("the last issuer of certificates stays in use: {held}"));
+    assert_eq!(guarded.followed.reasons(), [Reason::IssuerHeld]);
+    let metrics = guarded.held_metrics();
+    assert!(metrics.contains(&"held 1".to_owned()) && metrics.contains(&"held_expires 0".to_owned()), "{metrics:?}");
+    guarded.all_trust(&[&old, &new], 0);
+    assert!(guarded.uses(&second, 0));
+    assert_eq!(guarded.followed.problem(), "");
+    assert_eq!(guarded.followed.reasons(), [Reason::IssuerUpdated, Reason::TrustAnchorsUpdated]);
+    assert!(guarded.held_metrics().contains(&"held 0".to_owned()));
+}
+
+#[test]
+fn an_issuer_that_is_held_is_not_used_because_the_trust_state_becomes_old() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
+    let mut guarded = GuardedIssuer::start(&[&first], &[&old, &new]);
+    guarded.all_trust(&[&old], 0);
+    assert!(guarded.uses(&first, 0));
+    guarded.put(&[&second], &[&old, &new]);
+    for seconds in [1, 599, 60, DAY, 30 * DAY] {
+        assert!(guarded.uses(&first, seconds), "{seconds}");
+    }
+    // Its files cannot be read for a while.
+    let (folder, away) = (guarded.followed.folder.path().join("issuer"), guarded.followed.folder.path().join("away"));
+    fs::rename(&folder, &away).unwrap();
+    assert!(guarded.uses(&first, 1));
+    fs::rename(away, folder).unwrap();
+    assert!(guarded.uses(&first, 1));
+    fs::write(guarded.followed.folder.path().join("state.json"), "{").unwrap();
+    assert!(guarded.uses(&first, 1), "a state that cannot be read");
+    fs::remove_file(guarded.followed.folder.path().join("state.json")).unwrap();
+    assert!(guarded.uses(&second, 1), "a state that was removed");
+}
+
+#[test]
+fn without_a_fresh_trust_state_a_new_issuer_is_used_as_soon_as_its_root_is_in_the_bundle() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
+    for seconds_ago in [None, Some(601)] {
+        let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
+        if let Some(seconds_ago) = seconds_ago {
+            guarded.all_trust(&[&old], seconds_ago);
+        }
+        assert!(guarded.uses(&first, 0));
+        guarded.put(&[&second], &[&old, &new]);
+        assert!(guarded.uses(&second, 1), "{seconds_ago:?}");
+    }
+}
+
+#[test]
+fn an_issuer_with_a_bridge_to_a_trusted_root_is_used() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
+    let bridge = old.signs_again(&new, |_| {});
+    let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
+    guarded.all_trust(&[&old], 0);
+    assert!(guarded.uses(&first, 0));
+    guarded.put(&[&second, &bridge], &[&old, &new]);
+    assert!(guarded.uses(&second, 1));
+}
+
+#[test]
+fn at_the_start_an_issuer_is_used_although_not_all_proxies_trust_its_root() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let second = new.signs("second", |_| {});
+    let mut guarded = GuardedIssuer::start(&[&second], &[&old, &new]);
+    guarded.all_trust(&[&old], 0);
+    assert!(guarded.uses(&second, 0));
+}
+
+#[test]
+fn an_issuer_that_is_held_while_the_one_in_use_ends_is_an_error() {
+    let log = LoggedLines::record();
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let first = old.signs("first", |params| testing::valid(params, -60, 5 * DAY));
+    let second = new.signs("second", |_| {});
+    let mut guarded = GuardedIssuer::start(&[&first], &[&old, &new]);
+    guarded.all_trust(&[&old], 0);
+    assert!(guarded.uses(&first, 0));
+    guarded.put(&[&second], &[&old, &new]);
+    assert!(guarded.uses(&first, 1));
+    assert!(guarded.uses(&first, 3 * DAY - 42));
+    assert_eq!((guarded.held_metrics().contains(&"held_expires 1".to_owned()), log.with("ERROR").len()), (false, 0));
+    guarded.followed.reasons();
+    for _ in 0..2 {
+        assert!(guarded.uses(&first, 1));
+    }
+    assert_eq!((guarded.held_metrics().contains(&"held_expires 1".to_owned()), log.with("ERROR").len()), (true, 1));
+    assert_eq!(guarded.followed.reasons(), [Reason::IssuerExpiresSoon]);
+    assert!(guarded.uses(&first, 3 * DAY), "it is used until its end, and after it");
 }

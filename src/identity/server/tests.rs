@@ -96,6 +96,8 @@ impl Serving {
                 trust_roots: folder.path().to_owned(),
                 names: IssuerFileNames::Linkerd,
             },
+            watches_objects: false,
+            trust_state: None,
             issuance_lifetime: SignedDuration::from_hours(24),
             clock_skew_allowance: SignedDuration::from_secs(20),
             renew_within: None,

@@ -77,6 +77,7 @@ const CASES: &[ComparedCase] = &[
     ),
     case(&["multicluster"], &["multicluster/control-plane"], &["jobs.destination.multicluster=true"]),
     case(&[], &["identity"], &["jobs.identity.enabled=true"]),
+    case(&[], &["identity", "identity/watch"], &["jobs.identity.enabled=true", "jobs.identity.watch=true"]),
     case(&["without-external-workloads"], &["without-external-workloads"], &["jobs.externalWorkload.enabled=false"]),
     case(&["without-linkerd-config"], &["without-linkerd-config"], &["jobs.linkerdConfig.enabled=false"]),
     case(&["without-rollouts"], &[], &["jobs.linkerdConfig.rollouts.enabled=false"]),

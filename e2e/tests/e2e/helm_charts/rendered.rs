@@ -11,7 +11,7 @@ use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
 use crate::manifests::{id, of_kind};
 
 /// Values that enable everything that is off by default, and change each setting of the Pods.
-pub(super) const EVERYTHING: [&str; 28] = [
+pub(super) const EVERYTHING: [&str; 29] = [
     "jobs.destination.separate=true",
     "jobs.destination.multicluster=true",
     "jobs.externalWorkload.separate=true",
@@ -19,6 +19,7 @@ pub(super) const EVERYTHING: [&str; 28] = [
     "jobs.proxyInjector.failurePolicy=Fail",
     "jobs.validation.enabled=true",
     "jobs.identity.enabled=true",
+    "jobs.identity.watch=true",
     "metrics.authentication=true",
     "podMonitor.enabled=true",
     "podMonitor.interval=30s",

@@ -2,6 +2,7 @@
 //! tokens are those of a real API server, and the client is Linkerd's.
 
 mod files;
+mod guard;
 mod hostile;
 mod waiting;
 

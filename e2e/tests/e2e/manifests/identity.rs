@@ -1,11 +1,11 @@
 //! The Deployment of the identity service: its objects, and that it issues certificates with an account that has no other
 //! right.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Rig, eventually,
+    Manager, Rig, eventually,
     identity::{MeshAuthority, Volume},
     mesh::SOON,
     port,
@@ -22,10 +22,19 @@ use super::{
 };
 use crate::identity::{AUDIENCE, WEB, certify, verify};
 
+/// An identity service that watches its issuer, in a cluster.
+struct WatchingIdentity {
+    control_plane: Rig,
+    manager: Manager,
+    address: SocketAddr,
+}
+
 const FOLDER: &str = "config/control-plane";
 const IDENTITY: &str = "linkerd-operator-identity";
 const LINKERD: &str = "linkerd";
 const COMPONENT: &str = "linkerd.io/control-plane-component";
+/// The longest time from a change of a watched object to the certificates that follow from it.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn the_component_adds_objects_of_one_name_and_only_the_pods_have_linkerds_label() -> Result<()> {
@@ -156,4 +165,100 @@ async fn the_identity_deployment_issues_certificates_with_an_account_that_may_do
         Ok(())
     })
     .await
+}
+
+// === impl WatchingIdentity ===
+
+impl WatchingIdentity {
+    /// Writes the Secret as Linkerd's chart does.
+    async fn put_issuer(&self, issuer: &MeshAuthority) -> Result<()> {
+        let metadata = json!({"name": "linkerd-identity-issuer", "namespace": LINKERD});
+        let data = json!({"crt.pem": issuer.pem(), "key.pem": issuer.key_pem()});
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data});
+        self.control_plane.apply(&[secret]).await
+    }
+
+    async fn put_roots(&self, roots: &[&MeshAuthority]) -> Result<()> {
+        let metadata = json!({"name": "linkerd-identity-trust-roots", "namespace": LINKERD});
+        let bundle: String = roots.iter().map(|root| root.pem()).collect();
+        let data = json!({"ca-bundle.crt": bundle});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+        self.control_plane.apply(&[map]).await
+    }
+
+    async fn signs_at_once(&self, issuer: &MeshAuthority, token: &str, root: &MeshAuthority) -> Result<()> {
+        eventually(AT_ONCE, "the new issuer to sign", async || {
+            let answer = certify(self.address, WEB, token).await?;
+            ensure!(answer.intermediate_certificates == [issuer.der()], "another issuer signs");
+            verify(&answer, WEB, root)
+        })
+        .await
+    }
+
+    async fn names(&self, problem: &str) -> Result<()> {
+        eventually(SOON, format!("/ready to name {problem}"), async || {
+            let (_, body) = self.manager.get("/ready").await?;
+            ensure!(body.contains(problem), "{body}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_issuer_that_is_watched_signs_at_once_and_stays_in_use_when_its_secret_is_deleted() -> Result<()> {
+    let control_plane = Rig::bare().namespace(LINKERD).namespace("emojivoto").start().await?;
+    let mut objects = control_plane.shipped_with(FOLDER, &components(&["identity", "identity/watch"])).await?;
+    objects.retain(|object| is_named(object, IDENTITY));
+    let (binding, rest): (Vec<_>, Vec<_>) = objects
+        .iter()
+        .filter(|object| object["kind"] != "Deployment")
+        .cloned()
+        .partition(|object| object["kind"] == "RoleBinding");
+    assert_eq!(binding.len(), 1);
+    control_plane.apply(&rest).await?;
+    control_plane.kubectl(&["-n=emojivoto", "create", "serviceaccount", "web"]).await?;
+    let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
+    let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
+    let manager = start_manager(&control_plane, &objects, IDENTITY, LINKERD, &flags).await?;
+    let mut identity = WatchingIdentity { control_plane, manager, address };
+
+    // Without the permission.
+    identity.names("permit it with the component config/components/identity/watch").await?;
+    identity.names("no issuer of certificates is loaded: Secret linkerd/linkerd-identity-issuer cannot be").await?;
+    let roots: Vec<_> = (1..4).map(|root| MeshAuthority::root(&format!("root-{root}"))).collect::<Result<_>>()?;
+    let [one, two, three] = &roots[..] else { anyhow::bail!("three roots") };
+    let [first, second] = [one.signs("first")?, one.signs("second")?];
+    identity.put_roots(&[one]).await?;
+    identity.put_issuer(&first).await?;
+    identity.control_plane.apply(&binding).await?;
+    identity.manager.ready(SOON).await?;
+    identity.manager.is_well(SOON).await?;
+    let log = identity.manager.log();
+    assert!((1..=2).contains(&log.matches("cannot be watched").count()), "once for each object: {log}");
+
+    let token = identity.control_plane.token_for("emojivoto", "web", &[AUDIENCE]).await?;
+    identity.signs_at_once(&first, &token, one).await?;
+    identity.put_issuer(&second).await?;
+    identity.signs_at_once(&second, &token, one).await?;
+
+    identity.control_plane.kubectl(&["-n=linkerd", "delete", "secret", "linkerd-identity-issuer"]).await?;
+    let deleted = "the last issuer of certificates stays in use: Secret linkerd/linkerd-identity-issuer does not exist";
+    identity.names(deleted).await?;
+    identity.signs_at_once(&second, &token, one).await?;
+
+    // The issuer before its root, and the root before its issuer.
+    let [third, fourth] = [two.signs("third")?, three.signs("fourth")?];
+    identity.put_issuer(&third).await?;
+    identity.names("no trust anchor signed it").await?;
+    identity.signs_at_once(&second, &token, one).await?;
+    identity.put_roots(&[one, two]).await?;
+    identity.signs_at_once(&third, &token, two).await?;
+    identity.put_roots(&[one, two, three]).await?;
+    identity.put_issuer(&fourth).await?;
+    identity.signs_at_once(&fourth, &token, three).await?;
+    identity.manager.is_well(SOON).await?;
+    let log = identity.manager.log();
+    assert!(!log.contains("PRIVATE KEY"), "{log}");
+    Ok(())
 }
