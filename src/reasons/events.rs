@@ -248,7 +248,7 @@ const IDENTITY: &[ReasonEntry] = &[
         NORMAL,
         "A proxy of the ServiceAccount received a certificate. There is one Event for each lifetime of the certificates.",
     ),
-    fine("IssuerUpdated", NORMAL, "Certificates are signed by another issuer from now on."),
+    fine("IssuerUpdated", NORMAL, "The files of the issuer were changed and loaded; the certificate may be the same."),
     entry(
         "IssuerUpdateSkipped",
         WARNING,
@@ -283,7 +283,7 @@ const IDENTITY: &[ReasonEntry] = &[
     fine(
         "TrustAnchorsUpdated",
         NORMAL,
-        "The bundle of trust anchors is another one. Proxies use it after their restart.",
+        "The bundle was changed and loaded; its certificates may be the same. Proxies use it after their restart.",
     ),
     entry(
         "TrustAnchorExpired",
