@@ -327,7 +327,7 @@ mod tests {
         }
     }
 
-    /// Thousands of calls wait at the same time, and the server counts 4 KiB for each.
+    /// Thousands of calls wait at the same time, and this is the largest part of the memory of each.
     #[tokio::test(start_paused = true)]
     async fn a_call_that_waits_takes_little_memory() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,32 +1,65 @@
-//! The calls of one connection, and when it must end.
+//! The calls of one connection, the memory that they take, and when the connection must end.
 //!
-//! In: the beginnings and the ends of calls. Out: why the connection ends. Always holds: a connection without a call
-//! ends, and so does one whose client takes no answers.
+//! In: the beginnings of calls, their answers, and the turns of the connection's task. Out: whether a call is accepted;
+//! why the connection ends. Always holds: a call has memory from its beginning until its answer was written to the
+//! socket; a connection without a call ends, and so does one whose client takes no answers.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    mem,
+    sync::{Arc, Weak},
+    task::Context,
+    time::Duration,
+};
 
+use futures::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::time::{Instant, interval_at};
+use tokio::time::{Instant, interval_at, sleep};
+
+use super::memory::{MemoryShare, TakenMemory};
 
 /// The time until the first call of a connection.
 const FIRST_CALL: Duration = Duration::from_secs(30);
 /// The time without a call, after which a connection ends.
 const IDLE: Duration = Duration::from_secs(300);
-/// The time in which no call begins or ends although some are open: longer than any answer takes.
+/// The time in which no call is accepted or answered although some are open: longer than any answer takes.
 const STALLED: Duration = Duration::from_secs(60);
 const CHECK: Duration = Duration::from_secs(5);
+/// When the server stops, the time for a client without a call to close its connection.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
+const STOP_CHECK: Duration = Duration::from_millis(50);
+/// The memory of a call without its message: its stream and its task. See `a_call_has_the_memory_that_is_counted`.
+pub(super) const MEMORY_OF_CALL: usize = 14 << 10;
+/// The memory of the answer to a call that is refused.
+pub(super) const MEMORY_OF_REFUSAL: usize = 4 << 10;
 
-pub(super) struct ConnectionActivity(Mutex<CallCounts>);
+pub(super) struct ConnectionActivity {
+    counts: Mutex<CallCounts>,
+    calls: Arc<MemoryShare>,
+    refusals: Arc<MemoryShare>,
+    /// The connection's task.
+    task: AtomicWaker,
+}
 
 struct CallCounts {
     has_called: bool,
+    /// The calls whose answers were not written to the socket.
     open: usize,
-    /// When the connection was accepted, or a call began or ended.
+    /// The memory of those that h2 has received since the last turn began.
+    answered: Vec<TakenMemory>,
+    /// The memory of those that h2 received before.
+    sending: Vec<TakenMemory>,
+    /// Whether the client has opened calls although it takes no refusals.
+    is_flooded: bool,
+    /// When the connection was accepted, a call was accepted, or an answer was sent.
     last: Instant,
 }
 
-/// A call that is open until this is dropped.
-pub(super) struct OpenCall(Arc<ConnectionActivity>);
+/// A call whose answer h2 has not received until this is dropped.
+pub(super) struct OpenCall {
+    activity: Weak<ConnectionActivity>,
+    /// The part of its connection, until the answer is sent.
+    pub(super) memory: TakenMemory,
+}
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,18 +72,67 @@ pub(super) enum IdleEnd {
 // === impl ConnectionActivity ===
 
 impl ConnectionActivity {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(CallCounts { has_called: false, open: 0, last: Instant::now() })))
+    pub(super) fn new(calls: Arc<MemoryShare>, refusals: Arc<MemoryShare>) -> Arc<Self> {
+        let counts = CallCounts {
+            has_called: false,
+            open: 0,
+            answered: Vec::new(),
+            sending: Vec::new(),
+            is_flooded: false,
+            last: Instant::now(),
+        };
+        Arc::new(Self { counts: Mutex::new(counts), calls, refusals, task: AtomicWaker::new() })
     }
 
-    pub(super) fn call(self: &Arc<Self>) -> OpenCall {
-        let mut counts = self.0.lock();
-        *counts = CallCounts { has_called: true, open: counts.open + 1, last: Instant::now() };
-        OpenCall(Arc::clone(self))
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// When the call must be refused, because there is no memory for it.
+    pub(super) fn call(self: &Arc<Self>) -> Result<OpenCall, OpenCall> {
+        let accepted = self.calls.try_take(MEMORY_OF_CALL);
+        let mut counts = self.counts.lock();
+        counts.has_called = true;
+        counts.open += 1;
+        let activity = Arc::downgrade(self);
+        if let Some(memory) = accepted {
+            counts.last = Instant::now();
+            return Ok(OpenCall { activity, memory });
+        }
+        let memory = self.refusals.try_take(MEMORY_OF_REFUSAL);
+        counts.is_flooded |= memory.is_none();
+        Err(OpenCall { activity, memory: memory.unwrap_or_else(|| self.refusals.take_nothing()) })
     }
 
     pub(super) fn has_open_call(&self) -> bool {
-        self.0.lock().open > 0
+        self.counts.lock().open > 0
+    }
+
+    /// Returns whether a further call would be refused.
+    pub(super) fn is_short(&self) -> bool {
+        !self.calls.has_room_for(MEMORY_OF_CALL)
+    }
+
+    /// Returns whether the client opens more calls than the server can refuse.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.counts.lock().is_flooded
+    }
+
+    /// Begins a turn of the connection's task.
+    pub(super) fn begin_turn(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+        let mut counts = self.counts.lock();
+        let mut answered = mem::take(&mut counts.answered);
+        counts.sending.append(&mut answered);
+    }
+
+    /// Ends the turn, and the calls whose answers h2 had before it if it has written all frames.
+    pub(super) fn end_turn(&self, has_written: bool) {
+        let mut counts = self.counts.lock();
+        if has_written && !counts.sending.is_empty() {
+            counts.open = counts.open.saturating_sub(counts.sending.len());
+            counts.sending = Vec::new();
+            counts.last = Instant::now();
+        }
     }
 
     /// Waits until the connection must end.
@@ -58,9 +140,17 @@ impl ConnectionActivity {
         let mut check = interval_at(Instant::now() + CHECK, CHECK);
         loop {
             check.tick().await;
-            if let Some(end) = self.0.lock().end(Instant::now()) {
+            if let Some(end) = self.counts.lock().end(Instant::now()) {
                 return end;
             }
+        }
+    }
+
+    /// Waits until no call is open while the server stops.
+    pub(super) async fn unused(&self) {
+        sleep(GOAWAY_TIMEOUT).await;
+        while self.has_open_call() {
+            sleep(STOP_CHECK).await;
         }
     }
 }
@@ -82,15 +172,29 @@ impl CallCounts {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        let mut counts = self.0.0.lock();
-        counts.open = counts.open.saturating_sub(1);
-        counts.last = Instant::now();
+        // Without it, the connection has ended.
+        let Some(activity) = self.activity.upgrade() else { return };
+        activity.counts.lock().answered.push(self.memory.take());
+        // The next turn writes the answer, or finds that it was written.
+        activity.task.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
+    use crate::identity::server::memory::MemoryPool;
+
+    fn activity(memory: &Arc<MemoryPool>) -> Arc<ConnectionActivity> {
+        ConnectionActivity::new(memory.share(), MemoryPool::new(4 * MEMORY_OF_REFUSAL).share())
+    }
+
+    fn turn(activity: &ConnectionActivity, has_written: bool) {
+        activity.begin_turn(&Context::from_waker(Waker::noop()));
+        activity.end_turn(has_written);
+    }
 
     async fn time_of_end(activity: &ConnectionActivity) -> (IdleEnd, u64) {
         let begun = Instant::now();
@@ -100,17 +204,75 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_call_ends_after_half_a_minute_and_later_after_five() {
-        let activity = ConnectionActivity::new();
+        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
         assert_eq!(time_of_end(&activity).await, (IdleEnd::AtOnce, 30));
         drop(activity.call());
+        turn(&activity, true);
         assert!(!activity.has_open_call());
         assert_eq!(time_of_end(&activity).await, (IdleEnd::Graceful, 300));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_whose_client_takes_no_answer_ends_after_a_minute() {
-        let activity = ConnectionActivity::new();
+        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
         let _call = activity.call();
         assert_eq!(time_of_end(&activity).await, (IdleEnd::AtOnce, 60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_has_memory_until_its_answer_is_written() {
+        let memory = MemoryPool::new(MEMORY_OF_CALL);
+        let activity = activity(&memory);
+        let call = activity.call().ok().unwrap();
+        assert!(activity.is_short() && activity.call().is_err());
+        turn(&activity, true);
+        drop(call);
+        turn(&activity, false);
+        assert!(activity.has_open_call());
+        assert_eq!(memory.free(), 0);
+        turn(&activity, true);
+        assert!(!activity.has_open_call());
+        assert_eq!(memory.free(), MEMORY_OF_CALL);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_opens_calls_and_takes_no_refusals_is_flooding() {
+        let activity = activity(&MemoryPool::new(0));
+        for _ in 0..10 {
+            assert!(activity.call().is_err());
+            turn(&activity, true);
+        }
+        assert!(!activity.is_flooded());
+        for flooded in [false, false, true] {
+            assert!(activity.call().is_err());
+            turn(&activity, false);
+            assert_eq!(activity.is_flooded(), flooded);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_are_refused_are_no_progress() {
+        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let call = activity.call();
+        for _ in 0..3 {
+            sleep(Duration::from_secs(20)).await;
+            assert!(activity.call().is_err());
+            turn(&activity, false);
+        }
+        assert_eq!(time_of_end(&activity).await, (IdleEnd::AtOnce, 5));
+        drop(call);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_waits_for_open_calls_only() {
+        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let begun = Instant::now();
+        activity.unused().await;
+        assert_eq!(begun.elapsed().as_secs(), 1);
+        let call = activity.call();
+        assert!(tokio::time::timeout(Duration::from_secs(15), activity.unused()).await.is_err());
+        drop(call);
+        turn(&activity, true);
+        activity.unused().await;
     }
 }

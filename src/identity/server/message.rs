@@ -3,7 +3,7 @@
 //! In: the body of a request; a response or a status. Out: the message of the request; the body of the response. Always
 //! holds: the size of a request is bounded before it is read; the text of a status is bounded.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, header};
@@ -11,9 +11,9 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use prost::Message;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
+use super::memory::TakenMemory;
 use crate::text;
 
 /// The maximum size of a request: the longest token, the longest signing request, and a name.
@@ -27,19 +27,14 @@ pub(super) const OVERLOADED: &str = "this identity server is overloaded: retry, 
 /// The frames of a response: at most one of data, and the trailers.
 pub(super) type ResponseFrames = Vec<Result<Frame<Bytes>, Infallible>>;
 
-/// Reads the message of a request. The data that follow are not read. `memory` has a permit for each byte of all
-/// messages; those of this one are taken as it arrives.
+/// Reads the message of a request, and the end of the request. `memory` grows by each byte as it arrives.
 ///
 /// # Errors
-/// When the message is too long or not complete, or no memory is left. The codes and the first text are those of gRPC
-/// for Go.
-pub(super) async fn read(
-    mut body: impl Body<Data = Bytes> + Unpin,
-    memory: &Semaphore,
-) -> Result<(Bytes, SemaphorePermit<'_>), Status> {
-    let overloaded = || Status::unavailable(OVERLOADED);
-    let mut permit = memory.try_acquire_many(0).map_err(|_| overloaded())?;
+/// When the message is too long or not complete, another one follows, or no memory is left. The codes and the first text
+/// are those of gRPC for Go.
+pub(super) async fn read(mut body: impl Body<Data = Bytes> + Unpin, memory: &mut TakenMemory) -> Result<Bytes, Status> {
     let mut received = BytesMut::new();
+    let mut has_ended = false;
     loop {
         if let Some((mut prefix, message)) = received.split_at_checked(PREFIX) {
             let is_compressed = prefix.get_u8() != 0;
@@ -51,24 +46,56 @@ pub(super) async fn read(
                 let text = format!("grpc: received message larger than max ({length} vs. {LONGEST_MESSAGE})");
                 return Err(Status::resource_exhausted(text));
             }
-            if message.len() >= length {
-                received.advance(PREFIX);
-                received.truncate(length);
-                return Ok((received.freeze(), permit));
+            if message.len() > length {
+                return Err(Status::unimplemented("the request has more than one message"));
             }
+            if has_ended && message.len() == length {
+                received.advance(PREFIX);
+                return Ok(received.freeze());
+            }
+        }
+        if has_ended {
+            return Err(Status::internal("the request ended before its message was complete"));
         }
         match body.frame().await {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
-                    let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                    permit.merge(memory.try_acquire_many(bytes).map_err(|_| overloaded())?);
+                    if !memory.try_grow(data.len()) {
+                        return Err(Status::unavailable(OVERLOADED));
+                    }
                     received.extend_from_slice(&data);
                 }
             }
             Some(Err(_)) => return Err(Status::cancelled("the request was interrupted")),
-            None => return Err(Status::internal("the request ended before its message was complete")),
+            None => has_ended = true,
         }
     }
+}
+
+/// Returns whether a request is one of gRPC over HTTP/2, with any encoding of its messages, as gRPC for Go does.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    matches!(content_type.strip_prefix(b"application/grpc"), Some([] | [b'+' | b';', ..]))
+}
+
+/// Returns the time that a client gives its call. One that is not valid counts as none.
+pub(super) fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (amount, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if amount.len() > 8 || !amount.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let amount: u32 = amount.parse().ok()?;
+    let unit = match unit {
+        "H" => Duration::from_hours(1),
+        "M" => Duration::from_mins(1),
+        "S" => Duration::from_secs(1),
+        "m" => Duration::from_millis(1),
+        "u" => Duration::from_micros(1),
+        "n" => Duration::from_nanos(1),
+        _ => return None,
+    };
+    Some(unit * amount)
 }
 
 /// Decodes the message of a request.
@@ -113,29 +140,81 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::proto::identity::CertifyRequest;
+    use crate::{identity::server::memory::MemoryPool, proto::identity::CertifyRequest};
 
     async fn code(bytes: &[u8]) -> Code {
-        let memory = Semaphore::new(LONGEST_MESSAGE);
-        read(Full::new(Bytes::copy_from_slice(bytes)), &memory).await.map_or_else(|status| status.code(), |_| Code::Ok)
+        let mut memory = MemoryPool::new(2 * LONGEST_MESSAGE).share().take_nothing();
+        let read = read(Full::new(Bytes::copy_from_slice(bytes)), &mut memory).await;
+        read.map_or_else(|status| status.code(), |_| Code::Ok)
     }
 
     #[tokio::test]
     async fn the_bytes_of_a_message_count_from_their_arrival_until_its_answer() {
-        let memory = Semaphore::new(20);
+        let pool = MemoryPool::new(20);
+        let nothing = || pool.share().take_nothing();
         // 12 bytes of a message of 20.
         let part = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\x0fabcdefg")));
         let waits = stream::iter([part()]).chain(stream::pending());
-        let mut incomplete = Box::pin(read(StreamBody::new(waits), &memory));
+        let mut waiting = nothing();
+        let mut incomplete = Box::pin(read(StreamBody::new(waits), &mut waiting));
         assert!((&mut incomplete).now_or_never().is_none());
-        assert_eq!(memory.available_permits(), 8);
-        let refused = read(StreamBody::new(stream::iter([part()])), &memory).await.unwrap_err();
+        assert_eq!(pool.free(), 8);
+        let refused = read(StreamBody::new(stream::iter([part()])), &mut nothing()).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable);
         drop(incomplete);
-        let (message, permit) = read(Full::new(Bytes::from_static(b"\0\0\0\0\x02ab")), &memory).await.unwrap();
-        assert_eq!((&message[..], memory.available_permits()), (&b"ab"[..], 13));
-        drop(permit);
-        assert_eq!(memory.available_permits(), 20);
+        drop(waiting);
+        let mut memory = nothing();
+        let message = read(Full::new(Bytes::from_static(b"\0\0\0\0\x02ab")), &mut memory).await.unwrap();
+        assert_eq!((&message[..], pool.free()), (&b"ab"[..], 13));
+        drop(memory);
+        assert_eq!(pool.free(), 20);
+    }
+
+    #[tokio::test]
+    async fn a_request_has_one_message() {
+        assert_eq!(code(b"\0\0\0\0\x01a").await, Code::Ok);
+        for two in [&b"\0\0\0\0\x01a\0\0\0\0\x01a"[..], b"\0\0\0\0\0\0\0\0\0\0", b"\0\0\0\0\x01ab"] {
+            assert_eq!(code(two).await, Code::Unimplemented, "{two:?}");
+        }
+        let frames = [&b"\0\0\0\0\x01a"[..], b"", b"\0\0\0\0\x01a"];
+        let frames = frames.map(|data| Ok::<_, Infallible>(Frame::data(Bytes::from_static(data))));
+        let mut memory = MemoryPool::new(100).share().take_nothing();
+        let refused = read(StreamBody::new(stream::iter(frames)), &mut memory).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented);
+    }
+
+    #[test]
+    fn other_content_types_than_those_of_grpc_are_told_apart() {
+        for (content_type, expected) in [
+            ("application/grpc", true),
+            ("application/grpc+proto", true),
+            ("application/grpc;charset=utf-8", true),
+            ("application/grpc-web", false),
+            ("application/grpc-web+proto", false),
+            ("application/json", false),
+            ("", false),
+        ] {
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static(content_type))]);
+            assert_eq!(is_grpc(&headers), expected, "{content_type}");
+        }
+        assert!(!is_grpc(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_timeout_of_a_client_has_a_unit_and_at_most_eight_digits() {
+        let timeout = |value| {
+            let name = header::HeaderName::from_static("grpc-timeout");
+            client_timeout(&HeaderMap::from_iter([(name, HeaderValue::from_static(value))]))
+        };
+        assert_eq!(timeout("2H"), Some(Duration::from_secs(7_200)));
+        assert_eq!(timeout("3M"), Some(Duration::from_secs(180)));
+        assert_eq!(timeout("99999999S"), Some(Duration::from_secs(99_999_999)));
+        assert_eq!(timeout("500m"), Some(Duration::from_millis(500)));
+        assert_eq!((timeout("7u"), timeout("7n")), (Some(Duration::from_micros(7)), Some(Duration::from_nanos(7))));
+        for invalid in ["", "S", "1", "1s", "+1S", "-1S", "1.5S", "100000000S"] {
+            assert_eq!(timeout(invalid), None, "{invalid}");
+        }
+        assert_eq!(client_timeout(&HeaderMap::new()), None);
     }
 
     #[tokio::test]

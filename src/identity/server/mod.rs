@@ -1,20 +1,30 @@
 //! The gRPC server: its connections, and its shutdown.
 //!
 //! In: HTTP/2 connections, without TLS if a Linkerd proxy in the Pod terminates it. Out: answers of [`CertifyService`].
-//! Always holds: connections, calls and the memory of their requests are bounded; a panic ends one call; calls under way
-//! have [`DRAIN_TIME`] when the process stops. hyper serves the connections: each call is one small message in both
-//! directions, so no stream can be behind.
+//! Always holds: connections are bounded, and so is the memory of calls, from their headers until their answers are
+//! written to the socket; a panic ends one call; calls under way have [`DRAIN_TIME`] when the process stops. hyper serves
+//! the connections: each call is one small message in both directions, so no stream can be behind.
 
 mod activity;
+mod memory;
 mod message;
 pub(super) mod tls;
+mod transport;
 
-use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    future::{Future, poll_fn, ready},
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{Arc, Weak},
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use futures::{StreamExt, stream};
+use futures::future::Either;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::StreamBody;
 use hyper::{
     body::{Body, Bytes, Incoming},
     server::conn::http2,
@@ -24,7 +34,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout, timeout_at},
 };
@@ -34,8 +43,10 @@ use tonic::{Code, Status};
 use tracing::{debug, error};
 
 use self::{
-    activity::{ConnectionActivity, IdleEnd},
-    message::{OVERLOADED, ResponseFrames, decode, read, response},
+    activity::{ConnectionActivity, IdleEnd, OpenCall},
+    memory::{MemoryPool, TakenMemory},
+    message::{OVERLOADED, ResponseFrames, client_timeout, decode, is_grpc, read, response},
+    transport::{PacedTransport, TurnLimits},
 };
 use super::{
     metrics::{IdentityMetrics, METHOD, SERVICE},
@@ -49,14 +60,15 @@ use crate::{
 
 /// The time for calls under way when the server stops.
 pub(super) const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// The maximum number of calls of one connection. Behind the server's own proxy, all proxies share a connection.
-const CALLS_PER_CONNECTION: u32 = 10_000;
+/// The maximum number of calls of one connection: fewer than have room in its half of the memory. Behind the server's own
+/// proxy, all proxies share a connection, and their further calls wait in that proxy.
+const CALLS_PER_CONNECTION: u32 = 3_000;
 /// The number of connections that have ended and are remembered.
 const MAX_ENDED: usize = 64;
-/// The maximum memory of the calls that are being received and answered, in bytes: about 10,000 calls of proxies.
-const MEMORY_OF_CALLS: usize = 64 << 20;
-/// The memory of a call without its message: its stream and its task.
-const MEMORY_OF_CALL: u32 = 4 << 10;
+/// The maximum memory of calls, in bytes.
+const MEMORY_OF_CALLS: usize = 96 << 20;
+/// The maximum memory of refusals that clients have not taken, in bytes.
+const MEMORY_OF_REFUSALS: usize = 8 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The deadline of a call from the arrival of its headers: of its message, and of the review of its token with its retries
 /// and its time in the queue. Proxies have no deadline of their own.
@@ -75,15 +87,58 @@ pub(super) struct IdentityServer {
     metrics: Arc<IdentityMetrics>,
     /// `None` without TLS.
     tls: Option<TlsAcceptor>,
-    /// The memory for further calls, in bytes.
-    memory: Semaphore,
+    memory: Arc<MemoryPool>,
+    refusals: Arc<MemoryPool>,
     connections: usize,
 }
 
 /// A connection that was accepted.
 struct AcceptedConnection {
     task: AbortHandle,
-    activity: Arc<ConnectionActivity>,
+    activity: Weak<ConnectionActivity>,
+}
+
+/// What the headers of a request ask for.
+enum RequestedCall {
+    Certify { deadline: Instant },
+    Unknown,
+    NotGrpc(StatusCode),
+}
+
+// === impl RequestedCall ===
+
+impl RequestedCall {
+    fn new<B>(request: &Request<B>, arrived: Instant) -> Self {
+        if request.method() != Method::POST {
+            return Self::NotGrpc(StatusCode::METHOD_NOT_ALLOWED);
+        }
+        if !is_grpc(request.headers()) {
+            return Self::NotGrpc(StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        }
+        let path = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
+        if path != Some((SERVICE, METHOD)) {
+            return Self::Unknown;
+        }
+        let timeout = client_timeout(request.headers()).map_or(CALL_TIMEOUT, |own| own.min(CALL_TIMEOUT));
+        Self::Certify { deadline: arrived + timeout }
+    }
+}
+
+/// The frames of an answer. hyper drops it when h2 has all of them.
+struct CertifyBody {
+    frames: <ResponseFrames as IntoIterator>::IntoIter,
+    _call: OpenCall,
+}
+
+// === impl CertifyBody ===
+
+impl Body for CertifyBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.frames.next())
+    }
 }
 
 /// Observes a call from its start to its end, however it ends.
@@ -116,7 +171,13 @@ impl Drop for CertifyObserver {
 impl IdentityServer {
     pub(super) fn new(service: CertifyService, tls: Option<TlsAcceptor>, connections: usize) -> Arc<Self> {
         let metrics = Arc::clone(&service.metrics);
-        Arc::new(Self { service, metrics, tls, memory: Semaphore::new(MEMORY_OF_CALLS), connections })
+        let [memory, refusals] = [MEMORY_OF_CALLS, MEMORY_OF_REFUSALS].map(MemoryPool::new);
+        Arc::new(Self { service, metrics, tls, memory, refusals, connections })
+    }
+
+    /// Returns the activity of a new connection.
+    fn activity(&self) -> Arc<ConnectionActivity> {
+        ConnectionActivity::new(self.memory.share(), self.refusals.share())
     }
 
     /// Serves until `stop` is cancelled, and then until the calls under way are answered.
@@ -144,7 +205,9 @@ impl IdentityServer {
                 open.retain(|connection| !connection.task.is_finished());
             }
             if tasks.len() >= self.connections {
-                let is_idle = |it: &AcceptedConnection| !it.task.is_finished() && !it.activity.has_open_call();
+                let is_idle = |it: &AcceptedConnection| {
+                    !it.task.is_finished() && it.activity.upgrade().is_some_and(|activity| !activity.has_open_call())
+                };
                 let oldest = open.iter().position(is_idle);
                 let Some(connection) = oldest.and_then(|at| open.remove(at)) else {
                     debug!(%client, "closing a new connection, because all others have calls");
@@ -152,9 +215,10 @@ impl IdentityServer {
                 };
                 connection.task.abort();
             }
-            let activity = ConnectionActivity::new();
-            let task = tasks.spawn(Arc::clone(self).connection(stream, client, Arc::clone(&activity), stop.clone()));
-            open.push_back(AcceptedConnection { task, activity });
+            let activity = self.activity();
+            let weak = Arc::downgrade(&activity);
+            let task = tasks.spawn(Arc::clone(self).connection(stream, client, activity, stop.clone()));
+            open.push_back(AcceptedConnection { task, activity: weak });
         }
     }
 
@@ -186,12 +250,20 @@ impl IdentityServer {
         activity: &Arc<ConnectionActivity>,
         stop: &CancellationToken,
     ) {
-        let service = service_fn(|request| {
-            let (server, activity) = (Arc::clone(&self), Arc::clone(activity));
+        let service = service_fn(|request: Request<Incoming>| {
             // On a busy server, a task for the call begins later.
-            let deadline = Instant::now() + CALL_TIMEOUT;
-            async move { Ok::<_, Infallible>(server.answer(request, client, deadline, &activity).await) }
+            let requested = RequestedCall::new(&request, Instant::now());
+            let answer = match activity.call() {
+                // In a box, so that the task of a refusal is small. The headers are dropped.
+                Ok(call) => {
+                    let server = Arc::clone(&self);
+                    Either::Left(Box::pin(server.answer(requested, request.into_body(), client, call)))
+                }
+                Err(call) => Either::Right(ready(self.refusal(&requested, call))),
+            };
+            async move { Ok::<_, Infallible>(answer.await) }
         });
+        let limits = Arc::<TurnLimits>::default();
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEPALIVE.0)
@@ -199,14 +271,15 @@ impl IdentityServer {
             .max_concurrent_streams(CALLS_PER_CONNECTION)
             .max_header_list_size(MAX_HEADER_BYTES)
             .max_pending_accept_reset_streams(UNACCEPTED_RESETS)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(PacedTransport::new(stream, &limits)), service);
         let mut connection = pin!(connection);
         tokio::select! {
-            ended = &mut connection => {
-                if let Err(error) = ended {
-                    debug!(%client, %error, "a connection failed");
-                }
-                return;
+            ended = poll_fn(|cx| poll_turn(connection.as_mut(), activity, &limits, cx)) => {
+                return match ended {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => debug!(%client, %error, "a connection failed"),
+                    None => debug!(%client, "closing a connection whose client opens calls and takes no answers"),
+                };
             }
             end = activity.ended() => {
                 if end == IdleEnd::AtOnce {
@@ -216,60 +289,72 @@ impl IdentityServer {
             () = stop.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
-        _ = timeout(DRAIN_TIME, connection).await;
+        let turn = poll_fn(|cx| poll_turn(connection.as_mut(), activity, &limits, cx));
+        tokio::select! {
+            _ = timeout(DRAIN_TIME, turn) => {}
+            () = activity.unused() => {}
+        }
     }
 
     async fn answer(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        requested: RequestedCall,
+        body: Incoming,
         client: SocketAddr,
-        deadline: Instant,
-        activity: &Arc<ConnectionActivity>,
-    ) -> Response<impl Body<Data = Bytes, Error = Infallible> + use<>> {
-        let call = activity.call();
-        let response = match contain_future(Work::Answering, self.frames(request, client, deadline)).await {
+        mut call: OpenCall,
+    ) -> Response<CertifyBody> {
+        let frames = self.frames(requested, body, client, &mut call.memory);
+        let response = match contain_future(Work::Answering, frames).await {
             Ok(response) => response,
             Err(panicked) => {
                 error!(%panicked, "a call of Certify ends");
                 response::<CertifyResponse>(Err(Status::internal("internal error")))
             }
         };
-        // The call is open until hyper has taken all frames.
-        let frames = |frames: ResponseFrames| {
-            StreamBody::new(stream::iter(frames).map(move |frame: Result<Frame<Bytes>, Infallible>| {
-                let _call = &call;
-                frame
-            }))
-        };
-        response.map(frames)
+        response.map(|frames| CertifyBody { frames: frames.into_iter(), _call: call })
+    }
+
+    /// Refuses a call without a task that costs memory.
+    fn refusal(&self, requested: &RequestedCall, call: OpenCall) -> Response<CertifyBody> {
+        if matches!(requested, RequestedCall::Certify { .. }) {
+            CertifyObserver::new(&self.metrics).code = Code::Unavailable;
+        }
+        let response = response::<CertifyResponse>(Err(Status::unavailable(OVERLOADED)));
+        response.map(|frames| CertifyBody { frames: frames.into_iter(), _call: call })
     }
 
     async fn frames(
         &self,
-        request: Request<Incoming>,
+        requested: RequestedCall,
+        body: Incoming,
         client: SocketAddr,
-        deadline: Instant,
+        memory: &mut TakenMemory,
     ) -> Response<ResponseFrames> {
-        if request.method() != Method::POST {
-            let mut refusal = Response::new(Vec::new());
-            *refusal.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            return refusal;
-        }
-        let is_certify = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
-        if is_certify != Some((SERVICE, METHOD)) {
-            return response::<CertifyResponse>(Err(Status::unimplemented("unknown service or method")));
-        }
+        let deadline = match requested {
+            RequestedCall::Certify { deadline } => deadline,
+            RequestedCall::Unknown => {
+                return response::<CertifyResponse>(Err(Status::unimplemented("unknown service or method")));
+            }
+            RequestedCall::NotGrpc(status) => {
+                let mut refusal = Response::new(Vec::new());
+                *refusal.status_mut() = status;
+                return refusal;
+            }
+        };
         let mut observer = CertifyObserver::new(&self.metrics);
-        let answer = self.certify(request.into_body(), client, deadline).await;
+        let answer = self.certify(body, client, deadline, memory).await;
         observer.code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
         response(answer)
     }
 
-    async fn certify(&self, body: Incoming, client: SocketAddr, deadline: Instant) -> Result<CertifyResponse, Status> {
-        let Ok(_call) = self.memory.try_acquire_many(MEMORY_OF_CALL) else {
-            return Err(Status::unavailable(OVERLOADED));
-        };
-        let (message, _memory) = match timeout_at(deadline, read(body, &self.memory)).await {
+    async fn certify(
+        &self,
+        body: Incoming,
+        client: SocketAddr,
+        deadline: Instant,
+        memory: &mut TakenMemory,
+    ) -> Result<CertifyResponse, Status> {
+        let message = match timeout_at(deadline, read(body, memory)).await {
             Ok(message) => message?,
             Err(_) => return Err(Status::deadline_exceeded("the request was not received in time")),
         };
@@ -277,6 +362,23 @@ impl IdentityServer {
         let request = decode(message)?;
         let certified = self.service.certify(request, &client.to_string(), deadline).await;
         certified.map_err(|refusal| Status::new(refusal.code(), refusal.to_string()))
+    }
+}
+
+/// Polls a connection once. Ready with `None` if its client floods the server.
+fn poll_turn<C: Future>(
+    connection: Pin<&mut C>,
+    activity: &ConnectionActivity,
+    limits: &TurnLimits,
+    cx: &mut Context<'_>,
+) -> Poll<Option<C::Output>> {
+    limits.begin_turn(activity.is_short());
+    activity.begin_turn(cx);
+    let turn = connection.poll(cx);
+    activity.end_turn(!limits.is_full());
+    match activity.is_flooded() {
+        true => Poll::Ready(None),
+        false => turn.map(Some),
     }
 }
 

@@ -1,6 +1,7 @@
 use std::{convert::Infallible, fs};
 
 use bytes::{BufMut, BytesMut};
+use h2::{SendStream, client::ResponseFuture};
 use http::Request;
 use http_body_util::BodyExt;
 use jiff::{SignedDuration, Timestamp};
@@ -12,11 +13,15 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    io::{AsyncWriteExt, DuplexStream},
+    task::JoinHandle,
+    time::sleep,
+};
 use tokio_rustls::TlsConnector;
 use tower::service_fn;
 
-use super::*;
+use super::{activity::MEMORY_OF_CALL, *};
 use crate::{
     identity::{
         self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuedLeaves, IssuerFileNames, IssuerFiles,
@@ -228,39 +233,152 @@ fn waiting_server() -> Arc<IdentityServer> {
     IdentityServer::new(service, None, 1)
 }
 
+type GrpcClient = h2::client::SendRequest<Bytes>;
+
+/// A server without an issuer, with memory for so many calls.
+fn server_for(calls: usize) -> Arc<IdentityServer> {
+    let mut server = waiting_server();
+    Arc::get_mut(&mut server).unwrap().memory = MemoryPool::new(calls * MEMORY_OF_CALL);
+    server
+}
+
+/// Serves a new connection, whose socket has small buffers.
+fn serve_connection(server: &Arc<IdentityServer>, stop: &CancellationToken) -> (DuplexStream, JoinHandle<()>) {
+    let (near, far) = tokio::io::duplex(1 << 12);
+    let (served, stop) = (Arc::clone(server), stop.clone());
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let task = tokio::spawn(async move {
+        let activity = served.activity();
+        served.http(far, address, &activity, &stop).await;
+    });
+    (near, task)
+}
+
+async fn connect(server: &Arc<IdentityServer>) -> GrpcClient {
+    let (near, _) = serve_connection(server, &CancellationToken::new());
+    let (client, connection) = h2::client::handshake(near).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Sends the headers of a call.
+async fn open(client: &GrpcClient, path: &str, content_type: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    let request = Request::post(format!("http://server{path}")).header("content-type", content_type);
+    client.clone().ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap()
+}
+
+async fn open_certify(client: &GrpcClient) -> (ResponseFuture, SendStream<Bytes>) {
+    open(client, &format!("/{SERVICE}/{METHOD}"), "application/grpc").await
+}
+
+async fn code_of(call: ResponseFuture) -> Code {
+    let mut body = call.await.unwrap().into_body();
+    assert!(body.data().await.is_none());
+    Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap().code()
+}
+
 #[tokio::test(start_paused = true)]
 async fn calls_without_a_message_take_memory_until_their_deadline() {
     const PLACES: usize = 3;
-    let server = waiting_server();
-    server.memory.forget_permits(MEMORY_OF_CALLS - PLACES * MEMORY_OF_CALL as usize);
+    let server = server_for(2 * PLACES);
+    let client = connect(&server).await;
+    let (begun, mut calls) = (Instant::now(), Vec::new());
+    for _ in 0..PLACES {
+        calls.push(open_certify(&client).await);
+    }
+    // A connection has half of the memory, and the next call is refused at once whatever it is.
+    for path in [&format!("/{SERVICE}/{METHOD}")[..], "/x/y"] {
+        assert_eq!(code_of(open(&client, path, "application/grpc").await.0).await, Code::Unavailable);
+    }
+    assert_eq!(begun.elapsed().as_secs(), 0);
+    // Another connection has another part of it.
+    let other = connect(&server).await;
+    assert_eq!(code_of(open(&other, "/x/y", "application/grpc").await.0).await, Code::Unimplemented);
+    for (call, _message) in calls {
+        assert_eq!(code_of(call).await, Code::DeadlineExceeded);
+        assert_eq!(begun.elapsed().as_secs(), 8);
+    }
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.memory.free(), 2 * PLACES * MEMORY_OF_CALL);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_opens_calls_and_takes_no_refusals_is_disconnected() {
+    let server = server_for(0);
+    let (mut near, task) = serve_connection(&server, &CancellationToken::new());
+    let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    // HEADERS with `:method: POST`, `:scheme: http` and `:path: /` of the static table.
+    for stream in (0..CALLS_PER_CONNECTION).map(|number| 2 * number + 1) {
+        flood.extend_from_slice(b"\0\0\x03\x01\x05");
+        flood.extend_from_slice(&stream.to_be_bytes());
+        flood.extend_from_slice(b"\x83\x86\x84");
+    }
+    // Nothing is read.
+    _ = timeout(Duration::from_secs(1), near.write_all(&flood)).await.unwrap();
+    timeout(Duration::from_secs(1), task).await.unwrap().unwrap();
+    assert_eq!(server.refusals.free(), MEMORY_OF_REFUSALS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_another_protocol_is_an_unsupported_media_type() {
+    let client = connect(&server_for(10)).await;
+    for (content_type, status) in [("application/json", 415), ("application/grpc-web", 415), ("application/grpc", 200)]
+    {
+        let (call, _message) = open(&client, "/x/y", content_type).await;
+        assert_eq!(call.await.unwrap().status().as_u16(), status, "{content_type}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_ends_at_the_deadline_of_its_client_if_it_is_earlier() {
+    let client = connect(&server_for(10)).await;
+    for (own, seconds) in [("3S", 3), ("1H", 8)] {
+        let begun = Instant::now();
+        let request = Request::post(format!("http://server/{SERVICE}/{METHOD}"));
+        let request = request.header("content-type", "application/grpc").header("grpc-timeout", own).body(()).unwrap();
+        let (call, _message) = client.clone().ready().await.unwrap().send_request(request, false).unwrap();
+        assert_eq!((code_of(call).await, begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_without_a_call_delays_a_stop_by_a_second() {
+    let server = server_for(10);
+    let stop = CancellationToken::new();
+    let (near, task) = serve_connection(&server, &stop);
+    // The client answers nothing after its preface.
+    let (mut near, preface) = (near, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    near.write_all(preface).await.unwrap();
+    sleep(Duration::from_secs(2)).await;
+    let begun = Instant::now();
+    stop.cancel();
+    task.await.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 1);
+}
+
+/// The state of h2 and the task add 3 KiB, which is measured with a process.
+#[tokio::test(start_paused = true)]
+async fn a_call_has_the_memory_that_is_counted() {
+    let server = server_for(10);
+    let (sizes, mut seen) = tokio::sync::mpsc::unbounded_channel();
     let (near, far) = tokio::io::duplex(1 << 16);
-    let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let served = Arc::clone(&server);
-    tokio::spawn(async move { served.http(far, address, &ConnectionActivity::new(), &CancellationToken::new()).await });
-    let (mut client, connection) = h2::client::handshake(near).await.unwrap();
+    tokio::spawn(async move {
+        let activity = served.activity();
+        let service = hyper::service::service_fn(|request: Request<Incoming>| {
+            let address = SocketAddr::from(([127, 0, 0, 1], 1));
+            let (requested, call) = (RequestedCall::new(&request, Instant::now()), activity.call().ok().unwrap());
+            let answer = Arc::clone(&served).answer(requested, request.into_body(), address, call);
+            sizes.send(size_of_val(&answer)).unwrap();
+            async move { Ok::<_, Infallible>(answer.await) }
+        });
+        _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(far), service).await;
+    });
+    let (client, connection) = h2::client::handshake(near).await.unwrap();
     tokio::spawn(connection);
-    let (begun, mut calls, mut messages) = (Instant::now(), Vec::new(), Vec::new());
-    for _ in 0..=PLACES {
-        client = client.ready().await.unwrap();
-        let request = Request::post(format!("http://server/{SERVICE}/{METHOD}")).body(()).unwrap();
-        let (response, message) = client.send_request(request, false).unwrap();
-        calls.push(response);
-        messages.push(message);
-    }
-    // The last call is refused at once, and the others wait for their messages.
-    for (call, (code, seconds)) in calls.into_iter().rev().zip([
-        (Code::Unavailable, 0),
-        (Code::DeadlineExceeded, 8),
-        (Code::DeadlineExceeded, 8),
-        (Code::DeadlineExceeded, 8),
-    ]) {
-        let mut body = call.await.unwrap().into_body();
-        assert!(body.data().await.is_none());
-        let trailers = body.trailers().await.unwrap().unwrap();
-        assert_eq!(Status::from_header_map(&trailers).unwrap().code(), code);
-        assert_eq!(begun.elapsed().as_secs(), seconds);
-    }
-    assert_eq!(server.memory.available_permits(), PLACES * MEMORY_OF_CALL as usize);
+    let _call = open_certify(&client).await;
+    let bytes = seen.recv().await.unwrap();
+    assert!(bytes + (3 << 10) <= MEMORY_OF_CALL, "{bytes}");
 }
 
 #[tokio::test]

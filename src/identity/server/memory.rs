@@ -1,0 +1,139 @@
+//! The memory of calls, and the part that each connection may have.
+//!
+//! In: a maximum, and what the calls of connections take. Out: memory that is given back when it is dropped. Always
+//! holds: no more than the maximum is taken; while at least half of it is taken, a connection gets more only if it has
+//! less than is free. So one greedy connection leaves half to others, a second one leaves a quarter, and a new connection
+//! gets some until the last bytes are taken.
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// The memory that connections share, in bytes.
+pub(super) struct MemoryPool {
+    max: usize,
+    taken: AtomicUsize,
+}
+
+/// The part of one connection.
+pub(super) struct MemoryShare {
+    pool: Arc<MemoryPool>,
+    taken: AtomicUsize,
+}
+
+/// Given back when it is dropped.
+pub(super) struct TakenMemory {
+    share: Arc<MemoryShare>,
+    bytes: usize,
+}
+
+// === impl MemoryPool ===
+
+impl MemoryPool {
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, taken: AtomicUsize::new(0) })
+    }
+
+    /// Returns the share of a new connection.
+    pub(super) fn share(self: &Arc<Self>) -> Arc<MemoryShare> {
+        Arc::new(MemoryShare { pool: Arc::clone(self), taken: AtomicUsize::new(0) })
+    }
+
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.max - self.taken.load(Ordering::Relaxed)
+    }
+}
+
+// === impl MemoryShare ===
+
+impl MemoryShare {
+    /// Takes memory, or none if too much of it is taken, by all connections or by this one.
+    pub(super) fn try_take(self: &Arc<Self>, bytes: usize) -> Option<TakenMemory> {
+        // Two calls of one connection that run at the same moment may both be counted as the last permitted one.
+        let taken = self.pool.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            self.permits(taken, bytes).then_some(taken + bytes)
+        });
+        taken.ok()?;
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+        Some(TakenMemory { share: Arc::clone(self), bytes })
+    }
+
+    /// Returns whether this connection could take memory now.
+    pub(super) fn has_room_for(&self, bytes: usize) -> bool {
+        self.permits(self.pool.taken.load(Ordering::Relaxed), bytes)
+    }
+
+    pub(super) fn take_nothing(self: &Arc<Self>) -> TakenMemory {
+        TakenMemory { share: Arc::clone(self), bytes: 0 }
+    }
+
+    fn permits(&self, taken: usize, bytes: usize) -> bool {
+        let free = self.pool.max.saturating_sub(taken);
+        bytes <= free && (taken < self.pool.max / 2 || self.taken.load(Ordering::Relaxed) < free)
+    }
+}
+
+// === impl TakenMemory ===
+
+impl TakenMemory {
+    /// Takes more. Returns whether it was free.
+    pub(super) fn try_grow(&mut self, bytes: usize) -> bool {
+        let Some(mut more) = self.share.try_take(bytes) else { return false };
+        self.bytes += mem::take(&mut more.bytes);
+        true
+    }
+
+    /// Moves it out of a value that is dropped.
+    pub(super) fn take(&mut self) -> Self {
+        Self { share: Arc::clone(&self.share), bytes: mem::take(&mut self.bytes) }
+    }
+}
+
+impl Drop for TakenMemory {
+    fn drop(&mut self) {
+        self.share.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.share.pool.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes 10 bytes until the connection gets no more.
+    fn take_all(share: &Arc<MemoryShare>) -> Vec<TakenMemory> {
+        std::iter::from_fn(|| share.try_take(10)).collect()
+    }
+
+    #[test]
+    fn a_greedy_connection_leaves_half_of_the_memory_and_two_leave_a_quarter_or_more() {
+        let pool = MemoryPool::new(120);
+        let [first, second, third] = [pool.share(), pool.share(), pool.share()];
+        let held = take_all(&first);
+        assert_eq!((held.len(), first.has_room_for(1)), (6, false));
+        let also_held = take_all(&second);
+        assert_eq!((also_held.len(), pool.free()), (3, 30));
+        assert!(third.has_room_for(30) && !third.has_room_for(31));
+        drop(held);
+        assert_eq!(take_all(&second).len(), 3);
+    }
+
+    #[test]
+    fn what_has_grown_is_given_back_as_a_whole_and_once() {
+        let pool = MemoryPool::new(100);
+        let share = pool.share();
+        let mut held = share.try_take(10).unwrap();
+        assert!(held.try_grow(30) && !held.try_grow(61));
+        assert_eq!(pool.free(), 60);
+        let moved = held.take();
+        drop(held);
+        assert_eq!(pool.free(), 60);
+        drop(moved);
+        assert_eq!((pool.free(), share.has_room_for(100)), (100, true));
+    }
+}
