@@ -5,7 +5,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use clap::{Args as ClapArgs, ValueEnum};
 use k8s_openapi::jiff::SignedDuration;
 
-use super::parse::positive_duration;
+use super::parse::{duration, positive_duration};
 use crate::identity::{IdentitySettings, IssuerFileNames, IssuerFiles, RenewWithin, SHORTEST_RENEW_WITHIN};
 
 /// The flags of the identity service. The defaults are those of Linkerd's charts.
@@ -67,14 +67,16 @@ pub struct IdentityArgs {
     )]
     pub identity_clock_skew_allowance: SignedDuration,
 
-    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more. They remain valid for longer
+    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more, or never with 0s. They remain valid
+    /// for longer
     #[arg(
         long,
         env = "LINKERD_OPERATOR_IDENTITY_RENEW_WITHIN",
         value_name = "DURATION",
+        default_value = "0s",
         value_parser = renew_within
     )]
-    pub identity_renew_within: Option<RenewWithin>,
+    pub identity_renew_within: RenewWithin,
 
     /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy. No client certificate is
     /// requested, so that a proxy whose certificate has expired can renew it
@@ -132,7 +134,8 @@ impl IdentityArgs {
 }
 
 pub(super) fn renew_within(text: &str) -> Result<RenewWithin, String> {
-    RenewWithin::new(signed_duration(text)?).ok_or_else(|| format!("it must be at least {SHORTEST_RENEW_WITHIN:#}"))
+    let within = SignedDuration::try_from(duration(text)?).map_err(|error| error.to_string())?;
+    RenewWithin::new(within).ok_or_else(|| format!("it must be 0s or at least {SHORTEST_RENEW_WITHIN:#}"))
 }
 
 fn signed_duration(text: &str) -> Result<SignedDuration, String> {

@@ -79,10 +79,10 @@ pub(super) struct LinkerdIdentityArgs {
     #[arg(long, default_value_t = true)]
     issued_events: bool,
 
-    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more; they remain valid for longer. Only in
-    /// linkerd-operator
-    #[arg(long, value_name = "DURATION", value_parser = renew_within)]
-    renew_within: Option<RenewWithin>,
+    /// Tell proxies to renew their certificates as if these ended so soon, 1m or more, or never with 0s; they remain valid
+    /// for longer. Only in linkerd-operator
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = renew_within)]
+    renew_within: RenewWithin,
 
     /// Terminate TLS with a certificate of the issuer, for a pod without a Linkerd proxy; only in linkerd-operator
     #[arg(long, default_value_t = false)]
@@ -248,9 +248,10 @@ mod tests {
     #[test]
     fn proxies_are_told_to_renew_within_a_minute_or_more_or_at_the_end() {
         let within = |flags: &[&str]| with(flags).map(|settings| settings.identity.identity_renew_within);
-        assert_eq!(within(&[]), Ok(None));
-        assert_eq!(within(&["-renew-within=1h"]), Ok(RenewWithin::new(SignedDuration::from_hours(1))));
-        for refused in ["59s", "0s", "-1h", "soon"] {
+        assert_eq!(within(&[]), Ok(RenewWithin::default()));
+        assert_eq!(within(&["-renew-within=0s"]), Ok(RenewWithin::default()));
+        assert_eq!(within(&["-renew-within=1h"]).ok(), RenewWithin::new(SignedDuration::from_hours(1)));
+        for refused in ["59s", "-1h", "soon"] {
             assert!(within(&[&format!("-renew-within={refused}")]).is_err(), "{refused}");
         }
     }

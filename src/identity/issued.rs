@@ -5,11 +5,15 @@
 //! last one ends; for each Pod, its last leaf. Always holds: [`MAX_ISSUERS`] and [`MAX_PODS`] are not exceeded, and what is
 //! left out is counted; nothing is shown but hashes of public keys, uids and times. The process forgets it when it ends.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{issuer::Issuer, review::ReviewedPod};
@@ -17,27 +21,33 @@ use crate::text;
 
 /// The maximum number of issuers. Beyond it, the one whose last leaf ends first is forgotten.
 const MAX_ISSUERS: usize = 16;
-/// The maximum number of Pods, which take 9 MiB.
+/// The maximum number of Pods, which take less than 20 MiB.
 const MAX_PODS: usize = 200_000;
-/// When there is no room, how often Pods are looked for whose leaf has ended.
+/// When there is no room, how often Pods are looked for whose leaf has ended, which takes some milliseconds.
 const SWEEP_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
-/// The number of Pods in a part of an answer.
+/// The number of Pods in a part of a list.
 const PODS_OF_A_PART: usize = 500;
 
 /// What this process has issued since it started.
 pub struct IssuedLeaves {
     since: Timestamp,
     record: Mutex<IssuedRecord>,
-    /// Only one list of Pods is sent at a time, because it is copied first.
     lists: Arc<Semaphore>,
 }
 
-/// The Pods of a list, as parts of a JSON document. The next list waits until it is dropped.
+/// A list of all Pods, as parts of a JSON document. Each part is read when the one before was taken, so a list takes little
+/// memory and delays no certificate. One list exists at a time, so that lists take one thread at most.
 pub struct IssuedPods {
-    head: String,
-    key_ids: HashMap<u32, String>,
-    pods: Vec<(PodUid, PodLeaf)>,
+    leaves: Arc<IssuedLeaves>,
+    next: NextPart,
     _place: OwnedSemaphorePermit,
+}
+
+enum NextPart {
+    Issuers,
+    /// The Pods after this one.
+    Pods(Option<PodUid>),
+    Nothing,
 }
 
 #[derive(Default)]
@@ -45,25 +55,29 @@ struct IssuedRecord {
     issuers: Vec<IssuerRecord>,
     /// The number of the next issuer.
     next: u32,
-    pods: HashMap<PodUid, PodLeaf>,
+    /// No hash table, which would become larger the more Pods come and go.
+    pods: BTreeMap<PodUid, PodLeaf>,
     /// Leaves of Pods that are not in `pods`, because there was no room or the uid is no UUID.
     omitted: u64,
     swept: Option<Timestamp>,
 }
 
+/// The leaves of a key whose certificate reached these roots. A certificate of the key that reaches others is another
+/// issuer: proxies send the certificate that they were given.
 #[derive(Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct IssuerRecord {
     #[serde(skip)]
     number: u32,
     key_id: String,
-    roots: Vec<String>,
+    #[serde(serialize_with = "digests")]
+    roots: Vec<[u8; 32]>,
     last_leaf_expiry: Timestamp,
     leaves: u64,
 }
 
 /// The uid of a Pod: Kubernetes makes UUIDs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PodUid(u128);
 
 #[derive(Clone, Copy)]
@@ -86,7 +100,7 @@ struct Summary<'a> {
 
 impl IssuedLeaves {
     pub(super) fn new(since: Timestamp) -> Arc<Self> {
-        let since = whole_seconds(since);
+        let since = Timestamp::from_second(since.as_second()).unwrap_or(since);
         Arc::new(Self { since, record: Mutex::default(), lists: Arc::new(Semaphore::new(1)) })
     }
 
@@ -96,62 +110,67 @@ impl IssuedLeaves {
     }
 
     /// The issuers, in JSON.
-    ///
-    /// # Errors
-    /// When it cannot be encoded, which does not happen.
-    pub fn issuers(&self) -> serde_json::Result<String> {
-        let issuers = self.record.lock().issuers.clone();
-        serde_json::to_string(&Summary { issuers: &issuers, since: self.since, pods_omitted: None })
+    pub fn issuers(&self) -> String {
+        self.summary(false)
     }
 
     /// The issuers and the Pods, or `None` while another list is sent.
-    ///
-    /// # Errors
-    /// When it cannot be encoded, which does not happen.
-    pub fn pods(&self) -> serde_json::Result<Option<IssuedPods>> {
-        let Ok(place) = Arc::clone(&self.lists).try_acquire_owned() else { return Ok(None) };
-        let (issuers, omitted, pods) = {
+    pub fn pods(self: &Arc<Self>) -> Option<IssuedPods> {
+        let place = Arc::clone(&self.lists).try_acquire_owned().ok()?;
+        Some(IssuedPods { leaves: Arc::clone(self), next: NextPart::Issuers, _place: place })
+    }
+
+    fn summary(&self, with_omitted: bool) -> String {
+        let (issuers, omitted) = {
             let record = self.record.lock();
-            let pods: Vec<_> = record.pods.iter().map(|(uid, leaf)| (*uid, *leaf)).collect();
-            (record.issuers.clone(), record.omitted, pods)
+            (record.issuers.clone(), record.omitted)
         };
-        let summary = Summary { issuers: &issuers, since: self.since, pods_omitted: Some(omitted) };
-        let head = serde_json::to_string(&summary)?;
-        let key_ids = issuers.into_iter().map(|issuer| (issuer.number, issuer.key_id)).collect();
-        Ok(Some(IssuedPods { head, key_ids, pods, _place: place }))
+        let pods_omitted = with_omitted.then_some(omitted);
+        // Its keys are texts, and nothing else can fail.
+        serde_json::to_string(&Summary { issuers: &issuers, since: self.since, pods_omitted }).unwrap_or_default()
     }
 }
 
 // === impl IssuedPods ===
 
-impl IssuedPods {
-    /// The parts of the document.
-    pub fn parts(self) -> impl Iterator<Item = String> + Send {
-        let count = self.pods.len().div_ceil(PODS_OF_A_PART).max(1);
-        (0..count).map(move |number| {
-            // The whole list, with its place.
-            let list = &self;
-            let mut part = String::new();
-            if number == 0 {
+impl Iterator for IssuedPods {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        match self.next {
+            NextPart::Issuers => {
+                self.next = NextPart::Pods(None);
                 // The list is a further member of the same object.
-                part.push_str(list.head.strip_suffix('}').unwrap_or(&list.head));
-                part.push_str(",\"pods\":{");
+                let summary = self.leaves.summary(true);
+                Some(format!("{},\"pods\":{{", summary.strip_suffix('}').unwrap_or(&summary)))
             }
-            let first = number * PODS_OF_A_PART;
-            for (place, (uid, leaf)) in list.pods.iter().enumerate().skip(first).take(PODS_OF_A_PART) {
-                let comma = if place == 0 { "" } else { "," };
-                let key_id = list.key_ids.get(&leaf.issuer).map_or("", String::as_str);
-                let not_after = Timestamp::from_second(leaf.not_after).unwrap_or_default();
-                part.push_str(&format!(
-                    "{comma}\n\"{}\":{{\"keyId\":\"{key_id}\",\"notAfter\":\"{not_after}\"}}",
-                    uid.text()
-                ));
-            }
-            if number + 1 == count {
-                part.push_str("}}\n");
-            }
-            part
-        })
+            NextPart::Pods(last) => Some(self.part(last)),
+            NextPart::Nothing => None,
+        }
+    }
+}
+
+impl IssuedPods {
+    fn part(&mut self, last: Option<PodUid>) -> String {
+        let after = last.map_or(Unbounded, Excluded);
+        let pods: Vec<_> = {
+            let record = self.leaves.record.lock();
+            let pods = record.pods.range((after, Unbounded)).take(PODS_OF_A_PART);
+            pods.filter_map(|(uid, leaf)| Some((*uid, leaf.not_after, record.key_id(leaf.issuer)?.to_owned())))
+                .collect()
+        };
+        let Some((newest, _, _)) = pods.last() else {
+            self.next = NextPart::Nothing;
+            return "}}\n".to_owned();
+        };
+        self.next = NextPart::Pods(Some(*newest));
+        let mut part = String::new();
+        for (place, (uid, not_after, key_id)) in pods.iter().enumerate() {
+            let comma = if last.is_none() && place == 0 { "" } else { "," };
+            let (uid, not_after) = (uid.text(), Timestamp::from_second(*not_after).unwrap_or_default());
+            part.push_str(&format!("{comma}\n\"{uid}\":{{\"keyId\":\"{key_id}\",\"notAfter\":\"{not_after}\"}}"));
+        }
+        part
     }
 }
 
@@ -170,12 +189,10 @@ impl IssuedRecord {
 
     /// Counts a leaf of an issuer. Returns the number of the issuer.
     fn issuer(&mut self, key_id: &str, roots: &[[u8; 32]], not_after: Timestamp) -> u32 {
-        // The certificate of a key may be renewed below another root.
-        let roots = || roots.iter().map(|root| text::hex(*root)).collect();
-        if let Some(issuer) = self.issuers.iter_mut().find(|issuer| issuer.key_id == key_id) {
+        let is_same = |issuer: &&mut IssuerRecord| issuer.key_id == key_id && issuer.roots == roots;
+        if let Some(issuer) = self.issuers.iter_mut().find(is_same) {
             issuer.leaves += 1;
             issuer.last_leaf_expiry = issuer.last_leaf_expiry.max(not_after);
-            issuer.roots = roots();
             return issuer.number;
         }
         if self.issuers.len() >= MAX_ISSUERS {
@@ -187,9 +204,13 @@ impl IssuedRecord {
         }
         let number = self.next;
         self.next += 1;
-        let key_id = key_id.to_owned();
-        self.issuers.push(IssuerRecord { number, key_id, roots: roots(), last_leaf_expiry: not_after, leaves: 1 });
+        let (key_id, roots) = (key_id.to_owned(), roots.to_vec());
+        self.issuers.push(IssuerRecord { number, key_id, roots, last_leaf_expiry: not_after, leaves: 1 });
         number
+    }
+
+    fn key_id(&self, number: u32) -> Option<&str> {
+        self.issuers.iter().find(|issuer| issuer.number == number).map(|issuer| &*issuer.key_id)
     }
 
     fn has_room_for(&mut self, uid: PodUid, now: Timestamp) -> bool {
@@ -227,8 +248,8 @@ impl PodUid {
     }
 }
 
-fn whole_seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
+fn digests<S: Serializer>(roots: &[[u8; 32]], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(roots.iter().map(|root| text::hex(*root)))
 }
 
 #[cfg(test)]
@@ -253,8 +274,8 @@ mod tests {
         leaves
     }
 
-    fn document(leaves: &IssuedLeaves) -> Value {
-        let text: String = leaves.pods().unwrap().unwrap().parts().collect();
+    fn document(leaves: &Arc<IssuedLeaves>) -> Value {
+        let text: String = leaves.pods().unwrap().collect();
         serde_json::from_str(&text).unwrap()
     }
 
@@ -267,7 +288,7 @@ mod tests {
         });
         let issuer = |key: &str, end: &str, leaves: u32| json!({"keyId": key, "roots": ["ab".repeat(32)], "lastLeafExpiry": end, "leaves": leaves});
         let issuers = [issuer("a", "1970-01-01T00:05:00Z", 2), issuer("b", "1970-01-01T00:01:40Z", 1)];
-        let found: Value = serde_json::from_str(&leaves.issuers().unwrap()).unwrap();
+        let found: Value = serde_json::from_str(&leaves.issuers()).unwrap();
         assert_eq!(found, json!({"issuers": issuers, "since": "1970-01-01T00:00:00Z"}));
         let pods = json!({"issuers": issuers, "since": "1970-01-01T00:00:00Z", "podsOmitted": 0, "pods": {}});
         assert_eq!(document(&leaves), pods);
@@ -328,21 +349,35 @@ mod tests {
         assert!(pods.values().all(|pod| pod["keyId"] != ""), "{document}");
     }
 
+    /// The proxies of the first leaf send a certificate that reaches the first root.
+    #[test]
+    fn a_key_that_was_certified_again_under_another_root_is_another_issuer() {
+        let leaves = leaves(|record| {
+            record.add("a", &[ROOT], Some(&uid(1)), at(300), at(0));
+            record.add("a", &[[0xcd; 32]], Some(&uid(2)), at(400), at(100));
+        });
+        let document = document(&leaves);
+        let roots: Vec<_> = (0..2).map(|number| &document["issuers"][number]["roots"][0]).collect();
+        assert_eq!(roots, [&json!("ab".repeat(32)), &json!("cd".repeat(32))]);
+        assert_eq!(document["pods"].as_object().unwrap().len(), 2);
+    }
+
     #[test]
     fn one_list_of_pods_is_sent_at_a_time() {
         let leaves = leaves(|_| {});
-        let first = leaves.pods().unwrap().unwrap();
-        let mut parts = first.parts();
-        parts.next();
-        assert!(leaves.pods().unwrap().is_none());
-        drop(parts);
-        assert!(leaves.pods().unwrap().is_some());
+        let mut first = leaves.pods().unwrap();
+        first.next();
+        assert!(leaves.pods().is_none());
+        drop(first);
+        assert!(leaves.pods().is_some());
     }
 
-    /// A table of a standard `HashMap` is at most 7/8 full and has a power of two of places, each with a byte of its own.
+    /// A node of a `BTreeMap` has room for 11 entries, and at least 5 unless it is the root; an inner node has 12 edges.
     #[test]
-    fn all_pods_take_less_than_9_mib() {
-        let places = (MAX_PODS * 8 / 7).next_power_of_two();
-        assert!(places * (size_of::<(PodUid, PodLeaf)>() + 1) <= 9 << 20);
+    fn all_pods_take_less_than_20_mib() {
+        let leaf_node = 11 * size_of::<(PodUid, PodLeaf)>() + 16;
+        let inner_node = leaf_node + 12 * size_of::<usize>();
+        let nodes = MAX_PODS / 5;
+        assert!(nodes * leaf_node + nodes / 5 * inner_node <= 20 << 20);
     }
 }

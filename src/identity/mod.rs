@@ -96,7 +96,7 @@ pub struct IdentitySettings {
     /// How long certificates are valid; zero is a year, as in Linkerd.
     pub issuance_lifetime: SignedDuration,
     /// When proxies are told to renew.
-    pub renew_within: Option<RenewWithin>,
+    pub renew_within: RenewWithin,
     /// By how much the clocks of proxies may differ; zero is 10 s, as in Linkerd.
     pub clock_skew_allowance: SignedDuration,
     /// The maximum number of TokenReviews at the same time.

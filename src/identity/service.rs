@@ -41,7 +41,7 @@ const LONGEST_TOKEN: usize = 32 << 10;
 pub(super) struct CertifyService {
     pub(super) domain: IdentityDomain,
     pub(super) lifetime: LeafLifetime,
-    pub(super) renew_within: Option<RenewWithin>,
+    pub(super) renew_within: RenewWithin,
     pub(super) issued: Arc<IssuedLeaves>,
     pub(super) followed: Arc<FollowedIssuer>,
     pub(super) reviewer: Reviewer,
@@ -118,10 +118,7 @@ impl CertifyService {
         let now = Timestamp::now();
         let leaf = loaded.issuer.issue(&signing_request, &identity, self.lifetime.at(now), rand::random())?;
         self.report_issued(&loaded, &leaf, &identity, reviewed, client, now);
-        let valid_until = match self.renew_within {
-            Some(within) => within.valid_until(leaf.not_after, now, rand::random()),
-            None => leaf.not_after,
-        };
+        let valid_until = self.renew_within.valid_until(leaf.not_after, now, rand::random());
         Ok(response(leaf, valid_until, &loaded))
     }
 
@@ -281,7 +278,7 @@ mod tests {
         CertifyService {
             domain: domain(),
             lifetime: LeafLifetime::new(SignedDuration::from_hours(24), SignedDuration::from_secs(20)),
-            renew_within: None,
+            renew_within: RenewWithin::default(),
             issued: IssuedLeaves::new(Timestamp::now()),
             followed,
             reviewer: Reviewer::new(&client, 10, false, &metrics),

@@ -17,11 +17,11 @@ const FIRST_SECOND: i64 = -62_167_219_200;
 /// The shortest time within which proxies may be told to renew: each proxy makes a call in about two thirds of it.
 pub const SHORTEST_RENEW_WITHIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// Within which time proxies are told to renew a leaf that is valid for longer. A proxy renews after 70 % of the time until
+/// Within which time proxies are told to renew a leaf that is valid for longer, if they are. A proxy renews after 70 % of the time until
 /// the end that the answer names, and reads this end for nothing else but a metric. So an outage of the identity service
 /// is survived for as long as without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RenewWithin(SignedDuration);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenewWithin(Option<SignedDuration>);
 
 /// How long leaves are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +41,20 @@ pub(crate) struct Validity {
 // === impl RenewWithin ===
 
 impl RenewWithin {
-    /// `None` if it is shorter than [`SHORTEST_RENEW_WITHIN`].
+    /// Zero is no time. `None` if another time is shorter than [`SHORTEST_RENEW_WITHIN`].
     pub fn new(within: SignedDuration) -> Option<Self> {
-        (within >= SHORTEST_RENEW_WITHIN).then_some(Self(within))
+        if within.is_zero() {
+            return Some(Self(None));
+        }
+        (within >= SHORTEST_RENEW_WITHIN).then_some(Self(Some(within)))
     }
 
     /// Returns the end that the answer names: up to 5 % earlier, so that proxies that started together do not renew
     /// together. `random` is from 0 to 1.
     pub(super) fn valid_until(self, not_after: Timestamp, now: Timestamp, random: f64) -> Timestamp {
-        let earlier = SignedDuration::try_from_secs_f64(self.0.as_secs_f64() / 20.0 * random).unwrap_or_default();
-        not_after.min(moved(now, self.0.saturating_sub(earlier)))
+        let Some(within) = self.0 else { return not_after };
+        let earlier = SignedDuration::try_from_secs_f64(within.as_secs_f64() / 20.0 * random).unwrap_or_default();
+        not_after.min(moved(now, within.saturating_sub(earlier)))
     }
 }
 
@@ -127,6 +131,8 @@ mod tests {
         let longest = RenewWithin::new(SignedDuration::MAX).unwrap();
         assert_eq!(longest.valid_until(time("2026-11-29T02:00:20Z"), now, 0.5), time("2026-11-29T02:00:20Z"));
         assert_eq!(RenewWithin::new(SignedDuration::from_secs(59)), None);
+        let never = RenewWithin::new(SignedDuration::ZERO).unwrap();
+        assert_eq!(never.valid_until(time("2026-11-29T02:00:20Z"), now, 0.5), time("2026-11-29T02:00:20Z"));
     }
 
     #[test]

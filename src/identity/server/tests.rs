@@ -24,7 +24,7 @@ use tower::service_fn;
 use super::{activity::MEMORY_OF_CALL, *};
 use crate::{
     identity::{
-        self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuedLeaves, IssuerFileNames, IssuerFiles,
+        self, FollowedIssuer, IdentityDeps, IdentitySettings, IssuedLeaves, IssuerFileNames, IssuerFiles, RenewWithin,
         events::IdentityEvents, review::Reviewer, username::IdentityDomain, validity::LeafLifetime,
     },
     proto::identity::CertifyRequest,
@@ -105,7 +105,7 @@ impl Serving {
             trust_state: None,
             issuance_lifetime: SignedDuration::from_hours(24),
             clock_skew_allowance: SignedDuration::from_secs(20),
-            renew_within: None,
+            renew_within: RenewWithin::default(),
             max_token_reviews: 10,
             allow_api_audience: false,
             issued_events: true,
@@ -220,7 +220,7 @@ fn waiting_server() -> Arc<IdentityServer> {
     let service = CertifyService {
         domain: IdentityDomain::new("linkerd", "cluster.local").unwrap(),
         lifetime: LeafLifetime::new(SignedDuration::ZERO, SignedDuration::ZERO),
-        renew_within: None,
+        renew_within: RenewWithin::default(),
         issued: IssuedLeaves::new(Timestamp::now()),
         followed: FollowedIssuer::new(),
         reviewer: Reviewer::new(&api_server(), 1, false, &metrics),
