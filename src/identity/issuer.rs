@@ -325,7 +325,10 @@ fn sentence(error: &webpki::Error) -> String {
             "a certificate of the chain has no extensions (version 1): sign it as a certificate authority"
         }
         Error::UnsupportedCriticalExtension => "a certificate of the chain has a critical extension that is not known",
-        Error::MaximumPathDepthExceeded | Error::MaximumSignatureChecksExceeded => "its chain is too long",
+        Error::MaximumPathDepthExceeded => "its chain is too long",
+        Error::MaximumSignatureChecksExceeded => {
+            "its chain is too long, or too many trust anchors have the name of its root"
+        }
         Error::MalformedDnsIdentifier => "identities of the trust domain are longer than a DNS name can be",
         other => return format!("{other:?}"),
     };

@@ -118,7 +118,7 @@ pub(super) fn contents(path: &Path) -> Result<Vec<u8>, String> {
             return Err(io::Error::other(format!("it has {} bytes, and the maximum is {LONGEST}", found.len())));
         }
         // With its final size, so that no copy of a key stays behind.
-        let mut contents = Vec::with_capacity(usize::try_from(LONGEST).unwrap_or_default());
+        let mut contents = Vec::with_capacity(usize::try_from(found.len()).unwrap_or_default() + 1);
         file.take(LONGEST).read_to_end(&mut contents)?;
         Ok(contents)
     };
