@@ -217,6 +217,7 @@ async fn a_new_issuer_signs_the_next_certificate_as_soon_as_its_root_is_trusted(
 #[tokio::test(flavor = "multi_thread")]
 async fn each_issuer_in_use_and_the_last_certificate_of_each_pod_are_shown() -> Result<()> {
     let identity = IdentityReplica::start().await?;
+    identity.server.shows(StatusCode::SERVICE_UNAVAILABLE).await?;
     let (_, none) = identity.server.get("/issued?pods=1").await?;
     let none: Value = serde_json::from_str(&none)?;
     assert_eq!((&none["issuers"], &none["pods"]), (&json!([]), &json!({})));
