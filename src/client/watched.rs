@@ -44,7 +44,7 @@ where
     }
 }
 
-/// Watches one object, forever. `seen` gets the object, `None` if there is none, or why it cannot be watched.
+/// Watches one object, forever. Calls `seen` with the object, with `None` if it does not exist, or with the error.
 pub async fn watch_one<K>(api: Api<K>, name: &str, mut seen: impl FnMut(Result<Option<K>, watcher::Error>))
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,

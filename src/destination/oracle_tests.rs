@@ -182,7 +182,7 @@ fn single_events<M: Method>() {
                     let new = client.settle(&rig.views);
                     let request = &client.request;
                     assert!(
-                        !M::stays_open(request, &old, &new, &change),
+                        !M::stays_open(world.objects(), request, &old, &new, &change),
                         "seed {seed}, event {event}: the stream of {request:?} ended after {change:?}: {old:?}, {new:?}"
                     );
                 }

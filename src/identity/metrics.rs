@@ -94,19 +94,56 @@ pub(super) struct IdentityMetrics {
     clamped: IntCounter,
     issued: IntCounterVec,
     last_expiry: GaugeVec,
-    reviews: IntCounterVec,
-    review_seconds: Histogram,
-    in_flight: IntGauge,
-    queue_seconds: Histogram,
+    reviews: ReviewMetrics,
     refused: IntCounterVec,
     /// The issuers with series, oldest first.
     issuers: Mutex<VecDeque<String>>,
+}
+
+/// The reviews of tokens.
+struct ReviewMetrics {
+    results: IntCounterVec,
+    seconds: Histogram,
+    in_flight: IntGauge,
+    queue_seconds: Histogram,
 }
 
 /// A review that waits for the API server.
 pub(super) struct ReviewUnderWay {
     metrics: Arc<IdentityMetrics>,
     since: Instant,
+}
+
+// === impl ReviewMetrics ===
+
+impl ReviewMetrics {
+    fn register(registry: &Registry) -> prometheus::Result<Self> {
+        Ok(Self {
+            results: register_int_counter_vec_with_registry!(
+                "linkerd_operator_identity_token_reviews_total",
+                "Reviews of tokens, by result",
+                &["result"],
+                registry
+            )?,
+            seconds: register_histogram_with_registry!(
+                "linkerd_operator_identity_token_review_seconds",
+                "Time of a review of a token with its retries, without its time in the queue",
+                exponential_buckets(0.001, 2.0, 14)?,
+                registry
+            )?,
+            in_flight: register_int_gauge_with_registry!(
+                "linkerd_operator_identity_token_reviews_in_flight",
+                "Reviews of tokens that wait for the API server",
+                registry
+            )?,
+            queue_seconds: register_histogram_with_registry!(
+                "linkerd_operator_identity_queue_seconds",
+                "Time that a review of a token waited for its turn",
+                exponential_buckets(0.001, 2.0, 14)?,
+                registry
+            )?,
+        })
+    }
 }
 
 // === impl IdentityMetrics ===
@@ -192,29 +229,7 @@ impl IdentityMetrics {
                 &["issuer"],
                 registry
             )?,
-            reviews: register_int_counter_vec_with_registry!(
-                "linkerd_operator_identity_token_reviews_total",
-                "Reviews of tokens, by result",
-                &["result"],
-                registry
-            )?,
-            review_seconds: register_histogram_with_registry!(
-                "linkerd_operator_identity_token_review_seconds",
-                "Time of a review of a token with its retries, without its time in the queue",
-                exponential_buckets(0.001, 2.0, 14)?,
-                registry
-            )?,
-            in_flight: register_int_gauge_with_registry!(
-                "linkerd_operator_identity_token_reviews_in_flight",
-                "Reviews of tokens that wait for the API server",
-                registry
-            )?,
-            queue_seconds: register_histogram_with_registry!(
-                "linkerd_operator_identity_queue_seconds",
-                "Time that a review of a token waited for its turn",
-                exponential_buckets(0.001, 2.0, 14)?,
-                registry
-            )?,
+            reviews: ReviewMetrics::register(registry)?,
             refused: register_int_counter_vec_with_registry!(
                 "linkerd_operator_identity_refused_total",
                 "Calls without a certificate, by reason",
@@ -233,7 +248,7 @@ impl IdentityMetrics {
             self.reloads.with_label_values(&[reload.into_str()]);
         }
         for result in ReviewResult::VARIANTS {
-            self.reviews.with_label_values(&[result.into_str()]);
+            self.reviews.results.with_label_values(&[result.into_str()]);
         }
     }
 
@@ -304,16 +319,16 @@ impl IdentityMetrics {
     }
 
     pub(super) fn token_review(&self, result: ReviewResult) {
-        self.reviews.with_label_values(&[result.into_str()]).inc();
+        self.reviews.results.with_label_values(&[result.into_str()]).inc();
     }
 
     pub(super) fn queued(&self, since: Instant) {
-        self.queue_seconds.observe(since.elapsed().as_secs_f64());
+        self.reviews.queue_seconds.observe(since.elapsed().as_secs_f64());
     }
 
     /// Counts a review until the returned guard is dropped.
     pub(super) fn review_under_way(self: &Arc<Self>) -> ReviewUnderWay {
-        self.in_flight.inc();
+        self.reviews.in_flight.inc();
         ReviewUnderWay { metrics: Arc::clone(self), since: Instant::now() }
     }
 }
@@ -331,8 +346,8 @@ pub(super) fn label(digits: &str) -> &str {
 
 impl Drop for ReviewUnderWay {
     fn drop(&mut self) {
-        self.metrics.in_flight.dec();
-        self.metrics.review_seconds.observe(self.since.elapsed().as_secs_f64());
+        self.metrics.reviews.in_flight.dec();
+        self.metrics.reviews.seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
 

@@ -95,7 +95,7 @@ pub struct IdentitySettings {
     pub trust_state: Option<PathBuf>,
     /// How long certificates are valid; zero is a year, as in Linkerd.
     pub issuance_lifetime: SignedDuration,
-    /// When proxies are told to renew.
+    /// How soon proxies renew their certificates.
     pub renew_within: RenewWithin,
     /// By how much the clocks of proxies may differ; zero is 10 s, as in Linkerd.
     pub clock_skew_allowance: SignedDuration,

@@ -14,12 +14,12 @@ const DEFAULT_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 /// The first second of the year 0.
 const FIRST_SECOND: i64 = -62_167_219_200;
 
-/// The shortest time within which proxies may be told to renew: each proxy makes a call in about two thirds of it.
+/// The minimum of [`RenewWithin`]. Each proxy calls again after about two thirds of it.
 pub const SHORTEST_RENEW_WITHIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// Within which time proxies are told to renew a leaf that is valid for longer, if they are. A proxy renews after 70 % of the time until
-/// the end that the answer names, and reads this end for nothing else but a metric. So an outage of the identity service
-/// is survived for as long as without.
+/// The end of a leaf that proxies are told, although the leaf is valid for longer. A proxy renews after 70 % of the time
+/// until this end, and otherwise shows it only in a metric. So the mesh survives an outage of the identity service for as
+/// long as without this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenewWithin(Option<SignedDuration>);
 

@@ -31,7 +31,9 @@ use tonic::Code;
 
 pub use joined::{Remote, answer_joined};
 pub use opaque::is_tcp;
-pub use profile::{Holders, ProfileAnswer, answer_profile, answer_profile_while_open, is_for_pod_of_hostname};
+pub use profile::{
+    Holders, ProfileAnswer, answer_profile, answer_profile_while_open, is_for_address_of_pod, is_for_pod_of_hostname,
+};
 pub use state::{ApiState, Key, ObjectKind};
 
 use authority::Authority;

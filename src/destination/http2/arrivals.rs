@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 #[derive(Default)]
 pub(super) struct Arrivals {
-    /// For the requests in h2, or for those in the socket if h2 holds none. `None` if there are none: then the next one
-    /// wakes the task.
+    /// A time before the arrival of the requests in h2; if it holds none, of those in the socket. `None` if both are
+    /// empty: the next request wakes the task.
     held: Option<Instant>,
-    /// For the requests that are read after those in h2.
+    /// A time before the arrival of the requests that are read after those in h2.
     later: Option<Instant>,
 }
 

@@ -74,7 +74,13 @@ pub(in crate::destination) trait Method {
     ) -> Vec<Self::Answer>;
     /// Returns whether an open stream that has received `old` stays open when a new stream receives `new` after a
     /// change.
-    fn stays_open(request: &oracle::Request, old: &Self::Answer, new: &Self::Answer, change: &Change) -> bool;
+    fn stays_open(
+        objects: &ApiState,
+        request: &oracle::Request,
+        old: &Self::Answer,
+        new: &Self::Answer,
+        change: &Change,
+    ) -> bool;
     /// The answer of an open stream if a new stream receives `new`; `None` if `new` does not determine it.
     fn open_beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
 }
@@ -127,7 +133,7 @@ impl Method for Get {
         vec![answer_while_open(objects, settings, request)]
     }
 
-    fn stays_open(_: &oracle::Request, old: &Answer, new: &Answer, _: &Change) -> bool {
+    fn stays_open(_: &ApiState, _: &oracle::Request, old: &Answer, new: &Answer, _: &Change) -> bool {
         matches!(old, Answer::Endpoints(_)) && matches!(new, Answer::Endpoints(_)) || is_without_service(new)
     }
 
@@ -186,13 +192,19 @@ impl Method for GetProfile {
         holders.answers_while_open(objects, settings, request)
     }
 
-    /// A stream keeps its Service, also when that is deleted. A stream for an address follows from one object to
+    /// A stream keeps its Service, also when that is deleted, unless a Pod has its address. A stream for an address follows from one object to
     /// another; a stream for a hostname ends when the endpoint becomes a Pod, or ceases to be one.
-    fn stays_open(request: &oracle::Request, old: &ProfileAnswer, new: &ProfileAnswer, change: &Change) -> bool {
+    fn stays_open(
+        objects: &ApiState,
+        request: &oracle::Request,
+        old: &ProfileAnswer,
+        new: &ProfileAnswer,
+        change: &Change,
+    ) -> bool {
         let ProfileAnswer::Profile(old) = old else { return false };
         match (new, &old.endpoint) {
             (ProfileAnswer::Profile(_), None) if new.is_of_unknown_address() => {
-                matches!(change, Change::Deleted { .. })
+                matches!(change, Change::Deleted { .. }) && !oracle::is_for_address_of_pod(objects, request)
             }
             (ProfileAnswer::Profile(new), None) => {
                 new.endpoint.is_none() && new.fully_qualified_name == old.fully_qualified_name

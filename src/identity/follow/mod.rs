@@ -264,8 +264,8 @@ impl IssuerFollower {
         Ok(LoadedIssuer { issuer, anchors, at: time })
     }
 
-    /// Whether the issuer in use stays until all proxies trust a root of this one. At the start there is none that could
-    /// stay, and without any no proxy gets a certificate.
+    /// Whether this issuer is held until all proxies trust one of its roots. The first issuer of a process is never held,
+    /// because without one no proxy gets a certificate.
     fn must_hold(&self, issuer: &Issuer, contents: ContentHash, time: Timestamp) -> bool {
         let refuses = |guard: &TrustGuard| guard.refuses(issuer.roots(), time);
         self.progress.replaces_issuer(contents)

@@ -51,7 +51,7 @@ struct WatchedObject {
 }
 
 struct SeenObject {
-    /// The values, or why there are none.
+    /// The values, or the reason why the object has none.
     values: Result<ObjectValues, String>,
     /// Why the object cannot be watched.
     problem: Option<String>,

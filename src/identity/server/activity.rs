@@ -44,9 +44,9 @@ struct CallCounts {
     has_called: bool,
     /// The calls whose answers were not written to the socket.
     open: usize,
-    /// The memory of those that h2 has received since the last turn began.
+    /// The memory of the calls that were answered in this turn.
     answered: Vec<TakenMemory>,
-    /// The memory of those that h2 received before.
+    /// The memory of the calls that were answered in earlier turns. h2 may still hold the answers.
     sending: Vec<TakenMemory>,
     /// Whether the client has opened calls although it takes no refusals.
     is_flooded: bool,

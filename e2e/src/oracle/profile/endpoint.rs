@@ -65,6 +65,11 @@ pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketA
     }
 }
 
+/// Returns whether a Pod has the address, also one that does not run yet.
+pub(super) fn is_of_pod(state: &ApiState, address: SocketAddr) -> bool {
+    candidates(state, |pod| on_pod_network(pod, address.ip()) || on_host_network(pod, address)).next().is_some()
+}
+
 /// The Pods with an address that are not terminating: several of them conflict.
 fn lasting(state: &ApiState, has: impl Fn(&Pod) -> bool) -> Vec<Found<'_, Pod>> {
     candidates(state, has).filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).collect()

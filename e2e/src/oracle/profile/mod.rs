@@ -23,7 +23,7 @@ mod service_profile;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use kube::api::DynamicObject;
@@ -92,6 +92,12 @@ pub fn is_for_pod_of_hostname(state: &ApiState, settings: &Settings, request: &R
         }
         _ => false,
     }
+}
+
+/// Returns whether the request is for the address of a Pod. Until that runs, the answer is that for an unknown address.
+pub fn is_for_address_of_pod(state: &ApiState, request: &Request) -> bool {
+    let address = request.path.parse::<SocketAddr>();
+    address.is_ok_and(|it| endpoint::is_of_pod(state, SocketAddr::new(it.ip().to_canonical(), it.port())))
 }
 
 fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool) -> ProfileAnswer {
