@@ -47,10 +47,9 @@ pub(super) struct ConnectionServer {
     pub(super) tls: TlsAcceptor,
     pub(super) requests: Requests,
     pub(super) limits: Limits,
-    /// Each answer is the last one of its connection when this is cancelled.
+    /// Each answer is the last one of its connection when this is cancelled. A connection without a request is not closed
+    /// at that moment: an API server may be about to send one on it, which it does not send again.
     pub(super) leaving: CancellationToken,
-    /// All connections end when this is cancelled.
-    pub(super) stop: CancellationToken,
 }
 
 /// A stream that records when its client sends something, and when all that was written is sent.
@@ -104,8 +103,7 @@ impl ConnectionServer {
         Ok(stream)
     }
 
-    /// Serves requests until the client or the server ends the connection. Shuts it down if a deadline passes, or if the
-    /// server stops.
+    /// Serves requests until the client or an answer ends the connection. Shuts it down if a deadline passes.
     async fn http(
         self: &Arc<Self>,
         stream: TlsStream<TcpStream>,
@@ -140,11 +138,6 @@ impl ConnectionServer {
                     debug!("closing a webhook connection whose client does not take its answer");
                     return Ok(());
                 }
-            }
-            // An API server opens a connection for a request, which it does not send again if the connection ends before.
-            // The answer to the first request ends the connection, because the server is leaving.
-            () = self.stop.cancelled() => if connection.is_unused() {
-                return timeout(self.limits.drain_time, served).await.unwrap_or(Ok(()));
             }
         }
         served.as_mut().graceful_shutdown();

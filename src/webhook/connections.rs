@@ -92,8 +92,6 @@ struct RequestProgress {
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Handshake,
-    /// Nothing of the first request has arrived.
-    Unused,
     /// Nothing of the next request has arrived.
     Idle,
     Head,
@@ -199,12 +197,12 @@ impl Table {
 impl OpenConnection {
     /// The TLS handshake is complete.
     pub(super) fn established(&self) {
-        self.activity.set(|_| Some(Phase::Unused));
+        self.activity.set(|_| Some(Phase::Idle));
     }
 
     /// The client has sent something.
     pub(super) fn received(&self) {
-        self.activity.set(|phase| matches!(phase, Phase::Unused | Phase::Idle).then_some(Phase::Head));
+        self.activity.set(|phase| (phase == Phase::Idle).then_some(Phase::Head));
     }
 
     /// The body of the request takes so much memory so far.
@@ -246,11 +244,6 @@ impl OpenConnection {
         matches!(self.activity.progress.lock().phase, Phase::Answer(_))
     }
 
-    /// Whether the client has sent nothing since the handshake.
-    pub(super) fn is_unused(&self) -> bool {
-        self.activity.progress.lock().phase == Phase::Unused
-    }
-
     /// Waits until the client has taken the last answer.
     pub(super) async fn taken(&self) {
         while self.has_untaken_answer() {
@@ -274,7 +267,7 @@ impl OpenConnection {
             let (now, progress) = (Instant::now(), *self.activity.progress.lock());
             let end = match progress.phase {
                 Phase::Head => Some(progress.since + limits.header_time),
-                Phase::Unused | Phase::Idle => Some(progress.since + limits.idle_time),
+                Phase::Idle => Some(progress.since + limits.idle_time),
                 Phase::Answer(_) => Some(progress.since + limits.answer_time),
                 // These have their own deadlines.
                 Phase::Handshake | Phase::Body(_) | Phase::Queued | Phase::UnderWay => None,
