@@ -1,5 +1,7 @@
 //! The end-to-end tests, one module per topic. They are one binary, so that they share one control plane.
 
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
+mod admission;
 mod cases;
 mod check;
 mod cli;

@@ -165,7 +165,7 @@ async fn until_closed(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected() -> Result<()> {
-    let mut cluster = WebhookRig::start().await?;
+    let mut cluster = WebhookRig::under_load().await?;
     cluster.memory_limit = Some(LIMIT);
     let replica = cluster.ready_replica().await?;
     cluster.register_with("Fail", None).await?;

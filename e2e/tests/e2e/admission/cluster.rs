@@ -25,39 +25,50 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use tokio::sync::{Mutex, MutexGuard};
 
-pub(super) const SECRET: &str = "linkerd-operator-webhook";
-pub(super) const SERVICE: &str = "linkerd-operator-webhook";
-pub(super) const LEASE: &str = "linkerd-operator-webhook-certificate";
-pub(super) const CONFIGURATION: &str = "linkerd-operator-proxy-injector";
-pub(super) const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
+pub(crate) const SECRET: &str = "linkerd-operator-webhook";
+pub(crate) const SERVICE: &str = "linkerd-operator-webhook";
+pub(crate) const LEASE: &str = "linkerd-operator-webhook-certificate";
+pub(crate) const CONFIGURATION: &str = "linkerd-operator-proxy-injector";
+pub(crate) const NAME: &str = "linkerd-operator-webhook.linkerd-operator-system.svc";
 /// The namespace of the created Pods.
-pub(super) const APP: &str = "app";
+pub(crate) const APP: &str = "app";
 /// The components, in both folders.
 const COMPONENTS: &str = "components: [../../config/components/webhook-server, ../../config/components/proxy-injector]";
 const LINKERDS_COMPONENTS: &str = "components: [../../config/components/proxy-injector/control-plane]";
 
-pub(super) struct WebhookRig {
-    pub(super) control_plane: Rig,
+/// Serializes the tests with so many reviews or connections that a machine with few cores has time for one of them.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+pub(crate) struct WebhookRig {
+    pub(crate) control_plane: Rig,
     /// The memory limit of its managers, in bytes.
-    pub(super) memory_limit: Option<u64>,
+    pub(crate) memory_limit: Option<u64>,
     objects: Vec<Value>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
-pub(super) struct WebhookReplica {
-    pub(super) manager: Manager,
-    pub(super) address: SocketAddr,
+pub(crate) struct WebhookReplica {
+    pub(crate) manager: Manager,
+    pub(crate) address: SocketAddr,
     slice: String,
 }
 
 impl WebhookRig {
     /// Starts a cluster with all manifests except the webhook configuration, and without managers.
-    pub(super) async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         Self::with(COMPONENTS).await
     }
 
+    /// The same, when no other test of this kind runs.
+    pub(crate) async fn under_load() -> Result<Self> {
+        let turn = TURN.lock().await;
+        Ok(Self { _turn: Some(turn), ..Self::start().await? })
+    }
+
     /// The same with other components in the overlay of `config/default`.
-    pub(super) async fn with(components: &str) -> Result<Self> {
+    pub(crate) async fn with(components: &str) -> Result<Self> {
         let control_plane = Rig::bare().namespace("linkerd").namespace(APP).start().await?;
         let objects = control_plane.shipped_with("config/default", components).await?;
         let is_applied =
@@ -76,16 +87,16 @@ impl WebhookRig {
         }
         applied.extend(control_plane.shipped_with("config/control-plane", LINKERDS_COMPONENTS).await?);
         control_plane.apply(&applied).await?;
-        Ok(Self { control_plane, memory_limit: None, objects })
+        Ok(Self { control_plane, memory_limit: None, objects, _turn: None })
     }
 
     /// Applies the shipped webhook configuration with this failure policy, as `kubectl apply --server-side` does.
-    pub(super) async fn register(&self, policy: &str) -> Result<()> {
+    pub(crate) async fn register(&self, policy: &str) -> Result<()> {
         self.register_with(policy, None).await
     }
 
     /// The same with another time for each review.
-    pub(super) async fn register_with(&self, policy: &str, timeout_seconds: Option<u32>) -> Result<()> {
+    pub(crate) async fn register_with(&self, policy: &str, timeout_seconds: Option<u32>) -> Result<()> {
         let shipped = self.objects.iter().find(|object| object["kind"] == "MutatingWebhookConfiguration");
         let mut configuration = shipped.context("no webhook configuration is shipped")?.clone();
         configuration["webhooks"][0]["failurePolicy"] = json!(policy);
@@ -96,7 +107,7 @@ impl WebhookRig {
     }
 
     /// Applies the shipped configuration of the validation with this failure policy.
-    pub(super) async fn register_validation(&self, policy: &str) -> Result<()> {
+    pub(crate) async fn register_validation(&self, policy: &str) -> Result<()> {
         let component = "components: [../../config/components/webhooks]";
         let objects = self.control_plane.shipped_with("config/default", component).await?;
         let shipped = objects.into_iter().find(|object| object["kind"] == "ValidatingWebhookConfiguration");
@@ -106,7 +117,7 @@ impl WebhookRig {
     }
 
     /// Starts a manager without waiting for it.
-    pub(super) async fn replica(&self) -> Result<WebhookReplica> {
+    pub(crate) async fn replica(&self) -> Result<WebhookReplica> {
         let deployment = self.objects.iter().find(|object| object["kind"] == "Deployment");
         let container = &deployment.context("no Deployment")?["spec"]["template"]["spec"]["containers"][0];
         let env = container["env"].as_array().into_iter().flatten();
@@ -128,14 +139,14 @@ impl WebhookRig {
     }
 
     /// Starts a manager, waits until it is ready, and makes it an endpoint of the Service.
-    pub(super) async fn ready_replica(&self) -> Result<WebhookReplica> {
+    pub(crate) async fn ready_replica(&self) -> Result<WebhookReplica> {
         let mut replica = self.replica().await?;
         replica.manager.ready(SOON).await?;
         self.add_endpoint(&replica).await?;
         Ok(replica)
     }
 
-    pub(super) async fn add_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
+    pub(crate) async fn add_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
         let slice: EndpointSlice = serde_json::from_value(json!({
             "metadata": {"name": replica.slice, "labels": {"kubernetes.io/service-name": SERVICE}},
             "addressType": "IPv4",
@@ -146,7 +157,7 @@ impl WebhookRig {
         Ok(())
     }
 
-    pub(super) async fn remove_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
+    pub(crate) async fn remove_endpoint(&self, replica: &WebhookReplica) -> Result<()> {
         self.slices().delete(&replica.slice, &DeleteParams::default()).await?;
         Ok(())
     }
@@ -155,16 +166,16 @@ impl WebhookRig {
         Api::namespaced(self.control_plane.client.clone(), OPERATOR_NAMESPACE)
     }
 
-    pub(super) fn secrets(&self) -> Api<Secret> {
+    pub(crate) fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.control_plane.client.clone(), OPERATOR_NAMESPACE)
     }
 
-    pub(super) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
+    pub(crate) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
         Api::all(self.control_plane.client.clone())
     }
 
     /// Creates a Pod that asks for a proxy, as a dry run, and checks that it has one.
-    pub(super) async fn inject(&self) -> Result<()> {
+    pub(crate) async fn inject(&self) -> Result<()> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
             "spec": {"serviceAccountName": "default", "containers": [{"name": "web", "image": "web"}]},
@@ -176,12 +187,12 @@ impl WebhookRig {
         Ok(())
     }
 
-    pub(super) async fn injects(&self) -> Result<()> {
+    pub(crate) async fn injects(&self) -> Result<()> {
         eventually(SOON, "a Pod to get a proxy", async || self.inject().await).await
     }
 
     /// Waits until the API server calls the webhook, which no replica serves.
-    pub(super) async fn calls_webhook(&self) -> Result<()> {
+    pub(crate) async fn calls_webhook(&self) -> Result<()> {
         eventually(SOON, "the webhook to be called", async || {
             let error = self.inject().await.err().context("a Pod was created")?;
             ensure!(format!("{error:#}").contains("failed calling webhook"), "{error:#}");
@@ -191,14 +202,14 @@ impl WebhookRig {
     }
 
     /// A value of the Secret; empty if it is missing.
-    pub(super) async fn value(&self, key: &str) -> Result<Vec<u8>> {
+    pub(crate) async fn value(&self, key: &str) -> Result<Vec<u8>> {
         let secret = self.secrets().get_opt(SECRET).await?;
         let data = secret.and_then(|secret| secret.data).unwrap_or_default();
         Ok(data.get(key).map(|value| value.0.clone()).unwrap_or_default())
     }
 
     /// The `caBundle` of the configuration. It is empty if the configuration or the field does not exist.
-    pub(super) async fn bundle(&self) -> Result<String> {
+    pub(crate) async fn bundle(&self) -> Result<String> {
         let configuration = self.configurations().get_opt(CONFIGURATION).await?;
         let webhook = configuration.and_then(|it| it.webhooks?.into_iter().next());
         let bundle = webhook.and_then(|it| it.client_config.ca_bundle).unwrap_or_default();
@@ -206,7 +217,7 @@ impl WebhookRig {
     }
 
     /// Sets the `caBundle`, or removes it if the text is empty.
-    pub(super) async fn set_bundle(&self, pem: &str) -> Result<()> {
+    pub(crate) async fn set_bundle(&self, pem: &str) -> Result<()> {
         let (path, bundle) = ("/webhooks/0/clientConfig/caBundle", ByteString(pem.as_bytes().to_vec()));
         let operation = match pem {
             "" => json!([{"op": "remove", "path": path}]),
@@ -218,20 +229,20 @@ impl WebhookRig {
     }
 
     /// Deletes a key of the Secret.
-    pub(super) async fn delete_key(&self, key: &str) -> Result<()> {
+    pub(crate) async fn delete_key(&self, key: &str) -> Result<()> {
         let operation = json!([{"op": "remove", "path": format!("/data/{key}")}]);
         let patch = Patch::<()>::Json(serde_json::from_value(operation)?);
         self.secrets().patch(SECRET, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    pub(super) async fn delete_secret(&self) -> Result<()> {
+    pub(crate) async fn delete_secret(&self) -> Result<()> {
         self.secrets().delete(SECRET, &DeleteParams::default()).await?;
         Ok(())
     }
 
     /// Waits until each replica presents the leaf of the Secret, which is not `before` and which the API server trusts.
-    pub(super) async fn rotated(&self, before: &[u8], replicas: &[&WebhookReplica], deadline: Duration) -> Result<()> {
+    pub(crate) async fn rotated(&self, before: &[u8], replicas: &[&WebhookReplica], deadline: Duration) -> Result<()> {
         eventually(deadline, "the new leaf in each replica", async || {
             let leaf = self.value("tls.crt").await?;
             ensure!(!leaf.is_empty() && leaf != before, "the Secret has the old leaf or none");

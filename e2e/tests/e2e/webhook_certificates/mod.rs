@@ -1,10 +1,6 @@
 //! The certificate that the operator manages for its webhooks, on a real API server that verifies it: with the shipped
 //! manifests and permissions, under load, with two replicas.
 
-mod attacks;
-mod bursts;
-mod cluster;
-
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
@@ -24,7 +20,7 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use cluster::{CONFIGURATION, LEASE, SECRET, WebhookReplica, WebhookRig};
+use crate::admission::cluster::{CONFIGURATION, LEASE, SECRET, WebhookReplica, WebhookRig};
 
 /// A rotation of the authority waits for the API servers, and then everything must happen soon.
 const ROTATION: Duration = Duration::from_secs(60);
