@@ -56,9 +56,8 @@ impl IdentityEvents {
         self.about_issuer(Reason::IssuerUpdated, "Updated identity issuer".to_owned());
     }
 
-    pub(super) fn issuer_update_skipped(&self, why: &str) {
-        let note = format!("Skipping issuer update as certs could not be read from disk: {why}");
-        self.about_issuer(Reason::IssuerUpdateSkipped, note);
+    pub(super) fn issuer_update_skipped(&self, note: &str) {
+        self.about_issuer(Reason::IssuerUpdateSkipped, note.to_owned());
     }
 
     pub(super) fn issuer_held(&self, note: &str) {

@@ -63,8 +63,11 @@ impl OpenBlock<'_> {
 
     fn finish(&self, line: &[u8]) -> Result<PemBlock, String> {
         let name = self.label();
-        if label(line, END) != Some(self.label) {
-            return Err(format!("the block {name} does not end with its own label"));
+        match label(line, END) {
+            Some(label) if label == self.label => {}
+            Some(_) => return Err(format!("the block {name} does not end with its own label")),
+            // As where two files were joined and the first one has no last line break.
+            None => return Err(format!("the last line of the block {name} has more text: write each line apart")),
         }
         let der = base64(&self.lines).ok_or_else(|| format!("the block {name} is not base64"))?;
         Ok(PemBlock { label: name, der })
@@ -154,6 +157,10 @@ mod tests {
         for (bad, reason) in [
             ("-----BEGIN A-----\nZm9v\n", "the block A has no end"),
             ("-----BEGIN A-----\nZm9v\n-----END C-----\n", "the block A does not end with its own label"),
+            (
+                "-----BEGIN A-----\nZm9v\n-----END A----------BEGIN A-----\nZm9v\n-----END A-----\n",
+                "the last line of the block A has more text: write each line apart",
+            ),
             ("-----BEGIN A-----\nZm9\n-----END A-----\n", "the block A is not base64"),
             ("-----BEGIN A----- Zm9v -----END A-----\n", ONE_LINE),
             ("-----BEGIN A-----\\nZm9v\\n-----END A-----\n", ONE_LINE),

@@ -252,7 +252,7 @@ const IDENTITY: &[ReasonEntry] = &[
     entry(
         "IssuerUpdateSkipped",
         WARNING,
-        "The files of the issuer cannot be used, so the last issuer stays in use.",
+        "The files of the issuer cannot be used. The last issuer of the replica stays in use, if it has one.",
         "Correct what the note names, in the Secret of the issuer or in the trust anchors.",
     ),
     entry(

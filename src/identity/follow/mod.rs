@@ -328,11 +328,14 @@ impl IssuerFollower {
         if !self.keep(Reload::Invalid, contents, why, now) {
             return;
         }
-        if self.followed.is_ready() {
-            warn!("Skipping issuer update as certs could not be read from disk: {why}");
-            self.events.issuer_update_skipped(why);
-        } else {
-            warn!("waiting for an issuer of certificates: {why}");
+        let note = match self.followed.is_ready() {
+            true => format!("Skipping issuer update as certs could not be read from disk: {why}"),
+            false => format!("No certificates are issued, because there is no issuer that can be used: {why}"),
+        };
+        warn!("{note}");
+        // The files of a new process may only be late.
+        if self.followed.is_ready() || contents.is_some() {
+            self.events.issuer_update_skipped(&note);
         }
     }
 

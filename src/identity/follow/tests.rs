@@ -103,10 +103,14 @@ fn an_issuer_is_waited_for_and_then_stays_in_use_when_its_files_cannot_be_used()
         followed.problem()
     );
     assert!(!followed.follower.followed.is_ready());
+    assert_eq!(followed.reasons(), []);
     let root = root("root");
     let (first, second) = (issuer("first", &root), issuer("second", &root));
-    followed.put_roots(&[&root]);
+    followed.put_roots(&[&second]);
     followed.put_issuer(&first);
+    assert_eq!(followed.after(1), None);
+    assert_eq!(followed.reasons(), [Reason::IssuerUpdateSkipped]);
+    followed.put_roots(&[&root]);
     assert_eq!(followed.after(1).as_deref(), Some(first.der().as_ref()));
     assert_eq!(followed.problem(), "");
     assert_eq!(followed.reasons(), []);

@@ -238,7 +238,7 @@ impl Reviewer {
             warn!(
                 username,
                 audience = AUDIENCE,
-                "accepted a token without the audience, as Linkerd does: set -allow-api-audience=false to refuse such tokens"
+                "accepted a token without the audience, as Linkerd does: set -allow-api-audience=false, or --identity-allow-api-audience=false of the manager, to refuse such tokens"
             );
         }
     }

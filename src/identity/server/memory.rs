@@ -2,8 +2,8 @@
 //!
 //! In: a maximum, and what the calls of connections take. Out: memory that is given back when it is dropped. Always
 //! holds: no more than the maximum is taken; while at least half of it is taken, a connection gets more only if it has
-//! less than is free. So one greedy connection leaves half to others, a second one leaves a quarter, and a new connection
-//! gets some until the last bytes are taken.
+//! less than is free; and the last quarter is for connections that have nearly nothing. So one greedy connection leaves half
+//! to others, and many together leave a quarter to the first calls of new ones.
 
 use std::{
     mem,
@@ -12,6 +12,9 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
+
+/// A connection with less may have memory of the last quarter, in bytes: that of its first calls.
+const FIRST_CALLS: usize = 32 << 10;
 
 /// The memory that connections share, in bytes.
 pub(super) struct MemoryPool {
@@ -73,8 +76,11 @@ impl MemoryShare {
     }
 
     fn permits(&self, taken: usize, bytes: usize) -> bool {
-        let free = self.pool.max.saturating_sub(taken);
-        bytes <= free && (taken < self.pool.max / 2 || self.taken.load(Ordering::Relaxed) < free)
+        let (own, max) = (self.taken.load(Ordering::Relaxed), self.pool.max);
+        let free = max.saturating_sub(taken);
+        let is_fair = taken < max / 2 || own < free;
+        let is_first = own < FIRST_CALLS || bytes + max / 4 <= free;
+        bytes <= free && is_fair && is_first
     }
 }
 
@@ -121,6 +127,21 @@ mod tests {
         assert!(third.has_room_for(30) && !third.has_room_for(31));
         drop(held);
         assert_eq!(take_all(&second).len(), 3);
+    }
+
+    #[test]
+    fn many_greedy_connections_leave_a_quarter_of_the_memory_to_the_first_calls_of_others() {
+        const CALL: usize = 16 << 10;
+        let pool = MemoryPool::new(400 * CALL);
+        let greedy: Vec<_> = (0..30).map(|_| pool.share()).collect();
+        let mut held = Vec::new();
+        for _ in 0..20 {
+            held.extend(greedy.iter().filter_map(|share| share.try_take(CALL)));
+        }
+        assert_eq!(pool.free(), 100 * CALL);
+        let first_calls: Vec<_> = (0..100).map(|_| pool.share().try_take(CALL)).collect();
+        assert!(first_calls.iter().all(Option::is_some));
+        assert_eq!(pool.free(), 0);
     }
 
     #[test]
