@@ -128,7 +128,22 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
     ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
-    ("identity", &["api", "client", "contain", "events", "grpc_metrics", "listen", "proto", "retry", "tasks", "text"]),
+    (
+        "identity",
+        &[
+            "api",
+            "client",
+            "contain",
+            "events",
+            "grpc_metrics",
+            "listen",
+            "proto",
+            "resources",
+            "retry",
+            "tasks",
+            "text",
+        ],
+    ),
     ("destination_client", &["client", "proto"]),
     (
         "fuzz_targets",

@@ -220,21 +220,26 @@ mod tests {
     }
 
     async fn started(registry: Registry) -> SocketAddr {
+        started_with(registry, None).await
+    }
+
+    async fn started_with(registry: Registry, issued: Option<Arc<IssuedLeaves>>) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
         let dashboard = dashboard::testing::dashboard(None, DashboardAccess::Off);
         let scrapes = Scrapes::new(registry);
-        tokio::spawn(serve(
-            listener,
-            Arc::new(Admin { scrapes, metrics_access: None, readiness, dashboard, issued: None }),
-        ));
+        tokio::spawn(serve(listener, Arc::new(Admin { scrapes, metrics_access: None, readiness, dashboard, issued })));
         address
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
+        send("GET", address, path).await
+    }
+
+    async fn send(method: &str, address: SocketAddr, path: &str) -> String {
         let mut probe = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n");
         probe.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         timeout(SOON, probe.read_to_string(&mut answer)).await.unwrap().unwrap();
@@ -276,6 +281,36 @@ mod tests {
         let address = started(Registry::new()).await;
         let answer = get(address, "/issued").await;
         assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("issues no certificates"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn what_was_issued_is_shown_in_json_and_other_queries_are_refused() {
+        let issued = IssuedLeaves::new(jiff::Timestamp::UNIX_EPOCH);
+        let address = started_with(Registry::new(), Some(Arc::clone(&issued))).await;
+        let summary = r#"{"issuers":[],"since":"1970-01-01T00:00:00Z"}"#;
+        let answer = get(address, "/issued").await;
+        assert!(answer.contains("content-type: application/json\r\n") && answer.contains(summary), "{answer}");
+        let head = send("HEAD", address, "/issued").await;
+        assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+        for query in ["pods", "pods=2", "pods=1&pods=1", ""] {
+            let refused = get(address, &format!("/issued?{query}")).await;
+            assert!(refused.starts_with("HTTP/1.1 400"), "{query}: {refused}");
+        }
+        for other in [send("POST", address, "/issued").await, send("DELETE", address, "/issued?pods=1").await] {
+            assert!(other.starts_with("HTTP/1.1 405"), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_second_client_of_the_list_of_pods_is_told_to_retry() {
+        let issued = IssuedLeaves::new(jiff::Timestamp::UNIX_EPOCH);
+        let address = started_with(Registry::new(), Some(Arc::clone(&issued))).await;
+        let list = issued.pods();
+        let answer = get(address, "/issued?pods=1").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry later"), "{answer}");
+        drop(list);
+        let answer = get(address, "/issued?pods=1").await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"podsOmitted\":0"), "{answer}");
     }
 
     #[tokio::test]

@@ -30,14 +30,17 @@ use super::{
     labels::{OverloadReason, RpcMethod},
     metrics::{RpcObserver, SERVICE},
     observer,
-    permits::{Exhausted, Permit, PermitShare, Permits},
     profile::{request::ProfileRequest, updates::ProfileUpdates},
     request_body::{self, LONGEST_REQUEST},
     response::{CallBody, quote, refuse, without_body},
     stream::ResponseStream,
     views::Views,
 };
-use crate::{memory::BYTES_OF_A_STREAM, proto::destination::GetDestination};
+use crate::{
+    memory::BYTES_OF_A_STREAM,
+    proto::destination::GetDestination,
+    resources::shares::{Exhausted, Pool, Share, Taken},
+};
 
 /// The messages of refusals. A client that balances over several replicas should retry with another replica.
 const BUSY: &str = "this destination server is overloaded: retry, preferably with another replica";
@@ -57,16 +60,16 @@ const LATE_REQUEST: &str = "the request was not received in time";
 pub(super) struct Calls {
     views: Arc<Views>,
     health: HealthServer<HealthService>,
-    streams: Arc<Permits>,
-    refused: Arc<Permits>,
-    health_streams: Arc<Permits>,
+    streams: Arc<Pool>,
+    refused: Arc<Pool>,
+    health_streams: Arc<Pool>,
 }
 
 /// One connection's shares of the permits.
 pub(super) struct ConnectionShares {
-    streams: Arc<PermitShare>,
-    refused: Arc<PermitShare>,
-    health_streams: Arc<PermitShare>,
+    streams: Arc<Share>,
+    refused: Arc<Share>,
+    health_streams: Arc<Share>,
 }
 
 /// The target of a request, according to its headers.
@@ -90,9 +93,9 @@ impl Calls {
             HealthServer::new(HealthService::from_health_reporter(reporter)).max_decoding_message_size(LONGEST_REQUEST);
         Self {
             health,
-            streams: Permits::new(views.settings.limits.streams),
-            refused: Permits::new(REFUSED_REQUESTS),
-            health_streams: Permits::new(HEALTH_STREAMS),
+            streams: Pool::new(views.settings.limits.streams),
+            refused: Pool::new(REFUSED_REQUESTS),
+            health_streams: Pool::new(HEALTH_STREAMS),
             views,
         }
     }
@@ -130,7 +133,7 @@ impl Calls {
     }
 
     async fn health(&self, request: Request<RecvStream>, shares: &ConnectionShares) -> Response<CallBody> {
-        let Ok(permit) = shares.health_streams.try_acquire() else {
+        let Ok(permit) = shares.health_streams.try_take(1) else {
             discard(request.into_body(), shares, Instant::now() + REQUEST_TIMEOUT).await;
             return refuse(&Status::unavailable(FULL));
         };
@@ -159,7 +162,7 @@ impl Calls {
         shares: &ConnectionShares,
         queued_since: Instant,
         deadline: Instant,
-    ) -> Result<(Subscribed, Permit), Status> {
+    ) -> Result<(Subscribed, Taken), Status> {
         let limits = &self.views.settings.limits;
         if queued_since.elapsed() > limits.stream_wait {
             return Err(self.overloaded(OverloadReason::Waited));
@@ -169,7 +172,7 @@ impl Calls {
         }
         // A request that is not complete has the permit of its stream already: a client may send the headers of
         // thousands of requests before their messages.
-        let permit = shares.streams.try_acquire().map_err(|exhausted| {
+        let permit = shares.streams.try_take(1).map_err(|exhausted| {
             self.overloaded(match exhausted {
                 Exhausted::Full => OverloadReason::Full,
                 Exhausted::Share => OverloadReason::Share,
@@ -234,7 +237,7 @@ async fn discard(body: RecvStream, shares: &ConnectionShares, deadline: Instant)
     let mut rest = pin!(request_body::discard(body));
     // A permit is needed only for a rest that has not arrived yet.
     if futures::poll!(rest.as_mut()).is_pending()
-        && let Ok(_permit) = shares.refused.try_acquire()
+        && let Ok(_permit) = shares.refused.try_take(1)
     {
         _ = timeout_at(deadline, rest).await;
     }
@@ -264,7 +267,7 @@ fn stream(
     updates: Subscribed,
     progress: Arc<StreamProgress>,
     observer: RpcObserver,
-    permit: Permit,
+    permit: Taken,
 ) -> Response<CallBody> {
     let mut response = Response::new(match updates {
         Subscribed::Get(updates) => CallBody::Get(Box::new(ResponseStream::new(updates, progress, observer, permit))),

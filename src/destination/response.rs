@@ -8,11 +8,10 @@ use tonic::Status;
 use super::{
     get::updates::EndpointUpdates,
     http2::stream::{BodyFrame, ResponseBody},
-    permits::Permit,
     profile::updates::ProfileUpdates,
     stream::ResponseStream,
 };
-use crate::text;
+use crate::{resources::shares::Taken, text};
 
 /// The maximum number of bytes that a message quotes of a client's text.
 const LONGEST_QUOTE: usize = 512;
@@ -21,7 +20,7 @@ const LONGEST_QUOTE: usize = 512;
 pub(super) enum CallBody {
     Get(Box<ResponseStream<EndpointUpdates>>),
     GetProfile(Box<ResponseStream<ProfileUpdates>>),
-    Health { body: tonic::body::Body, _permit: Permit },
+    Health { body: tonic::body::Body, _permit: Taken },
     Empty,
 }
 

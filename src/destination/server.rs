@@ -30,10 +30,10 @@ use super::{
         wake_time::WakeTime,
     },
     metrics::SERVICE,
-    permits::{ConnectionPermits, Permit, limited_peer},
+    permits::{ConnectionPermits, limited_peer},
     views::Views,
 };
-use crate::listen;
+use crate::{listen, resources::shares::Taken};
 
 /// The names of the services that the health service reports.
 pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
@@ -137,7 +137,7 @@ impl DestinationServer {
     }
 
     /// Acquires a permit for a connection. While it waits, connections without streams are asked to close.
-    async fn permit(&self, peer: SocketAddr, local: SocketAddr) -> Result<Permit, ConnectionEnd> {
+    async fn permit(&self, peer: SocketAddr, local: SocketAddr) -> Result<Taken, ConnectionEnd> {
         if self.views.settings.limits.memory.is_exhausted() {
             return Err(ConnectionEnd::Memory);
         }
@@ -159,7 +159,7 @@ impl DestinationServer {
     async fn connection(
         self: Arc<Self>,
         transport: Transport,
-        _permit: Permit,
+        _permit: Taken,
         stop: CancellationToken,
         wake_time: Arc<WakeTime>,
     ) {

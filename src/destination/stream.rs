@@ -17,8 +17,8 @@ use super::{
     },
     labels::{EndReason, MessageCounts, StreamState},
     metrics::RpcObserver,
-    permits::Permit,
 };
+use crate::resources::shares::Taken;
 
 /// The updates that a stream sends to its client.
 pub(super) trait Updates: Send {
@@ -53,7 +53,7 @@ pub(super) struct ResponseStream<U: Updates> {
     progress: Arc<StreamProgress>,
     /// Counts the sent messages, and the call when the stream is dropped.
     observer: RpcObserver,
-    _permit: Permit,
+    _permit: Taken,
 }
 
 enum EndOfStream {
@@ -64,7 +64,7 @@ enum EndOfStream {
 // === impl ResponseStream ===
 
 impl<U: Updates> ResponseStream<U> {
-    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, permit: Permit) -> Self {
+    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, permit: Taken) -> Self {
         let state = StreamState::Opening;
         observer.metrics.streams(state).inc();
         Self { updates, in_flight: None, end: None, state, progress, observer, _permit: permit }

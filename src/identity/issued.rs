@@ -99,7 +99,7 @@ struct Summary<'a> {
 // === impl IssuedLeaves ===
 
 impl IssuedLeaves {
-    pub(super) fn new(since: Timestamp) -> Arc<Self> {
+    pub fn new(since: Timestamp) -> Arc<Self> {
         let since = Timestamp::from_second(since.as_second()).unwrap_or(since);
         Arc::new(Self { since, record: Mutex::default(), lists: Arc::new(Semaphore::new(1)) })
     }

@@ -393,7 +393,7 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
 
     // The stand-in for the kubelet forwards the Pod's port to the manager.
     control_plane.add_node_without_kubelet("node").await?;
-    let _kubelet = control_plane.start_kubelet("node", 8086, manager.destination_address())?;
+    let kubelet = control_plane.start_kubelet("node", 8086, manager.destination_address())?;
     let pod = json!({
         "metadata": {"name": "destination", "labels": {"linkerd.io/control-plane-component": "destination"}},
         "spec": {"nodeName": "node", "containers": [{"name": "destination", "image": "destination"}]},
@@ -405,7 +405,7 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
     };
     let table = eventually(SOON, "a response", async || {
         let ended = request(&web.authority).await?;
-        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        ensure!(ended.code == Some(0), "{}\n{}", ended.stderr, kubelet.log_tail(20));
         Ok(ended.stdout)
     })
     .await?;

@@ -40,7 +40,6 @@ use crate::{
         metrics::DiscoveryMetrics,
         multicluster::Multicluster,
         observer::DestinationObserver,
-        permits::Permits,
         profile::{request::ProfileRequest, updates::ProfileUpdates},
         settings::{DestinationSettings, Http2Params, TransportMode},
         stream::{ResponseStream, Updates},
@@ -48,6 +47,7 @@ use crate::{
         views::Views,
     },
     proto::destination::Http2ClientParams,
+    resources::shares::Pool,
 };
 
 /// One method of the API, for these tests.
@@ -294,7 +294,7 @@ impl<M: Method> Client<M> {
     /// Opens the stream, as a proxy does after its last stream ended.
     pub(in crate::destination) fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
-        let permit = Permits::new(1).share().try_acquire().ok().unwrap();
+        let permit = Pool::new(1).share().try_take(1).ok().unwrap();
         let call = views.metrics.observe(M::RPC);
         self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, permit));
         (self.known, self.first) = (M::Known::default(), true);

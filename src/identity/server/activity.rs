@@ -15,7 +15,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::{Instant, interval_at, sleep};
 
-use super::memory::{MemoryShare, TakenMemory};
+use crate::resources::shares::{Share, Taken};
 
 /// The time until the first call of a connection.
 const FIRST_CALL: Duration = Duration::from_secs(30);
@@ -34,8 +34,8 @@ pub(super) const MEMORY_OF_REFUSAL: usize = 4 << 10;
 
 pub(super) struct ConnectionActivity {
     counts: Mutex<CallCounts>,
-    calls: Arc<MemoryShare>,
-    refusals: Arc<MemoryShare>,
+    calls: Arc<Share>,
+    refusals: Arc<Share>,
     /// The connection's task.
     task: AtomicWaker,
 }
@@ -45,9 +45,9 @@ struct CallCounts {
     /// The calls whose answers were not written to the socket.
     open: usize,
     /// The memory of the calls that were answered in this turn.
-    answered: Vec<TakenMemory>,
+    answered: Vec<Taken>,
     /// The memory of the calls that were answered in earlier turns. h2 may still hold the answers.
-    sending: Vec<TakenMemory>,
+    sending: Vec<Taken>,
     /// Whether the client has opened calls although it takes no refusals.
     is_flooded: bool,
     /// When the connection was accepted, a call was accepted, or an answer was sent.
@@ -58,7 +58,7 @@ struct CallCounts {
 pub(super) struct OpenCall {
     activity: Weak<ConnectionActivity>,
     /// The part of its connection, until the answer is sent.
-    pub(super) memory: TakenMemory,
+    pub(super) memory: Taken,
 }
 
 /// How a connection ends.
@@ -72,7 +72,7 @@ pub(super) enum IdleEnd {
 // === impl ConnectionActivity ===
 
 impl ConnectionActivity {
-    pub(super) fn new(calls: Arc<MemoryShare>, refusals: Arc<MemoryShare>) -> Arc<Self> {
+    pub(super) fn new(calls: Arc<Share>, refusals: Arc<Share>) -> Arc<Self> {
         let counts = CallCounts {
             has_called: false,
             open: 0,
@@ -94,13 +94,13 @@ impl ConnectionActivity {
         counts.has_called = true;
         counts.open += 1;
         let activity = Arc::downgrade(self);
-        if let Some(memory) = accepted {
+        if let Ok(memory) = accepted {
             counts.last = Instant::now();
             return Ok(OpenCall { activity, memory });
         }
         let memory = self.refusals.try_take(MEMORY_OF_REFUSAL);
-        counts.is_flooded |= memory.is_none();
-        Err(OpenCall { activity, memory: memory.unwrap_or_else(|| self.refusals.take_nothing()) })
+        counts.is_flooded |= memory.is_err();
+        Err(OpenCall { activity, memory: memory.unwrap_or_else(|_| self.refusals.take_nothing()) })
     }
 
     pub(super) fn has_open_call(&self) -> bool {
@@ -185,10 +185,10 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
-    use crate::identity::server::memory::MemoryPool;
+    use crate::resources::shares::Pool;
 
-    fn activity(memory: &Arc<MemoryPool>) -> Arc<ConnectionActivity> {
-        ConnectionActivity::new(memory.share(), MemoryPool::new(4 * MEMORY_OF_REFUSAL).share())
+    fn activity(memory: &Arc<Pool>) -> Arc<ConnectionActivity> {
+        ConnectionActivity::new(memory.share(), Pool::new(4 * MEMORY_OF_REFUSAL).share())
     }
 
     fn turn(activity: &ConnectionActivity, has_written: bool) {
@@ -204,7 +204,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_call_ends_after_half_a_minute_and_later_after_five() {
-        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let activity = activity(&Pool::new(MEMORY_OF_CALL));
         assert_eq!(time_of_end(&activity).await, (IdleEnd::AtOnce, 30));
         drop(activity.call());
         turn(&activity, true);
@@ -214,14 +214,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_whose_client_takes_no_answer_ends_after_a_minute() {
-        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let activity = activity(&Pool::new(MEMORY_OF_CALL));
         let _call = activity.call();
         assert_eq!(time_of_end(&activity).await, (IdleEnd::AtOnce, 60));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_has_memory_until_its_answer_is_written() {
-        let memory = MemoryPool::new(MEMORY_OF_CALL);
+        let memory = Pool::new(MEMORY_OF_CALL);
         let activity = activity(&memory);
         let call = activity.call().ok().unwrap();
         assert!(activity.is_short() && activity.call().is_err());
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_opens_calls_and_takes_no_refusals_is_flooding() {
-        let activity = activity(&MemoryPool::new(0));
+        let activity = activity(&Pool::new(0));
         for _ in 0..10 {
             assert!(activity.call().is_err());
             turn(&activity, true);
@@ -252,7 +252,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_refused_are_no_progress() {
-        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let activity = activity(&Pool::new(MEMORY_OF_CALL));
         let call = activity.call();
         for _ in 0..3 {
             sleep(Duration::from_secs(20)).await;
@@ -265,7 +265,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_open_calls_only() {
-        let activity = activity(&MemoryPool::new(MEMORY_OF_CALL));
+        let activity = activity(&Pool::new(MEMORY_OF_CALL));
         let begun = Instant::now();
         activity.unused().await;
         assert_eq!(begun.elapsed().as_secs(), 1);

@@ -13,8 +13,7 @@ use hyper::body::Body;
 use prost::Message;
 use tonic::Status;
 
-use super::memory::TakenMemory;
-use crate::text;
+use crate::{resources::shares::Taken, text};
 
 /// The maximum size of a request: the longest token, the longest signing request, and a name.
 pub(super) const LONGEST_MESSAGE: usize = 64 << 10;
@@ -32,7 +31,7 @@ pub(super) type ResponseFrames = Vec<Result<Frame<Bytes>, Infallible>>;
 /// # Errors
 /// When the message is too long or not complete, another one follows, or no memory is left. The codes and the first text
 /// are those of gRPC for Go.
-pub(super) async fn read(mut body: impl Body<Data = Bytes> + Unpin, memory: &mut TakenMemory) -> Result<Bytes, Status> {
+pub(super) async fn read(mut body: impl Body<Data = Bytes> + Unpin, memory: &mut Taken) -> Result<Bytes, Status> {
     let mut received = BytesMut::new();
     let mut has_ended = false;
     loop {
@@ -140,17 +139,17 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::{identity::server::memory::MemoryPool, proto::identity::CertifyRequest};
+    use crate::{proto::identity::CertifyRequest, resources::shares::Pool};
 
     async fn code(bytes: &[u8]) -> Code {
-        let mut memory = MemoryPool::new(2 * LONGEST_MESSAGE).share().take_nothing();
+        let mut memory = Pool::new(2 * LONGEST_MESSAGE).share().take_nothing();
         let read = read(Full::new(Bytes::copy_from_slice(bytes)), &mut memory).await;
         read.map_or_else(|status| status.code(), |_| Code::Ok)
     }
 
     #[tokio::test]
     async fn the_bytes_of_a_message_count_from_their_arrival_until_its_answer() {
-        let pool = MemoryPool::new(20);
+        let pool = Pool::new(20);
         let nothing = || pool.share().take_nothing();
         // 12 bytes of a message of 20.
         let part = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\x0fabcdefg")));
@@ -178,7 +177,7 @@ mod tests {
         }
         let frames = [&b"\0\0\0\0\x01a"[..], b"", b"\0\0\0\0\x01a"];
         let frames = frames.map(|data| Ok::<_, Infallible>(Frame::data(Bytes::from_static(data))));
-        let mut memory = MemoryPool::new(100).share().take_nothing();
+        let mut memory = Pool::new(100).share().take_nothing();
         let refused = read(StreamBody::new(stream::iter(frames)), &mut memory).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unimplemented);
     }

@@ -6,7 +6,6 @@
 //! the connections: each call is one small message in both directions, so no stream can be behind.
 
 mod activity;
-mod memory;
 mod message;
 pub(super) mod tls;
 mod transport;
@@ -44,7 +43,6 @@ use tracing::{debug, error};
 
 use self::{
     activity::{ConnectionActivity, IdleEnd, OpenCall},
-    memory::{MemoryPool, TakenMemory},
     message::{OVERLOADED, ResponseFrames, client_timeout, decode, is_grpc, read, response},
     transport::{PacedTransport, TurnLimits},
 };
@@ -56,6 +54,7 @@ use crate::{
     contain::{Work, contain_future},
     listen,
     proto::identity::CertifyResponse,
+    resources::shares::{Pool, Taken},
 };
 
 /// The time for calls under way when the server stops.
@@ -67,6 +66,8 @@ const CALLS_PER_CONNECTION: u32 = 3_000;
 const MAX_ENDED: usize = 64;
 /// The maximum memory of calls, in bytes.
 const MEMORY_OF_CALLS: usize = 96 << 20;
+/// A connection whose calls have less gets more until the last byte is taken.
+const MEMORY_OF_FIRST_CALLS: usize = 32 << 10;
 /// The maximum memory of refusals that clients have not taken, in bytes.
 const MEMORY_OF_REFUSALS: usize = 8 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -87,8 +88,8 @@ pub(super) struct IdentityServer {
     metrics: Arc<IdentityMetrics>,
     /// `None` without TLS.
     tls: Option<TlsAcceptor>,
-    memory: Arc<MemoryPool>,
-    refusals: Arc<MemoryPool>,
+    memory: Arc<Pool>,
+    refusals: Arc<Pool>,
     connections: usize,
 }
 
@@ -171,7 +172,8 @@ impl Drop for CertifyObserver {
 impl IdentityServer {
     pub(super) fn new(service: CertifyService, tls: Option<TlsAcceptor>, connections: usize) -> Arc<Self> {
         let metrics = Arc::clone(&service.metrics);
-        let [memory, refusals] = [MEMORY_OF_CALLS, MEMORY_OF_REFUSALS].map(MemoryPool::new);
+        let memory = Pool::with_reserve(MEMORY_OF_CALLS, MEMORY_OF_FIRST_CALLS);
+        let refusals = Pool::new(MEMORY_OF_REFUSALS);
         Arc::new(Self { service, metrics, tls, memory, refusals, connections })
     }
 
@@ -328,7 +330,7 @@ impl IdentityServer {
         requested: RequestedCall,
         body: Incoming,
         client: SocketAddr,
-        memory: &mut TakenMemory,
+        memory: &mut Taken,
     ) -> Response<ResponseFrames> {
         let deadline = match requested {
             RequestedCall::Certify { deadline } => deadline,
@@ -352,7 +354,7 @@ impl IdentityServer {
         body: Incoming,
         client: SocketAddr,
         deadline: Instant,
-        memory: &mut TakenMemory,
+        memory: &mut Taken,
     ) -> Result<CertifyResponse, Status> {
         let message = match timeout_at(deadline, read(body, memory)).await {
             Ok(message) => message?,

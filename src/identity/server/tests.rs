@@ -238,7 +238,7 @@ type GrpcClient = h2::client::SendRequest<Bytes>;
 /// A server without an issuer, with memory for so many calls.
 fn server_for(calls: usize) -> Arc<IdentityServer> {
     let mut server = waiting_server();
-    Arc::get_mut(&mut server).unwrap().memory = MemoryPool::new(calls * MEMORY_OF_CALL);
+    Arc::get_mut(&mut server).unwrap().memory = Pool::new(calls * MEMORY_OF_CALL);
     server
 }
 
@@ -384,11 +384,10 @@ async fn a_call_has_the_memory_that_is_counted() {
 #[tokio::test]
 async fn a_review_that_hangs_delays_no_other_call_and_a_stop_waits_for_its_answer() {
     let serving = Serving::start(false).await;
-    let slow = serving.call(&format!("1500:{USER}"));
+    let slow = serving.call(&format!("3000:{USER}"));
     sleep(Duration::from_millis(100)).await;
-    let begun = Instant::now();
     assert_eq!(serving.answer(&format!("0:{USER}")).await.code, Code::Ok);
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(!slow.is_finished());
     serving.stop.cancel();
     let refused = async { while TcpStream::connect(serving.address).await.is_ok() {} };
     timeout(SOON, refused).await.unwrap();

@@ -289,9 +289,13 @@ async fn with_authentication_the_metrics_need_a_token_of_a_user_who_may_get_them
     }
     let reader = control_plane.service_account_token(OPERATOR_NAMESPACE, READER).await?;
     let other = control_plane.service_account_token(OPERATOR_NAMESPACE, ACCOUNT).await?;
-    assert_eq!(get(address, "/metrics", None).await?.0, 401);
-    assert_eq!(get(address, "/metrics", Some("invented")).await?.0, 401);
-    assert_eq!(get(address, "/metrics", Some(&other)).await?.0, 403);
+    for path in ["/metrics", "/issued"] {
+        for (token, status) in [(None, 401), (Some("invented"), 401), (Some(&*other), 403)] {
+            assert_eq!(get(address, path, token).await?.0, status, "{path}, {token:?}");
+        }
+    }
+    // This process issues none.
+    assert_eq!(get(address, "/issued", Some(&reader)).await?.0, 404);
     let (status, metrics) = get(address, "/metrics", Some(&reader)).await?;
     ensure!(status == 200 && metrics.contains("linkerd_operator_build_info"), "{status} {metrics}");
     // As a port-forward connects.

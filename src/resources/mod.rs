@@ -5,6 +5,8 @@
 //! refused. Without limits the kernel could kill the process, or the process could run out of descriptors for its API
 //! server, and all clients would be affected.
 
+pub mod shares;
+
 use std::{
     fs::read_to_string,
     path::{Path, PathBuf},
