@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future};
 
 use crate::text::truncated;
 
@@ -70,12 +70,10 @@ pub fn contain<T>(kind: Work, work: impl FnOnce() -> T) -> Result<T, Panicked> {
 ///
 /// # Errors
 /// When the work panics.
-pub async fn contain_future<T>(kind: Work, work: impl Future<Output = T>) -> Result<T, Panicked> {
-    let work = async {
-        begin(kind);
-        work.await
-    };
-    AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| Panicked::new(&*panic))
+pub fn contain_future<T>(kind: Work, work: impl Future<Output = T>) -> impl Future<Output = Result<T, Panicked>> {
+    // No `async`: its state would hold the work twice, before and after it is moved to where it is polled.
+    let work = future::lazy(move |_| begin(kind)).then(move |()| work);
+    AssertUnwindSafe(work).catch_unwind().map(|result| result.map_err(|panic| Panicked::new(&*panic)))
 }
 
 /// Returns how many panics were contained since the process started.

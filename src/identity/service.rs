@@ -330,7 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let service = service(&folder, Events::for_test()).await;
         let bytes = size_of_val(&service.certify(request(), "", soon()));
-        assert!(bytes <= 4 << 10, "{bytes}");
+        assert!(bytes <= 2 << 10, "{bytes}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 //! In: a maximum, and the peers that take a part of it. Out: parts, each given back when it is dropped. Always holds: no
 //! more than the maximum is taken; while at least half of it is taken, a peer gets more only if it has less than is free.
 //! So one greedy peer leaves half to others, two leave a third or less, and peers with little get more until the last part
-//! is taken. The last quarter may be reserved for peers with nearly nothing, so that many greedy peers leave it to others.
+//! is taken. The last eighth may be reserved for peers with nearly nothing, so that many greedy peers leave it to others.
 
 use std::{
     mem,
@@ -17,7 +17,7 @@ use std::{
 pub struct Pool {
     max: usize,
     taken: AtomicUsize,
-    /// A peer with less may have parts of the last quarter.
+    /// A peer with less may have parts of the last eighth.
     little: usize,
 }
 
@@ -49,7 +49,7 @@ impl Pool {
         Self::with_reserve(max, usize::MAX)
     }
 
-    /// The last quarter is for peers that have less than `little`.
+    /// The last eighth is for peers that have less than `little`.
     pub fn with_reserve(max: usize, little: usize) -> Arc<Self> {
         Arc::new(Self { max, taken: AtomicUsize::new(0), little })
     }
@@ -68,7 +68,7 @@ impl Pool {
     fn check(&self, taken: usize, own: usize, amount: usize) -> Result<(), Exhausted> {
         let free = self.max.saturating_sub(taken);
         let is_fair = taken < self.max / 2 || own < free;
-        let leaves_reserve = own < self.little || amount + self.max / 4 <= free;
+        let leaves_reserve = own < self.little || amount + self.max / 8 <= free;
         match (amount <= free, is_fair && leaves_reserve) {
             (false, _) => Err(Exhausted::Full),
             (true, false) => Err(Exhausted::Share),
@@ -169,8 +169,8 @@ mod tests {
         for _ in 0..20 {
             held.extend(greedy.iter().filter_map(|share| share.try_take(1).ok()));
         }
-        assert_eq!((pool.free(), greedy[0].try_take(1).err()), (100, Some(Exhausted::Share)));
-        let first_parts: Vec<_> = (0..100).map(|_| pool.share().try_take(1)).collect();
+        assert_eq!((pool.free(), greedy[0].try_take(1).err()), (50, Some(Exhausted::Share)));
+        let first_parts: Vec<_> = (0..50).map(|_| pool.share().try_take(1)).collect();
         assert!(first_parts.iter().all(Result::is_ok));
         assert_eq!(pool.free(), 0);
     }

@@ -208,7 +208,9 @@ impl Reviewer {
             let request = Request::post(PATH).header(header::CONTENT_TYPE, "application/json").body(body.clone());
             let request = request.map_err(|error| ReviewRefusal::Denied(error.to_string()))?;
             let end = deadline.min(Instant::now() + REQUEST_TIMEOUT);
-            let why = match timeout_at(end, self.client.request::<ReviewAnswer>(request)).await {
+            // In a box, because most calls wait for a permit and have no request.
+            let answer = Box::pin(self.client.request::<ReviewAnswer>(request));
+            let why = match timeout_at(end, answer).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(kube::Error::Api(status))) if !is_transient(status.code) => {
                     if self.denied.allows() {

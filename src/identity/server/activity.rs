@@ -28,7 +28,7 @@ const CHECK: Duration = Duration::from_secs(5);
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 const STOP_CHECK: Duration = Duration::from_millis(50);
 /// The memory of a call without its message: its stream and its task. See `a_call_has_the_memory_that_is_counted`.
-pub(super) const MEMORY_OF_CALL: usize = 14 << 10;
+pub(super) const MEMORY_OF_CALL: usize = 6 << 10;
 /// The memory of the answer to a call that is refused.
 pub(super) const MEMORY_OF_REFUSAL: usize = 4 << 10;
 

@@ -61,7 +61,7 @@ use crate::{
 pub(super) const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The maximum number of calls of one connection: fewer than have room in its half of the memory. Behind the server's own
 /// proxy, all proxies share a connection, and their further calls wait in that proxy.
-const CALLS_PER_CONNECTION: u32 = 3_000;
+const CALLS_PER_CONNECTION: u32 = 5_000;
 /// The number of connections that have ended and are remembered.
 const MAX_ENDED: usize = 64;
 /// The maximum memory of calls, in bytes.
@@ -305,8 +305,8 @@ impl IdentityServer {
         client: SocketAddr,
         mut call: OpenCall,
     ) -> Response<CertifyBody> {
-        let frames = self.frames(requested, body, client, &mut call.memory);
-        let response = match contain_future(Work::Answering, frames).await {
+        let memory = &mut call.memory;
+        let response = match contain_future(Work::Answering, self.frames(requested, body, client, memory)).await {
             Ok(response) => response,
             Err(panicked) => {
                 error!(%panicked, "a call of Certify ends");
