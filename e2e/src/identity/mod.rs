@@ -8,6 +8,7 @@
 //! * Out: an [`IdentityRig`] with all of them. Always: it ends when it is dropped, with its folder.
 
 mod caller;
+mod certify;
 mod process;
 mod reviews;
 mod volume;
@@ -21,6 +22,7 @@ use tempfile::TempDir;
 
 pub use self::{
     caller::{Answered, CertifyCaller, call_all, connect_all},
+    certify::{AUDIENCE, certify, verify},
     process::{IdentityOptions, IdentityProcess},
     reviews::{HeldReviews, ReviewScript, ReviewServer},
     volume::{MeshAuthority, Volume},

@@ -13,6 +13,7 @@ mod clients;
 mod deployment;
 mod dns;
 mod from_pod;
+mod identity;
 mod injection;
 mod jobs;
 mod roll;
@@ -124,6 +125,7 @@ async fn scenario(node: &RealNode, control_plane: &ControlPlane, reference: &str
     injection::delete(control_plane).await?;
     deployment.undeploy().await?;
     step("make undeploy uninstall: all objects of the operator are deleted, and those of Linkerd are unchanged", begun);
+    identity::issues(control_plane, reference).await?;
     ensure!(!node.processes().is_empty(), "the node has no processes");
     Ok(())
 }

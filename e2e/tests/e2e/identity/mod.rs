@@ -6,30 +6,22 @@ mod guard;
 mod hostile;
 mod waiting;
 
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Rig, Signal,
     archive::digest,
     eventually,
-    identity::{IdentityOptions, IdentityProcess, MeshAuthority},
+    identity::{AUDIENCE, IdentityOptions, IdentityProcess, MeshAuthority, certify, verify},
     mesh::SOON,
 };
 use hyper::StatusCode;
 use k8s_openapi::jiff::Timestamp;
-use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
-use rustls::{
-    RootCertStore,
-    client::{WebPkiServerVerifier, danger::ServerCertVerifier},
-    crypto::ring,
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use linkerd2_proxy_api::identity::CertifyResponse;
 use serde_json::{Value, json};
-use tonic::{Code, Status, transport::Endpoint};
+use tonic::{Code, Status};
 
-pub(crate) const AUDIENCE: &str = "identity.l5d.io";
 pub(crate) const WEB: &str = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 const VOTING: &str = "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local";
 
@@ -82,38 +74,6 @@ impl IdentityReplica {
         let reasons = "-o=jsonpath={.items[*].reason} {.items[*].reportingComponent}";
         self.control_plane.kubectl(&["-n=linkerd", "get", "events", selector, reasons]).await
     }
-}
-
-/// Asks the server at this address, without TLS, for a certificate.
-pub(crate) async fn certify(server: SocketAddr, identity: &str, token: &str) -> Result<CertifyResponse, Status> {
-    let failed = |error: &dyn std::fmt::Display| Status::unknown(error.to_string());
-    let server = Endpoint::from_shared(format!("http://{server}")).map_err(|error| failed(&error))?;
-    let channel = server.connect().await.map_err(|error| failed(&error))?;
-    let certificate_signing_request = signing_request(identity).map_err(|error| failed(&error))?;
-    let request =
-        CertifyRequest { identity: identity.to_owned(), token: token.as_bytes().to_vec(), certificate_signing_request };
-    Ok(IdentityClient::new(channel).certify(request).await?.into_inner())
-}
-
-/// As the proxy makes it.
-fn signing_request(identity: &str) -> Result<Vec<u8>> {
-    let mut params = CertificateParams::new(vec![identity.to_owned()])?;
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, identity);
-    Ok(params.serialize_request(&KeyPair::generate()?)?.der().to_vec())
-}
-
-/// Verifies a certificate as a proxy does that trusts this root.
-pub(crate) fn verify(answer: &CertifyResponse, identity: &str, root: &MeshAuthority) -> Result<()> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(root.der().to_vec()))?;
-    let provider = Arc::new(ring::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
-    let leaf = CertificateDer::from(answer.leaf_certificate.clone());
-    let chain: Vec<_> = answer.intermediate_certificates.iter().cloned().map(CertificateDer::from).collect();
-    let name = ServerName::try_from(identity.to_owned())?;
-    verifier.verify_server_cert(&leaf, &chain, &name, &[], UnixTime::now())?;
-    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

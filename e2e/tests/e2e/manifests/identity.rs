@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Manager, Rig, eventually,
-    identity::{MeshAuthority, Volume},
+    identity::{AUDIENCE, MeshAuthority, Volume, certify, verify},
     mesh::SOON,
     port,
     shipped::is_named,
@@ -20,7 +20,7 @@ use super::{
     components::{components, lacks_nothing, start_manager},
     id, of_kind,
 };
-use crate::identity::{AUDIENCE, WEB, certify, verify};
+use crate::identity::WEB;
 
 /// An identity service that watches its issuer, in a cluster.
 struct WatchingIdentity {

@@ -169,7 +169,7 @@ impl IdentityMesh {
             WEB => (NAMESPACE, SERVER, PORT, IDENTITY_SERVICE),
             _ => (NAMESPACE, CLIENT, PORT, IDENTITY_SERVICE),
         };
-        let token = self.control_plane.token_for(namespace, account, &[identity::AUDIENCE]).await?;
+        let token = self.control_plane.token_for(namespace, account, &[e2e::identity::AUDIENCE]).await?;
         let own = identity::name(namespace, account);
         let files = identity::write_end_entity(self.control_plane.directory(), pod, &own, &token)?;
         let default_policy = DEFAULT_POLICY;

@@ -34,9 +34,6 @@ const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 /// The number of services that were started; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// The audience of the tokens that the identity service reviews.
-pub(crate) const AUDIENCE: &str = "identity.l5d.io";
-
 /// The trust anchor and the issuer of the mesh, in the volumes that the identity service mounts.
 pub(crate) struct MeshTrust {
     root: MeshAuthority,

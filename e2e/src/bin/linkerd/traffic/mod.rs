@@ -129,7 +129,7 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         let account = if SERVERS.contains(&name) { SERVER } else { CLIENT };
         let address = addresses.first().with_context(|| format!("Pod {name} has no address"))?;
         cluster.create_pod(name, account, *address).await?;
-        let token = control_plane.token_for(NAMESPACE, account, &[identity::AUDIENCE]).await?;
+        let token = control_plane.token_for(NAMESPACE, account, &[e2e::identity::AUDIENCE]).await?;
         let own = identity::name(NAMESPACE, account);
         let files = identity::write_end_entity(control_plane.directory(), name, &own, &token)?;
         let workload = ProxyPod {
