@@ -90,7 +90,7 @@ pub(super) fn expired() -> (String, PageState<'static>) {
     let tile = json!({"name": "Certificate", "value": "Expired", "tone": "bad",
         "lines": [{"text": "of the webhooks", "tone": "quiet"}, {"text": "until 2026-11-26 09:00", "tone": "quiet"}]});
     let change = format!(
-        "answer.certificate.notAfter = '2026-11-26T09:00:00Z';
+        "answer.certificates[0].notAfter = '2026-11-26T09:00:00Z';
         answer.tiles[2] = {tile};
         answer.headlines = [{headline}];"
     );
