@@ -15,7 +15,6 @@ use crate::resources::shares::{Exhausted, Pool, Share, Taken};
 
 /// The permits for connections. A peer is an IP address.
 pub(super) struct ConnectionPermits {
-    max: usize,
     permits: Arc<Pool>,
     shares: Mutex<HashMap<IpAddr, Weak<Share>>>,
 }
@@ -31,7 +30,7 @@ pub(super) fn limited_peer(peer: IpAddr, local: IpAddr) -> Option<IpAddr> {
 
 impl ConnectionPermits {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, permits: Pool::new(max), shares: Mutex::default() }
+        Self { permits: Pool::new(max), shares: Mutex::default() }
     }
 
     /// Acquires a permit for a connection between these addresses.
@@ -41,7 +40,7 @@ impl ConnectionPermits {
     pub(super) fn try_acquire(&self, peer: IpAddr, local: IpAddr) -> Result<Taken, Exhausted> {
         let Some(peer) = limited_peer(peer, local) else { return self.permits.share().try_take(1) };
         let mut shares = self.shares.lock();
-        if shares.len() > 2 * self.max {
+        if shares.len() > 2 * self.permits.max() {
             shares.retain(|_, share| share.strong_count() > 0);
         }
         let share = shares.get(&peer).and_then(Weak::upgrade).unwrap_or_else(|| self.permits.share());

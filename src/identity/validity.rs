@@ -17,9 +17,9 @@ const FIRST_SECOND: i64 = -62_167_219_200;
 /// The minimum of [`RenewWithin`]. Each proxy calls again after about two thirds of it.
 pub const SHORTEST_RENEW_WITHIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// The end of a leaf that proxies are told, although the leaf is valid for longer. A proxy renews after 70 % of the time
-/// until this end, and otherwise shows it only in a metric. So the mesh survives an outage of the identity service for as
-/// long as without this setting.
+/// Shortens the end of a leaf in the answer to a proxy. The leaf itself stays valid for longer. A proxy renews after 70 %
+/// of the time until the end in the answer, and otherwise shows that end only in a metric. So the mesh survives an outage
+/// of the identity service for as long as without this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenewWithin(Option<SignedDuration>);
 

@@ -1,8 +1,8 @@
-//! The fair shares of peers in what there is a maximum of: streams, connections, bytes.
+//! Divides a limited amount of streams, connections or bytes fairly between peers.
 //!
 //! In: a maximum, and the peers that take a part of it. Out: parts, each given back when it is dropped. Always holds: no
 //! more than the maximum is taken; while at least half of it is taken, a peer gets more only if it has less than is free.
-//! So one greedy peer leaves half to others, two leave a third or less, and peers with little get more until the last part
+//! So one greedy peer leaves half to others, two leave a quarter, and peers with little get more until the last part
 //! is taken. The last eighth may be reserved for peers with nearly nothing, so that many greedy peers leave it to others.
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-/// What peers share.
+/// The amount that peers share.
 pub struct Pool {
     max: usize,
     taken: AtomicUsize,
@@ -54,6 +54,10 @@ impl Pool {
         Arc::new(Self { max, taken: AtomicUsize::new(0), little })
     }
 
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
     /// Returns the share of a new peer.
     pub fn share(self: &Arc<Self>) -> Arc<Share> {
         Arc::new(Share { pool: Arc::clone(self), taken: AtomicUsize::new(0) })
@@ -64,7 +68,7 @@ impl Pool {
         self.max - self.taken.load(Relaxed)
     }
 
-    /// Whether a peer that has `own` may take this amount while so much is taken.
+    /// Checks whether a peer that has `own` may take this amount while `taken` is taken by all peers.
     fn check(&self, taken: usize, own: usize, amount: usize) -> Result<(), Exhausted> {
         let free = self.max.saturating_sub(taken);
         let is_fair = taken < self.max / 2 || own < free;

@@ -31,7 +31,7 @@ pub(super) struct Limits {
     pub(super) idle_time: Duration,
     /// The time for which new connections are accepted after the request to stop.
     pub(super) shutdown_delay: Duration,
-    /// The time for requests under way when the server stops.
+    /// The time for requests under way, and for one more request of each open connection, when the server stops.
     pub(super) drain_time: Duration,
 }
 

@@ -192,8 +192,9 @@ impl Method for GetProfile {
         holders.answers_while_open(objects, settings, request)
     }
 
-    /// A stream keeps its Service, also when that is deleted, unless a Pod has its address. A stream for an address follows from one object to
-    /// another; a stream for a hostname ends when the endpoint becomes a Pod, or ceases to be one.
+    /// A stream keeps its Service after the Service is deleted, unless a Pod has the address of the stream. A stream for an
+    /// address follows from one object to another; a stream for a hostname ends when the endpoint becomes a Pod, or ceases
+    /// to be one.
     fn stays_open(
         objects: &ApiState,
         request: &oracle::Request,

@@ -159,6 +159,10 @@ fn invalid_values_are_problems() {
             assert_eq!(paths(&[(at, value.clone())]), [at], "{at}: {value}");
         }
     }
+}
+
+#[test]
+fn maps_with_invalid_entries_and_values_that_contradict_each_other_are_problems() {
     for resource in ["cpu", "memory", "ephemeral-storage"] {
         for (request, limit) in [("101m", "100m"), ("1Gi", "1G"), ("1", "0"), ("9", "8999m")] {
             let at = format!("proxy.resources.{resource}");

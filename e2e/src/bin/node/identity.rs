@@ -40,7 +40,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(200);
 const OVERLAY: &str = "dist/overlay-identity";
 
-/// Certificates of one ServiceAccount, from outside of the cluster.
+/// Requests certificates for one ServiceAccount from outside of the cluster.
 #[derive(Clone)]
 struct Requester {
     server: SocketAddr,
@@ -92,7 +92,7 @@ pub(crate) async fn issues(control_plane: &ControlPlane, reference: &str) -> Res
     let requester = requester(control_plane).await?;
     let answer = eventually(SOON, "a certificate", async || requester.certify().await).await?;
     verify(&answer, WEB, &root)?;
-    ensure!(answer.intermediate_certificates.first().map(Vec::as_slice) == Some(first.der()), "another issuer signed");
+    ensure!(is_signed_by(&answer, &first), "another issuer signed");
     crate::step(
         "The image in place of Linkerd's container identity: a certificate for the token of a Pod's account",
         begun,
@@ -103,10 +103,7 @@ pub(crate) async fn issues(control_plane: &ControlPlane, reference: &str) -> Res
     put_issuer(control_plane, &second).await?;
     eventually(WRITTEN, "the next issuer to sign", async || {
         let answer = requester.certify().await?;
-        ensure!(
-            answer.intermediate_certificates.first().map(Vec::as_slice) == Some(second.der()),
-            "the first one signed"
-        );
+        ensure!(is_signed_by(&answer, &second), "another issuer signed");
         verify(&answer, WEB, &root)
     })
     .await?;
@@ -137,6 +134,10 @@ pub(crate) async fn issues(control_plane: &ControlPlane, reference: &str) -> Res
     .await?;
     crate::step("The Deployment of its own terminates TLS with a certificate of its issuer", begun);
     Ok(())
+}
+
+fn is_signed_by(answer: &CertifyResponse, issuer: &MeshAuthority) -> bool {
+    answer.intermediate_certificates.first().map(Vec::as_slice) == Some(issuer.der())
 }
 
 /// Applies the component beside Linkerd's Deployment, as `docs/internals/src/packaging.md` says.
