@@ -81,3 +81,4 @@ pub mod version;
 pub mod webhook;
 pub mod webhook_certificates;
 pub mod write;
+pub mod x509;

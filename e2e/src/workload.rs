@@ -56,8 +56,8 @@ pub struct Proxy {
     /// The value of its variable `LINKERD_CONFIG_HASH`.
     pub marker: Option<String>,
     pub version: Option<String>,
-    /// The SHA-256 of its trust anchors.
-    pub trust_roots: Option<String>,
+    /// The bundle of its trust anchors.
+    pub trust_anchors: Option<String>,
 }
 
 /// A label on the workload itself, as the operator's documentation recommends.
@@ -301,13 +301,12 @@ pub fn proxy(pod: &Pod) -> Option<Proxy> {
     let spec = pod.spec.as_ref()?;
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let container = containers.find(|container| container.name == "linkerd-proxy")?;
-    let mut env = container.env.iter().flatten();
-    let marker = env.find(|variable| variable.name == "LINKERD_CONFIG_HASH");
+    let variable = |name: &str| container.env.iter().flatten().find(|variable| variable.name == name)?.value.clone();
     let annotation = |name: &str| pod.annotations().get(&format!("linkerd.io/{name}")).cloned();
     Some(Proxy {
-        marker: marker.and_then(|variable| variable.value.clone()),
+        marker: variable("LINKERD_CONFIG_HASH"),
         version: annotation("proxy-version"),
-        trust_roots: annotation("trust-root-sha256"),
+        trust_anchors: variable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS"),
     })
 }
 

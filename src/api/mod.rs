@@ -119,6 +119,8 @@ pub const INJECT_ANNOTATION: &str = "linkerd.io/inject";
 pub const PROXY_VERSION_ANNOTATION: &str = "linkerd.io/proxy-version";
 /// The annotation of an injected Pod with the SHA-256 of its proxy's trust anchors.
 pub const TRUST_ROOT_ANNOTATION: &str = "linkerd.io/trust-root-sha256";
+/// The environment variable of a proxy with its trust anchors in PEM.
+pub const TRUST_ANCHORS_ENV: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
 /// The annotations of a Pod that override the version and the image of its proxy.
 pub const PINNING_ANNOTATIONS: [&str; 2] = ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"];
 /// The annotation of a Pod with environment variables for its proxy. On a namespace it makes injection fail.

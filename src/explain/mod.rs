@@ -22,7 +22,6 @@ use crate::{
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
     linkerd_config::{documents::base::Base, revert::predecessor::Predecessor},
-    rollout::trust::bundles::TrustBundles,
 };
 
 /// The cached objects that one LinkerdConfig is explained with.
@@ -91,15 +90,5 @@ impl ExplainInput {
 
     fn is_in_effect(&self) -> bool {
         self.winner.as_ref().is_some_and(|winner| winner.name == self.config.name)
-    }
-
-    /// Returns the saved bundles of trust anchors; without any, the present one.
-    fn trust_bundles(&self) -> TrustBundles {
-        let saved = self.base.as_ref().ok().and_then(Option::as_ref).map(|base| base.trust_bundles.clone());
-        let mut bundles = saved.unwrap_or_default();
-        if bundles.is_empty() {
-            bundles.observe(self.bundle.as_deref(), None, None);
-        }
-        bundles
     }
 }

@@ -173,8 +173,7 @@ impl ExplainOutput {
         let ExplainInput { config, winner, applied, live, base, bundle, predecessor, .. } = input;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
-        let trust_bundles = input.trust_bundles();
-        let of_status = PlanInput::of(config, &config.status, &trust_bundles);
+        let of_status = PlanInput::of(config, &config.status);
         let planned = |holds_back: bool| match base {
             Ok(base) => plan(&PlanInput {
                 live: live.as_deref(),

@@ -35,6 +35,7 @@ use crate::{
         assess_workload,
         schedule::RolloutSchedule,
         target::RolloutTarget,
+        trust::TrustBundle,
     },
     summary::at_least,
     text::{counted, sha256},
@@ -129,13 +130,11 @@ impl RolloutExplainer {
             true => Arc::clone(&config.status),
             false => Arc::new(status_once_in_effect(input, document, plan)),
         };
-        let trust_bundles = input.trust_bundles();
         let context = RolloutContext {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
             // The engine also compares the age of the control plane itself; the result is in its condition.
-            trust_bundle: trust_bundles.in_effect(input.bundle.as_deref()),
-            trust_bundles,
+            trust_bundle: input.bundle.as_deref().map(|bundle| TrustBundle::new(bundle, None)),
             canary: active_canary(config, &status, plan.canary.as_ref()),
         };
         let target = rollout_target(config, &status, &context);

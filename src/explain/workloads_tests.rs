@@ -19,8 +19,8 @@ use crate::{
         print::text,
         testing::{INSTALLED, config, input},
     },
-    rollout::trust::bundles::{TrustBundle, TrustBundles},
     values::Document,
+    x509::testing::anchors,
 };
 
 const RESTARTED: &str = "2026-11-21T10:00:00Z";
@@ -192,11 +192,11 @@ fn the_json_has_the_workloads_and_the_counts_of_the_status() {
 fn only_enabled_triggers_are_named_as_causes() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old", "old"]);
-    let roots = json!({"annotations": {"linkerd.io/trust-root-sha256": "ff"}});
     let owner =
         json!({"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "web"}]});
     let mut third = pod("web-2", &owner, "new");
-    merge(&mut third["metadata"], &roots);
+    let roots = json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors("ab")});
+    third["spec"]["containers"][0]["env"].as_array_mut().unwrap().push(roots);
     put::<Pod>(&mut state, &third);
     let mut input = with(state, &json!({}), &complete("Progressing", ""));
     let mut config = LinkerdConfig::clone(&input.config);
@@ -205,14 +205,12 @@ fn only_enabled_triggers_are_named_as_causes() {
     status.drift = Some(serde_json::from_value(windows).unwrap());
     config.status = Arc::new(status);
     input.config = Arc::new(config);
-    let bundles = [TrustBundle::for_test("ff", &["a", "b"]), TrustBundle::for_test("0123456789", &["a"])];
-    let base = input.base.as_mut().unwrap().as_mut().unwrap();
-    base.trust_bundles = TrustBundles::for_test(bundles);
+    input.bundle = Some(anchors("a").into());
     let why =
         |input: &ExplainInput| ExplainOutput::new(input, false).workloads.unwrap().workloads.remove(0).decision.message;
     assert_eq!(
         why(&input),
-        "to be restarted for new-01234567: 3 Pods with another configuration, 1 Pod with other trust anchors, \
+        "to be restarted for new-9b60e669: 3 Pods with another configuration, 1 Pod with other trust anchors, \
          3 Pods created during drift"
     );
     let mut config = LinkerdConfig::clone(&input.config);
@@ -220,7 +218,7 @@ fn only_enabled_triggers_are_named_as_causes() {
     config.spec = Arc::new(serde_json::from_value(spec).unwrap());
     input.config = Arc::new(config);
     let why = why(&input);
-    assert!(why.starts_with("its Pods are to be evicted for new-01234567: 1 Pod with other trust anchors, "), "{why}");
+    assert!(why.starts_with("its Pods are to be evicted for new-9b60e669: 1 Pod with other trust anchors, "), "{why}");
 }
 
 #[test]

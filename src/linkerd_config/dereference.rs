@@ -15,11 +15,10 @@ use super::{
 use crate::{
     api::{CANARY_CONFIG_MAP, linkerd_config::LinkerdConfigStatus},
     cluster::{
-        Kind,
         index::active_config,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     },
-    rollout::trust::bundles::TrustBundles,
+    rollout::trust::TrustBundle,
     values::Reading,
     write::WriteError,
 };
@@ -55,6 +54,12 @@ impl ReconcileInput {
     pub(super) fn bundle(&self) -> Option<&str> {
         self.trust_roots.as_ref()?.bundle.as_deref()
     }
+
+    /// Returns the bundle that new proxies are injected with.
+    pub(super) fn trust_bundle(&self) -> Option<TrustBundle> {
+        let written = self.trust_roots.as_ref().and_then(|roots| roots.bundle_written);
+        self.bundle().map(|bundle| TrustBundle::new(bundle, written))
+    }
 }
 
 // === impl LinkerdConfigReconciler ===
@@ -76,21 +81,6 @@ impl LinkerdConfigReconciler {
             canary_map: state.config_maps.find(&config.target.namespace, CANARY_CONFIG_MAP).cloned(),
             config,
         })
-    }
-
-    /// Returns the bundles of trust anchors that Pods may carry, with the present one.
-    pub(super) fn observe_trust_bundles(&self, input: &ReconcileInput, base: Option<&Base>) -> TrustBundles {
-        let target = &input.config.target.name;
-        let saved = || base.map(|base| base.trust_bundles.clone()).filter(|saved| !saved.is_empty());
-        let known = self.cache.trust_bundles(target).or_else(saved);
-        let mut bundles = known.unwrap_or_else(|| TrustBundles::from_status(&input.before));
-        let cluster = &self.gate.cluster;
-        let is_carried = |hash: &str| cluster.read().pods.carry_trust_roots(hash);
-        let written = input.trust_roots.as_ref().and_then(|roots| roots.bundle_written);
-        let are_pods_known = cluster.follows(&[Kind::Pod]);
-        bundles.observe(input.bundle(), written, are_pods_known.then_some(&is_carried as &dyn Fn(&str) -> bool));
-        self.cache.set_trust_bundles(target, bundles.clone());
-        bundles
     }
 
     /// Whether the resource is active now. Another resource may have become active since the reconcile began.

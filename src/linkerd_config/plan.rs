@@ -28,7 +28,7 @@ use crate::{
         ProxyShapeStatus, annotations::CONFIG_HASH_ANNOTATION,
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
-    rollout::{self, trust::bundles::TrustBundles},
+    rollout,
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 
@@ -47,8 +47,6 @@ pub struct PlanInput<'a> {
     pub base: Option<&'a Base>,
     /// The PEM bundle of `linkerd-identity-trust-roots`.
     pub bundle: Option<&'a str>,
-    /// The bundles of trust anchors to save with the base.
-    pub trust_bundles: &'a TrustBundles,
     /// Whether the resource was never active before. Earlier changes are then not drift.
     pub first_time: bool,
     /// Whether reverts are suspended, because other writers keep undoing them.
@@ -111,14 +109,13 @@ pub struct ConfigMapWrite {
 
 impl<'a> PlanInput<'a> {
     /// Returns the inputs that a resource and its status determine. The caller adds the objects that it read.
-    pub fn of(config: &'a LinkerdConfig, status: &'a LinkerdConfigStatus, trust_bundles: &'a TrustBundles) -> Self {
+    pub fn of(config: &'a LinkerdConfig, status: &'a LinkerdConfigStatus) -> Self {
         Self {
             spec: &config.spec,
             live: None,
             document: None,
             base: None,
             bundle: None,
-            trust_bundles,
             first_time: status.revisions.is_none(),
             revert_suspended: status.reason(ConditionType::Stalled).is_some_and(ConditionReason::is_contested),
             failed: failed_hashes(config, status),
@@ -257,7 +254,6 @@ fn plan_document(
         base.replaces_environment = overlay.replaces_environment();
     }
     base.effective = effective.clone();
-    base.trust_bundles = input.trust_bundles.clone();
     let mut wanted = in_force.clone();
     // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);

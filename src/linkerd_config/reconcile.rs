@@ -183,7 +183,6 @@ impl LinkerdConfigReconciler {
             }
         };
         outcome.base_revision = base.as_ref().map(|base| base.revision);
-        let trust_bundles = self.observe_trust_bundles(input, base.as_deref());
         let documents = self.dereference(input, base, requires_rollback).await?;
         let PlanDocuments { live: document, base, predecessor } = &documents;
         let plan_input = PlanInput {
@@ -193,7 +192,7 @@ impl LinkerdConfigReconciler {
             bundle: input.bundle(),
             revert_suspended,
             predecessor: predecessor.as_ref(),
-            ..PlanInput::of(config, before, &trust_bundles)
+            ..PlanInput::of(config, before)
         };
         outcome.plan = plan(&plan_input);
         outcome.canary = match &outcome.plan.canary {
@@ -246,9 +245,8 @@ impl LinkerdConfigReconciler {
     fn next_status(&self, facts: &Facts<'_>, sync_status: Option<&SyncStatus>) -> LinkerdConfigStatus {
         let Facts { input, before, outcome, now, .. } = *facts;
         let config = &input.config;
-        let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
-        let trust_bundle = trust_bundles.in_effect(input.bundle());
-        let trust_key = trust_bundle.as_ref().map(|bundle| bundle.key.as_str());
+        let trust_bundle = input.trust_bundle();
+        let trust_key = trust_bundle.as_ref().map(|bundle| &*bundle.hash);
         let is_contested = self.cache.contested_for(&config.target.name).is_some();
         let mut after = active_status(facts, sync_status, is_contested, trust_key);
         if *config.target.name == *INJECTORS_CONFIG_MAP {
@@ -256,7 +254,6 @@ impl LinkerdConfigReconciler {
                 term: self.gate.term(),
                 operator_namespace: self.namespaces.operator.clone(),
                 trust_bundle,
-                trust_bundles,
                 canary: active_canary(config, &after, outcome.plan.canary.as_ref()),
             };
             let target = rollout_target(config, &after, &context);

@@ -18,7 +18,6 @@ use super::{documents::base::Base, installers::revert_history::RevertHistory};
 use crate::{
     api::{LinkerdConfigStatus, version_number},
     cluster::kinds::linkerd_config::LinkerdConfig,
-    rollout::trust::bundles::TrustBundles,
     values::{Document, Reading},
 };
 
@@ -55,7 +54,6 @@ struct LastStatus {
 struct TargetEntry {
     /// `Some(None)`: no base is saved.
     base: Option<Option<Arc<Base>>>,
-    trust_bundles: Option<TrustBundles>,
     /// The resourceVersion of our last write, and its time.
     own_write: Option<(Arc<str>, Instant)>,
     reverts: RevertHistory,
@@ -79,15 +77,6 @@ impl ReconcileCache {
     /// Returns the saved base of a ConfigMap; `None` if it is not cached, `Some(None)` if no base is saved.
     pub(super) fn base(&self, config_map: &str) -> Option<Option<Arc<Base>>> {
         self.targets.lock().get(config_map)?.base.clone()
-    }
-
-    /// Returns the observed bundles of trust anchors.
-    pub(super) fn trust_bundles(&self, config_map: &str) -> Option<TrustBundles> {
-        self.targets.lock().get(config_map)?.trust_bundles.clone()
-    }
-
-    pub(super) fn set_trust_bundles(&self, config_map: &Arc<str>, bundles: TrustBundles) {
-        self.edit_target(config_map, |target| target.trust_bundles = Some(bundles));
     }
 
     pub(super) fn set_base(&self, config_map: &Arc<str>, base: Option<Arc<Base>>) {

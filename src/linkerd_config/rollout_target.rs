@@ -22,10 +22,7 @@ use crate::{
         gate::{Gate, Gates},
         key::RolloutKey,
         target::{ActiveCanary, Baseline, ConfigReference, DesiredProxies, RolloutTarget, TimeRange},
-        trust::{
-            DesiredTrust,
-            bundles::{TrustBundle, TrustBundles},
-        },
+        trust::{DesiredTrust, TrustBundle},
     },
 };
 
@@ -37,7 +34,6 @@ pub struct RolloutContext {
     pub operator_namespace: Arc<str>,
     /// The bundle of trust anchors in effect.
     pub trust_bundle: Option<TrustBundle>,
-    pub trust_bundles: TrustBundles,
     pub canary: Option<ActiveCanary>,
 }
 
@@ -50,7 +46,6 @@ pub fn rollout_target(config: &LinkerdConfig, status: &LinkerdConfigStatus, cont
     let trust = DesiredTrust {
         is_approved: context.trust_bundle.as_ref().is_some_and(|wanted| approved == Some(&wanted.hash)),
         wanted: context.trust_bundle.clone(),
-        known: context.trust_bundles.clone(),
     };
     let retry = config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry);
     let adopted = rollout.adopted_at.map(|time| time.0);

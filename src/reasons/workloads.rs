@@ -92,12 +92,6 @@ const SKIPPED: &[ReasonEntry] = &[
         "Find what else creates or changes its Pods.",
     ),
     entry(
-        "UnknownTrustRoots",
-        "",
-        "A Pod has a bundle of trust anchors that the operator has not observed.",
-        "Approve the present bundle, or restart the workload yourself.",
-    ),
-    entry(
         "NamespaceBreaksInjection",
         "",
         "An annotation of its namespace makes proxy injection fail: config.linkerd.io/proxy-additional-env, or a proxy \

@@ -294,7 +294,7 @@ impl Engine {
         }
         // The control plane has to be restarted after the bundle was written.
         let bundle = target.proxies.trust.wanted.as_ref().filter(|_| self.schedule.totals.for_trust_roots > 0)?;
-        let written = bundle.written.as_ref()?.0;
+        let written = bundle.written?;
         let is_older = state.pods.of_control_plane(namespace).any(|pod| {
             let is_old = pod.created.is_some_and(|created| created < written);
             is_old && pod.injected.is_some() && !pod.terminating && pod.phase != PodPhase::Finished

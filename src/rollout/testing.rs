@@ -14,7 +14,7 @@ use super::{
     gate::Gates,
     key::RolloutKey,
     target::{Baseline, ConfigReference, DesiredProxies, RolloutTarget},
-    trust::DesiredTrust,
+    trust::{DesiredTrust, TrustBundle},
 };
 use crate::{
     api::{
@@ -22,7 +22,7 @@ use crate::{
         linkerd_config::{OptIn, ProxyShapeStatus},
     },
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
-    rollout::trust::bundles::{TrustBundle, TrustBundles},
+    x509::testing::anchors,
 };
 
 /// The injection hash of the target, and the previous one.
@@ -99,15 +99,14 @@ impl World {
 
     pub(crate) fn pod_of(&mut self, kind: &str, owner: &str, name: &str, marker: Option<&str>, over: &Value) {
         let owners = json!([{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]);
-        let marker = marker.map(|marker| json!({"name": "LINKERD_CONFIG_HASH", "value": marker}));
-        let proxy = json!({"name": "linkerd-proxy", "env": marker.into_iter().collect::<Vec<_>>()});
         let object = json!({
             "metadata": {"name": name, "namespace": "ns", "uid": name, "ownerReferences": if kind.is_empty() { json!([]) } else { owners },
                 "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"linkerd.io/control-plane-ns": "linkerd"},
-                "annotations": {"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-1", "linkerd.io/trust-root-sha256": "roots"}},
-            "spec": {"initContainers": [proxy], "containers": [{"name": "app"}]},
+                "annotations": {"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-1"}},
+            "spec": {"initContainers": [], "containers": [{"name": "app"}]},
             "status": {"phase": "Running"},
         });
+        let object = with(object, &injected_with(marker, Some(&anchors("a"))));
         self.feed.apply(Kind::Pod, Event::Apply(with(object, over)));
     }
 
@@ -126,8 +125,6 @@ pub(crate) fn time(text: &str) -> Timestamp {
 
 /// Returns the target of a configuration that was adopted at noon; the previous document had the hash [`BEFORE`].
 pub(crate) fn rollout_target(rollout: &Value) -> RolloutTarget {
-    let roots = TrustBundle::for_test("roots", &["a"]);
-    let others = TrustBundle::for_test("others", &["a", "b"]);
     let baseline = Baseline { hash: BEFORE.into(), installed: None, adopted: Some(time("12:00:00")) };
     RolloutTarget {
         config: ConfigReference {
@@ -149,17 +146,21 @@ pub(crate) fn rollout_target(rollout: &Value) -> RolloutTarget {
             injection_hash: Some(WANTED.into()),
             proxy_version: Some("edge-1".into()),
             shape: Some(ProxyShapeStatus { native_sidecar: true, cni_enabled: false, token_projection: true }),
-            trust: DesiredTrust {
-                wanted: Some(roots.clone()),
-                known: TrustBundles::for_test([others, roots]),
-                is_approved: false,
-            },
+            trust: DesiredTrust { wanted: Some(TrustBundle::new(&anchors("a"), None)), is_approved: false },
             baseline: Some(baseline),
             drift: Vec::new(),
         },
         gates: Gates::default(),
         canary: None,
     }
+}
+
+/// Returns a patch of a Pod that sets the marker and the trust anchors of its proxy.
+pub(crate) fn injected_with(marker: Option<&str>, bundle: Option<&str>) -> Value {
+    let variable = |name: &str, value: Option<&str>| value.map(|value| json!({"name": name, "value": value}));
+    let marker = variable("LINKERD_CONFIG_HASH", marker);
+    let env: Vec<Value> = marker.into_iter().chain(variable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", bundle)).collect();
+    json!({"spec": {"initContainers": [{"name": "linkerd-proxy", "env": env}]}})
 }
 
 /// Applies a merge patch.

@@ -13,7 +13,7 @@ use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
 pub struct RolloutTotals {
     pub pods: RolloutPods,
     pub suspects: i64,
-    /// The number of meshed Pods with each observed hash of trust anchors.
+    /// The number of meshed Pods with each set of trust anchors.
     pub trust: TrustCounts,
     pub workloads: RolloutWorkloads,
     pub skipped: BTreeMap<SkipReason, i64>,
@@ -46,11 +46,11 @@ impl RolloutTotals {
         let Assessment { pods, suspects, trust, state, rolling: _, is_canary, pace: _ } = assessment;
         add_pods(&mut self.pods, pods, sign);
         self.suspects += sign * suspects;
-        for (hash, pods) in trust {
-            let count = self.trust.entry(Arc::clone(hash)).or_default();
+        for (anchors, pods) in trust {
+            let count = self.trust.entry(Arc::clone(anchors)).or_default();
             *count += sign * pods;
             if *count == 0 {
-                self.trust.remove(hash);
+                self.trust.remove(anchors);
             }
         }
         if *is_canary {

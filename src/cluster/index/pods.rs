@@ -125,11 +125,6 @@ impl Store<Pod> {
         }
     }
 
-    /// Whether a Pod carries this hash of trust anchors. Pods that have ended count as well.
-    pub fn carry_trust_roots(&self, hash: &str) -> bool {
-        self.cluster_index().injected.has_trust_roots(hash)
-    }
-
     /// Returns the Pods of a control plane in the namespace.
     pub fn of_control_plane(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
         self.in_namespace(namespace).filter(|pod| pod.is_control_plane())

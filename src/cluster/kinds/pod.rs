@@ -271,6 +271,7 @@ mod tests {
     use crate::cluster::kinds::sidecar::NativeSidecarOverrides;
     use crate::cluster::testing::{pod, pod_with_status};
     use crate::cluster::{State, Watched};
+    use crate::x509::{anchor_set::AnchorSet, testing};
 
     fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
         json!({"name": "linkerd-proxy", "env": [
@@ -327,7 +328,7 @@ mod tests {
         let bare = Injected {
             marker: Some("0123456789abcdef".into()),
             proxy_version: Some("edge-1".into()),
-            trust_roots: None,
+            trust_anchors: None,
             pinned: false,
             native_sidecar: false,
             native_sidecar_overrides: NativeSidecarOverrides::default(),
@@ -347,15 +348,25 @@ mod tests {
         }
         let annotated = json!({"linkerd.io/proxy-version": "edge-2", "linkerd.io/trust-root-sha256": "ff"});
         let annotated = injected(annotated, json!({"containers": [container]}));
-        let (proxy_version, trust_roots) = (Some("edge-2".into()), Some("ff".into()));
-        assert_eq!(annotated, Some(Injected { proxy_version, trust_roots, ..bare.clone() }));
+        assert_eq!(annotated, Some(Injected { proxy_version: Some("edge-2".into()), ..bare.clone() }));
+        let anchors = |value: Value| {
+            let mut variable = json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS"});
+            variable.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+            let container =
+                json!({"name": "linkerd-proxy", "env": [variable, {"name": variable["name"], "value": "later"}]});
+            let found = injected(json!({}), json!({"containers": [container]})).unwrap().trust_anchors;
+            found.map(|found| (*found).clone())
+        };
+        assert_eq!(anchors(json!({"value": testing::anchors("ab")})), Some(AnchorSet::of(&testing::anchors("ab"))));
+        let reference = json!({"valueFrom": {"configMapKeyRef": {"name": "linkerd-identity-trust-roots"}}});
+        assert_eq!(anchors(reference), None, "the first variable decides, as for the proxy");
         let long = "x".repeat(200_000);
         let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": long});
         let hostile = json!({"containers": [{"name": "linkerd-proxy", "image": "proxy:1", "env": [marker]}]});
-        let annotations = json!({"linkerd.io/proxy-version": long, "linkerd.io/trust-root-sha256": long});
-        let Injected { marker, proxy_version, trust_roots, .. } = injected(annotations, hostile).unwrap();
-        let lengths = [marker, proxy_version, trust_roots].map(|text| text.map(|text| text.len()));
-        assert_eq!(lengths, [Some(128); 3], "a long text is cut");
+        let Injected { marker, proxy_version, .. } =
+            injected(json!({"linkerd.io/proxy-version": long}), hostile).unwrap();
+        let lengths = [marker, proxy_version].map(|text| text.map(|text| text.len()));
+        assert_eq!(lengths, [Some(128); 2], "a long text is cut");
         for key in ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"] {
             let pinned = injected(json!({key: "edge-1"}), json!({"containers": [container]}));
             assert_eq!(pinned, Some(Injected { pinned: true, ..bare.clone() }));

@@ -1,7 +1,7 @@
 //! The proxy of a Pod: its ports, and the configuration it was injected with.
 //!
 //! In: the container of the proxy and the annotations of the Pod. Out: [`ProxyPorts`] for discovery, [`Injected`] for
-//! rollouts. To save memory, only four of the dozens of environment variables are kept, and equal [`Injected`] are
+//! rollouts. To save memory, only five of the dozens of environment variables are read, and equal [`Injected`] are
 //! shared by Pods.
 
 use std::{
@@ -19,8 +19,9 @@ use serde::{
 
 use super::sidecar::{NativeSidecarOverrides, NetworkSetup};
 use crate::{
-    api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION},
+    api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ANCHORS_ENV},
     text::truncate,
+    x509::anchor_set::AnchorSet,
 };
 
 /// The maximum length in bytes of a value from a Pod that is stored: the maximum length of an image's tag. Hashes are
@@ -42,8 +43,9 @@ pub struct Injected {
     /// The hash of the configuration; `None` if the proxy was injected without a LinkerdConfig.
     pub marker: Option<Box<str>>,
     pub proxy_version: Option<Box<str>>,
-    /// The SHA-256 of the trust anchors.
-    pub trust_roots: Option<Box<str>>,
+    /// `None` if the Pod does not show them, as where the proxy gets them from a ConfigMap when it starts. Nobody can
+    /// change them in a Pod, unlike Linkerd's annotation with their hash.
+    pub trust_anchors: Option<Arc<AnchorSet>>,
     /// Whether an annotation of the Pod or its namespace selects the proxy.
     pub pinned: bool,
     /// Whether the proxy is a native sidecar.
@@ -55,15 +57,14 @@ pub struct Injected {
 
 /// All [`Injected`], with the number of Pods that have each: thousands of Pods share a few.
 #[derive(Default)]
-pub(in crate::cluster) struct AllInjected {
-    pods: HashMap<Arc<Injected>, usize>,
-    /// The number of different [`Injected`] with each hash of trust anchors.
-    by_trust_roots: HashMap<Box<str>, usize>,
-}
+pub(in crate::cluster) struct AllInjected(HashMap<Arc<Injected>, usize>);
 
-/// The variables of a container that are kept.
+/// The variables of a container that are read.
 #[derive(Clone, Debug, Default)]
-pub(in crate::cluster) struct Environment(Vec<(Variable, String)>);
+pub(in crate::cluster) struct Environment {
+    kept: Vec<(Variable, String)>,
+    trust_anchors: Option<Arc<AnchorSet>>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variable {
@@ -105,7 +106,7 @@ impl Injected {
         Self {
             marker: environment.get(Variable::Marker).map(kept),
             proxy_version: version.or_else(|| tag(image?)).map(kept),
-            trust_roots: annotation(TRUST_ROOT_ANNOTATION).map(kept),
+            trust_anchors: environment.trust_anchors.clone(),
             pinned: PINNING_ANNOTATIONS.into_iter().any(|key| annotation(key).is_some()),
             native_sidecar,
             native_sidecar_overrides: NativeSidecarOverrides::of(annotation),
@@ -127,7 +128,7 @@ fn tag(image: &str) -> Option<&str> {
 impl AllInjected {
     /// Returns the shared value that equals the given one, and counts one more Pod.
     pub(in crate::cluster) fn share(&mut self, injected: Arc<Injected>) -> Arc<Injected> {
-        match self.pods.entry(injected) {
+        match self.0.entry(injected) {
             Entry::Occupied(mut known) => {
                 *known.get_mut() += 1;
                 Arc::clone(known.key())
@@ -135,9 +136,6 @@ impl AllInjected {
             Entry::Vacant(new) => {
                 let injected = Arc::clone(new.key());
                 new.insert(1);
-                if let Some(roots) = &injected.trust_roots {
-                    *self.by_trust_roots.entry(roots.clone()).or_default() += 1;
-                }
                 injected
             }
         }
@@ -145,30 +143,16 @@ impl AllInjected {
 
     /// Counts one Pod less.
     pub(in crate::cluster) fn release(&mut self, injected: &Injected) {
-        let Some(count) = self.pods.get_mut(injected) else { return };
+        let Some(count) = self.0.get_mut(injected) else { return };
         *count -= 1;
-        if *count > 0 {
-            return;
+        if *count == 0 {
+            self.0.remove(injected);
         }
-        self.pods.remove(injected);
-        if let Some(roots) = &injected.trust_roots
-            && let Some(count) = self.by_trust_roots.get_mut(roots)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.by_trust_roots.remove(roots);
-            }
-        }
-    }
-
-    /// Whether a Pod carries this hash of trust anchors.
-    pub(in crate::cluster) fn has_trust_roots(&self, hash: &str) -> bool {
-        self.by_trust_roots.contains_key(hash)
     }
 
     #[cfg(test)]
     pub(in crate::cluster) fn len(&self) -> usize {
-        self.pods.len() + self.by_trust_roots.len()
+        self.0.len()
     }
 }
 
@@ -177,12 +161,12 @@ impl AllInjected {
 impl Environment {
     /// The first value, if the variable occurs several times.
     fn get(&self, variable: Variable) -> Option<&str> {
-        let (_, value) = self.0.iter().find(|(name, _)| *name == variable)?;
+        let (_, value) = self.kept.iter().find(|(name, _)| *name == variable)?;
         Some(value)
     }
 }
 
-/// Keeps the four variables that are read: the environment is the largest part of a meshed Pod.
+/// Keeps the variables that are read: the environment is the largest part of a meshed Pod.
 impl<'de> Deserialize<'de> for Environment {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -205,18 +189,24 @@ impl<'de> Deserialize<'de> for Environment {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut variables: A) -> Result<Self::Value, A::Error> {
-                let mut kept = Vec::new();
+                let (mut kept, mut trust_anchors) = (Vec::new(), None);
                 while let Some(Object { name, value }) = variables.next_element()? {
                     let variable = match &*name {
                         "LINKERD2_PROXY_INBOUND_LISTEN_ADDR" => Variable::Inbound,
                         "LINKERD2_PROXY_ADMIN_LISTEN_ADDR" => Variable::Admin,
                         "LINKERD2_PROXY_CONTROL_LISTEN_ADDR" => Variable::Control,
                         CONFIG_HASH_ENV => Variable::Marker,
+                        TRUST_ANCHORS_ENV => {
+                            // Without a value, it is a reference.
+                            let read = || value.map(|bundle| Arc::new(AnchorSet::of(&bundle)));
+                            trust_anchors = trust_anchors.or_else(|| Some(read()));
+                            continue;
+                        }
                         _ => continue,
                     };
                     kept.push((variable, value.unwrap_or_default().into_owned()));
                 }
-                Ok(Environment(kept))
+                Ok(Environment { kept, trust_anchors: trust_anchors.flatten() })
             }
         }
         deserializer.deserialize_any(Variables)
@@ -246,10 +236,8 @@ mod tests {
     #[test]
     fn equal_values_are_shared_until_the_last_pod_releases_them() {
         let injected = |marker: &str| {
-            let marker = Some(marker.into());
-            let mut injected = Injected::of(&Environment::default(), None, None, true, NetworkSetup::Unknown);
-            (injected.marker, injected.trust_roots) = (marker, Some("roots".into()));
-            Arc::new(injected)
+            let injected = Injected::of(&Environment::default(), None, None, true, NetworkSetup::Unknown);
+            Arc::new(Injected { marker: Some(marker.into()), ..injected })
         };
         let mut all = AllInjected::default();
         let (a, b, other) = (all.share(injected("a")), all.share(injected("a")), all.share(injected("b")));
@@ -257,10 +245,8 @@ mod tests {
         all.release(&a);
         assert!(Arc::ptr_eq(&b, &all.share(injected("a"))));
         for released in [&b, &a, &other] {
-            assert!(all.has_trust_roots("roots") && !all.has_trust_roots("others"));
             all.release(released);
         }
-        assert!(!all.has_trust_roots("roots"));
         assert_eq!(all.len(), 0);
     }
 }

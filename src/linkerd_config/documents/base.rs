@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    rollout::trust::bundles::TrustBundles,
     text::{hex, truncate},
     values::{Document, InjectionHashes, InvalidDocument, Reading},
 };
@@ -40,8 +39,6 @@ pub struct Base {
     pub created_by: Option<String>,
     /// The UID of the ConfigMap.
     pub uid: Arc<str>,
-    /// The bundles of trust anchors that Pods may carry.
-    pub trust_bundles: TrustBundles,
     /// The injection hashes of both documents, and of the documents of earlier revisions.
     pub injection_hashes: InjectionHashes,
 }
@@ -54,27 +51,16 @@ impl Base {
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
         let (document, _) = Document::parse(text)?.split_injection_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
-        let (text, effective, trust_bundles) = (text.into(), document.clone(), TrustBundles::default());
+        let (text, effective) = (text.into(), document.clone());
         let injection_hashes = InjectionHashes::default();
         let replaces_environment = false;
-        Ok(Self {
-            revision,
-            text,
-            effective,
-            document,
-            replaces_environment,
-            created_by,
-            uid,
-            trust_bundles,
-            injection_hashes,
-        })
+        Ok(Self { revision, text, effective, document, replaces_environment, created_by, uid, injection_hashes })
     }
 
     /// Whether both have the same content, regardless of the revision.
     pub(in crate::linkerd_config) fn eq_ignoring_version(&self, other: &Self) -> bool {
-        let Self { revision: _, text, document: _, effective, created_by, uid, trust_bundles, .. } = self;
+        let Self { revision: _, text, document: _, effective, created_by, uid, .. } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
-            && *trust_bundles == other.trust_bundles
     }
 
     /// Returns the label selector of a ConfigMap's revisions.
@@ -102,7 +88,6 @@ impl Base {
                 "replacesEnvironment": self.replaces_environment,
                 "createdBy": self.created_by,
                 "uid": *self.uid,
-                "trustBundles": self.trust_bundles.to_json(),
                 "injectionHash": self.injection_hashes.of(&self.document),
                 "effectiveInjectionHash": self.injection_hashes.of(&self.effective),
             }))),
@@ -143,7 +128,6 @@ impl Base {
         }
         base.replaces_environment = data.get("replacesEnvironment").and_then(Value::as_bool).unwrap_or_default();
         base.uid = text("uid").unwrap_or_default().into();
-        base.trust_bundles = TrustBundles::from_json(data.get("trustBundles"));
         for (document, field) in [(&base.effective, "effectiveInjectionHash"), (&base.document, "injectionHash")] {
             base.injection_hashes.learn(document, text(field).unwrap_or_default());
         }
@@ -182,7 +166,6 @@ mod tests {
         let mut base = Base::new(3, "proxy: {uid: 1}\n# as it was\n", Some("linkerd/helm 1")).unwrap();
         base.uid = "uid".into();
         base.effective = Document::parse("proxy: {uid: 2}").unwrap();
-        base.trust_bundles.observe(Some("pem"), None, None);
         base.injection_hashes.learn(&base.effective, "v2_0123456789abcdef");
         let object = base.to_object("linkerd-config");
         let old = Base::new(2, "{}", None).unwrap().to_object("linkerd-config");

@@ -20,7 +20,6 @@ use crate::{
         installers::{has_remedy, is_copy, is_installation},
         revert::predecessor::Predecessor,
     },
-    rollout::trust::bundles::TrustBundles,
     values::{Document, InjectionHashes, InvalidDocument, Path, Problem},
 };
 
@@ -77,7 +76,6 @@ pub(in crate::linkerd_config) fn resolve_base(
             replaces_environment: false,
             created_by: created_by.clone(),
             uid: Arc::clone(&live.uid),
-            trust_bundles: TrustBundles::default(),
             injection_hashes: InjectionHashes::default(),
         };
         ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false, installer: None }

@@ -10,9 +10,9 @@ use crate::api::{
     linkerd_config::{LinkerdConfigSpec, LinkerdConfigStatus, TrustAnchorsPolicy, TrustAnchorsStatus},
 };
 use crate::{
-    rollout::trust::bundles::readable_certificates,
     text::sha256,
     values::{Path, Problem, UnusableTrustBundle},
+    x509::anchor_set::readable_certificates,
 };
 
 /// The certificates that the mesh trusts.

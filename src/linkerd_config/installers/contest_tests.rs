@@ -7,7 +7,6 @@ use crate::{
     api::linkerd_config::Mode,
     cluster::{Problems, Projected},
     linkerd_config::rollout_target::{RolloutContext, rollout_target},
-    rollout::trust::bundles::TrustBundles,
 };
 
 const NOW: &str = "2026-01-01T00:00:00Z";
@@ -60,13 +59,7 @@ fn gate(status: &LinkerdConfigStatus) -> Option<&'static str> {
 fn gate_of(spec: &serde_json::Value, status: &LinkerdConfigStatus) -> Option<&'static str> {
     let object = json!({"metadata": {"name": "mesh"}, "spec": spec});
     let config = LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
-    let context = RolloutContext {
-        term: 1,
-        operator_namespace: "operator".into(),
-        trust_bundle: None,
-        trust_bundles: TrustBundles::default(),
-        canary: None,
-    };
+    let context = RolloutContext { term: 1, operator_namespace: "operator".into(), trust_bundle: None, canary: None };
     rollout_target(&config, status, &context).gates.closed.map(|gate| gate.reason.as_str())
 }
 

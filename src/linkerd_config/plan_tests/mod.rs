@@ -110,7 +110,6 @@ impl Cluster {
             document: document.as_ref(),
             base: self.base.as_ref(),
             bundle: self.bundle,
-            trust_bundles: &TrustBundles::default(),
             first_time: self.first_time,
             revert_suspended,
             failed: &self.failed,

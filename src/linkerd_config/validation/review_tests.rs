@@ -8,7 +8,6 @@ use crate::{
         plan::{PlanInput, plan},
         status::conditions::verdict_condition,
     },
-    rollout::trust::bundles::TrustBundles,
 };
 
 const INSTALLED: &str = include_str!("../../values/testdata/installed.yaml");
@@ -131,7 +130,6 @@ fn a_denial_has_the_message_of_the_condition() {
         document: Some(&document),
         base: None,
         bundle: None,
-        trust_bundles: &TrustBundles::default(),
         first_time: true,
         revert_suspended: false,
         failed: &[],

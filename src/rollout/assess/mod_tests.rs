@@ -7,8 +7,9 @@ use crate::{
     rollout::{
         key::RolloutKey,
         target::{Baseline, TimeRange},
-        testing::{BEFORE, WANTED, World, time, with},
+        testing::{BEFORE, WANTED, World, injected_with, time, with},
     },
+    x509::testing::anchors,
 };
 
 fn key() -> String {
@@ -45,13 +46,9 @@ fn a_pod_is_classified_by_its_injected_values_and_its_creation_time() {
         (None, created("11:00:00"), outdated, "it was created with another document"),
         (None, created("12:00:01"), outdated, "it was created with an installer's document"),
         (Some(WANTED), annotation("linkerd.io/proxy-version", "edge-0"), current, "another webhook rewrites images"),
-        (Some(WANTED), annotation("linkerd.io/trust-root-sha256", "others"), outdated, "its trust anchors differ"),
-        (
-            Some(WANTED),
-            json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": null}}}),
-            current,
-            "its trust anchors are unknown",
-        ),
+        (Some(WANTED), injected_with(Some(WANTED), Some(&anchors("ab"))), outdated, "its trust anchors differ"),
+        (Some(WANTED), injected_with(Some(WANTED), None), current, "its trust anchors are unknown"),
+        (Some(WANTED), annotation("linkerd.io/trust-root-sha256", "others"), current, "anyone may write an annotation"),
         (
             Some(WANTED),
             annotation("config.linkerd.io/proxy-version", "edge-9"),
@@ -148,20 +145,21 @@ fn a_pod_that_was_created_during_a_drift_is_out_of_date_with_any_marker() {
 
 #[test]
 fn only_declared_triggers_restart_a_workload() {
-    let (version, roots) = (("proxy-version", "edge-1"), ("trust-root-sha256", "roots"));
-    let (older, others) = (("proxy-version", "edge-0"), ("trust-root-sha256", "others"));
-    for (triggers, marker, (key, value), restarts) in [
-        (json!(["ProxyConfig"]), BEFORE, roots, true),
-        (json!(["ProxyVersion", "TrustRoots"]), BEFORE, version, false),
-        (json!(["ProxyVersion"]), BEFORE, older, true),
-        (json!(["ProxyConfig", "TrustRoots"]), BEFORE, older, false),
-        (json!(["TrustRoots"]), WANTED, others, true),
-        (json!(["ProxyConfig", "ProxyVersion"]), WANTED, others, false),
+    let (version, roots) = ("edge-1", "a");
+    let (older, others) = ("edge-0", "ab");
+    for (triggers, marker, version, roots, restarts) in [
+        (json!(["ProxyConfig"]), BEFORE, version, roots, true),
+        (json!(["ProxyVersion", "TrustRoots"]), BEFORE, version, roots, false),
+        (json!(["ProxyVersion"]), BEFORE, older, roots, true),
+        (json!(["ProxyConfig", "TrustRoots"]), BEFORE, older, roots, false),
+        (json!(["TrustRoots"]), WANTED, version, others, true),
+        (json!(["ProxyConfig", "ProxyVersion"]), WANTED, version, others, false),
     ] {
         let mut world = World::new(&json!({ "triggers": triggers }));
         world.deployment("web", &json!({}));
-        let annotation = json!({"metadata": {"annotations": {format!("linkerd.io/{key}"): value}}});
-        world.pod("web-1", "web", Some(marker), &annotation);
+        let annotation = json!({"metadata": {"annotations": {"linkerd.io/proxy-version": version}}});
+        let over = with(annotation, &injected_with(Some(marker), Some(&anchors(roots))));
+        world.pod("web-1", "web", Some(marker), &over);
         let seen = world.assess("Deployment", "web");
         assert_eq!(matches!(seen.state, WorkloadState::Pending(_)), restarts, "{triggers}");
         assert_eq!(seen.pods.outdated, 1, "the Pod is counted with any triggers");

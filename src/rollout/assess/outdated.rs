@@ -14,7 +14,7 @@ use super::coverage::{InjectionContext, lacks_proxy, other_shape};
 use crate::{
     api::linkerd_config::RolloutTrigger,
     cluster::kinds::pod::{Pod, PodPhase},
-    rollout::{target::RolloutTarget, trust::PodTrust},
+    rollout::target::RolloutTarget,
     values::Hash,
 };
 
@@ -84,7 +84,7 @@ pub fn classify(pod: &Pod, context: InjectionContext<'_>, target: &RolloutTarget
         |wanted: Option<&str>, is: Option<&str>| matches!((wanted, is), (Some(wanted), Some(is)) if wanted != is);
     let is_another_version = differs(desired.proxy_version.as_deref(), injected.proxy_version.as_deref());
     let mut causes = OutdatedCauses {
-        trust_roots: desired.trust.compare(injected.trust_roots.as_deref()) != PodTrust::Current,
+        trust_roots: desired.trust.differs_from(injected.trust_anchors.as_deref()),
         shape: target.is_trigger(RolloutTrigger::ProxyShape) && other_shape(injected, context, target).is_some(),
         ..OutdatedCauses::default()
     };

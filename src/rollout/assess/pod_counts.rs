@@ -11,10 +11,7 @@ use super::{
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutTrigger},
     cluster::kinds::pod::{Pod, PodPhase},
-    rollout::{
-        target::RolloutTarget,
-        trust::{PodTrust, TrustCounts},
-    },
+    rollout::{target::RolloutTarget, trust::TrustCounts},
 };
 
 #[derive(Default)]
@@ -33,8 +30,6 @@ pub(super) struct PodCounts<'a> {
     /// Whether an outdated Pod has trust anchors other than those of the mesh.
     pub other_trust_roots: bool,
     pub trust: TrustCounts,
-    /// Whether a meshed Pod carries a hash of trust anchors that the operator has not observed.
-    pub unknown_trust: bool,
     /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
     /// The number of Pods that are neither finished nor terminating.
@@ -67,12 +62,8 @@ impl<'a> PodCounts<'a> {
             }
             pod_counts.suspects +=
                 i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
-            if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_roots.as_deref()).filter(|_| meshed) {
-                let trust = &target.proxies.trust;
-                if let Some(bundle) = trust.known.find(carried) {
-                    *pod_counts.trust.entry(Arc::clone(&bundle.hash)).or_default() += 1;
-                }
-                pod_counts.unknown_trust |= trust.compare(Some(carried)) == PodTrust::Unknown;
+            if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_anchors.as_ref()).filter(|_| meshed) {
+                *pod_counts.trust.entry(Arc::clone(carried)).or_default() += 1;
             }
             match class {
                 PodClass::Current => {

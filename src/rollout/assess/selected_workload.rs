@@ -199,8 +199,6 @@ impl<'a> SelectedWorkload<'a> {
         let skips = [
             (is_reverted && is_restart, SkipReason::Reverted),
             (is_restart && only_misscheduled(resource, outdated.len()) && !lacks_proxies, SkipReason::WaitingForNodes),
-            // A restart could disconnect these Pods from each other, and only an approval of the bundle allows that.
-            (pod_counts.unknown_trust && !target.proxies.trust.is_approved, SkipReason::UnknownTrustRoots),
             (attempt >= ATTEMPTS, SkipReason::TooManyAttempts),
             (!self.is_complete && !may_be_ours, SkipReason::Unhealthy),
             (facts.is_blocked && target.rollout.respect_pdb, SkipReason::BlockedByPDB),

@@ -18,7 +18,7 @@ pub struct Assessment {
     pub pods: RolloutPods,
     /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
-    /// The number of its meshed Pods with each observed hash of trust anchors.
+    /// The number of its meshed Pods with each set of trust anchors.
     pub trust: TrustCounts,
     pub state: WorkloadState,
     /// The start time of our restart of a selected workload that is not complete yet, for this target or another one.
@@ -151,7 +151,6 @@ pub enum SkipReason {
     NamespaceBreaksInjection,
     InjectionDisabled,
     Deleting,
-    UnknownTrustRoots,
 }
 
 // === impl Assessment ===
@@ -238,9 +237,6 @@ impl SkipReason {
                 "its Pod template does not request a proxy: a restart would remove it from the mesh"
             }
             Self::Deleting => "it is being deleted",
-            Self::UnknownTrustRoots => {
-                "its Pods have a bundle of trust anchors that the operator has not observed: approve the present bundle, or restart it yourself"
-            }
         }
     }
 }

@@ -9,32 +9,21 @@ use super::*;
 use crate::{
     cluster::index::workload_key::WorkloadKey,
     rollout::{
-        assess::workload_state::{SkipReason, WorkloadState},
+        assess::workload_state::WorkloadState,
         assess_workload,
         schedule::RolloutSchedule,
-        testing::{BEFORE, WANTED, World, time},
+        testing::{BEFORE, WANTED, World, injected_with, time},
     },
-    text::sha256,
+    x509::testing::anchors,
 };
 
 const DEPLOYMENTS: usize = 3;
-
-/// Returns a bundle with a certificate for each letter, and this text after them.
-fn pem(letters: &str, end: &str) -> String {
-    let certificate = |letter: char| {
-        let body = ["YQ==", "Yg==", "Yw==", "ZA=="]["abcd".find(letter).unwrap()];
-        format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
-    };
-    letters.chars().map(certificate).collect::<String>() + end
-}
 
 /// The bundle with which a Pod was injected.
 #[derive(Clone, Debug)]
 struct Injected {
     text: String,
     anchors: BTreeSet<char>,
-    /// The number of the write of the bundle.
-    write: usize,
 }
 
 /// A mesh with two Pods in each Deployment, whose configuration is always out of date, and its operator.
@@ -45,24 +34,17 @@ struct Mesh {
     injected: Injected,
     /// The text in the ConfigMap.
     present: Option<String>,
-    bundles: TrustBundles,
-    /// The numbers of the writes that the operator has observed, and their texts without white space at the ends.
-    observed: BTreeSet<usize>,
-    observed_texts: BTreeSet<String>,
     approved: Option<String>,
 }
 
 impl Mesh {
     fn new(marker: &str) -> Self {
-        let injected = Injected { text: pem("a", ""), anchors: ['a'].into(), write: 0 };
+        let injected = Injected { text: anchors("a"), anchors: ['a'].into() };
         let mut mesh = Self {
             world: World::new(&json!({})),
             pods: BTreeMap::new(),
             present: Some(injected.text.clone()),
             injected,
-            bundles: TrustBundles::default(),
-            observed: BTreeSet::new(),
-            observed_texts: BTreeSet::new(),
             approved: None,
         };
         for deployment in 0..DEPLOYMENTS {
@@ -77,30 +59,21 @@ impl Mesh {
     }
 
     fn create(&mut self, deployment: usize, pod: usize, marker: &str) {
-        let over = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": sha256(&self.injected.text)}}});
+        let over = injected_with(Some(marker), Some(&self.injected.text));
         self.world.pod(&format!("d{deployment}-{pod}"), &format!("d{deployment}"), Some(marker), &over);
         self.pods.insert((deployment, pod), self.injected.clone());
     }
 
     fn write(&mut self, letters: &str, end: &str) {
-        let text = pem(letters, end);
-        let write = self.injected.write + usize::from(text != self.injected.text);
+        let text = anchors(letters) + end;
         self.present = Some(text.clone());
-        self.injected = Injected { text, anchors: letters.chars().collect(), write };
+        self.injected = Injected { text, anchors: letters.chars().collect() };
     }
 
     fn reconcile(&mut self) {
-        if self.present.is_some() {
-            self.observed.insert(self.injected.write);
-            self.observed_texts.insert(self.injected.text.trim().to_owned());
-        }
-        let cluster = self.world.feed.cluster.clone();
-        let is_carried = |hash: &str| cluster.read().pods.carry_trust_roots(hash);
-        let present = self.present.as_deref();
-        self.bundles.observe(present, None, Some(&is_carried));
-        let wanted = self.bundles.in_effect(present);
+        let wanted = self.present.as_deref().map(|present| TrustBundle::new(present, None));
         let is_approved = wanted.as_ref().is_some_and(|wanted| self.approved.as_deref() == Some(&*wanted.hash));
-        self.world.target.proxies.trust = DesiredTrust { wanted, known: self.bundles.clone(), is_approved };
+        self.world.target.proxies.trust = DesiredTrust { wanted, is_approved };
     }
 
     fn schedule(&self) -> RolloutSchedule {
@@ -118,6 +91,27 @@ impl Mesh {
         self.world.target.proxies.trust.gate(&self.schedule().totals.trust).map(|gate| gate.reason.as_str())
     }
 
+    /// Returns the largest groups of Pods that are connected by their anchors, found step by step.
+    fn mesh(&self) -> BTreeSet<(usize, usize)> {
+        let group_of = |first: &(usize, usize)| {
+            let mut group = BTreeSet::from([*first]);
+            loop {
+                let is_peer = |(key, pod): &(&(usize, usize), &Injected)| {
+                    !group.contains(key) && group.iter().any(|it| !self.pods[it].anchors.is_disjoint(&pod.anchors))
+                };
+                let found: Vec<_> = self.pods.iter().filter(is_peer).map(|(key, _)| *key).collect();
+                if found.is_empty() {
+                    return group;
+                }
+                group.extend(found);
+            }
+        };
+        let can_connect = self.pods.iter().filter(|(_, pod)| !pod.anchors.is_empty());
+        let groups: Vec<_> = can_connect.map(|(key, _)| group_of(key)).collect();
+        let most = groups.iter().map(BTreeSet::len).max().unwrap_or_default();
+        groups.into_iter().filter(|group| group.len() == most).flatten().collect()
+    }
+
     /// Restarts a Deployment as the engine does. Returns whether it was restarted, or how that disconnects other Pods.
     fn restart(&mut self, deployment: usize) -> Result<bool, String> {
         let trust = &self.world.target.proxies.trust;
@@ -127,14 +121,11 @@ impl Mesh {
             return Ok(false);
         }
         if !trust.is_approved {
-            for ((other, pod), injected) in &self.pods {
-                let is_observed = self.observed.contains(&injected.write);
+            for key in self.mesh() {
+                let injected = &self.pods[&key];
                 let is_connected = !injected.anchors.is_disjoint(&self.injected.anchors);
-                if *other == deployment && !self.observed_texts.contains(injected.text.trim()) {
-                    return Err(format!("Pod {other}-{pod} is restarted with unknown anchors"));
-                }
-                if *other != deployment && is_observed && !is_connected && !injected.anchors.is_empty() {
-                    return Err(format!("Pod {other}-{pod} with {injected:?} is disconnected by {:?}", self.injected));
+                if !is_connected && !injected.anchors.is_empty() {
+                    return Err(format!("Pod {key:?} with {injected:?} is disconnected by {:?}", self.injected));
                 }
             }
         }
@@ -143,20 +134,30 @@ impl Mesh {
         }
         Ok(true)
     }
+
+    /// Replaces Pods of a Deployment by those of a tenant, who writes the proxy into the Pod.
+    fn forge(&mut self, deployment: usize, letters: &str) {
+        let genuine = self.injected.clone();
+        self.injected = Injected { text: anchors(letters), anchors: letters.chars().collect() };
+        self.create(deployment, 0, BEFORE);
+        self.injected = genuine;
+        self.reconcile();
+    }
 }
 
 #[test]
-fn a_bundle_that_is_deleted_and_created_with_other_anchors_needs_an_approval() {
+fn a_bundle_that_is_deleted_holds_all_restarts_until_it_is_restored() {
     let mut mesh = Mesh::new(BEFORE);
     mesh.present = None;
     mesh.reconcile();
-    assert_eq!(mesh.gate(), None, "injectors keep the bundle");
+    assert_eq!(mesh.gate(), Some("WaitingForConfigMap"), "what injectors use is unknown");
     mesh.write("b", "");
     mesh.reconcile();
     assert_eq!(mesh.gate(), Some("AwaitingApproval"));
-    mesh.present = None;
+    mesh.write("a", "");
     mesh.reconcile();
-    assert_eq!(mesh.gate(), Some("AwaitingApproval"), "injectors keep the unapproved bundle");
+    assert_eq!(mesh.gate(), None);
+    assert_eq!(DesiredTrust::default().gate(&TrustCounts::new()), None, "no Pod shows trust anchors");
 }
 
 #[test]
@@ -203,75 +204,80 @@ fn the_previous_bundle_is_restored_without_an_approval() {
 fn an_approval_is_for_one_bundle_and_opens_the_gate_for_it() {
     let mut mesh = Mesh::new(BEFORE);
     mesh.write("b", "");
-    mesh.approved = Some(sha256(pem("b", "\n")));
+    mesh.approved = Some(sha256(anchors("b") + "\n"));
     mesh.reconcile();
     assert_eq!(mesh.gate(), Some("AwaitingApproval"));
-    mesh.approved = Some(sha256(pem("b", "")));
+    mesh.approved = Some(sha256(anchors("b")));
     mesh.reconcile();
     assert_eq!(mesh.gate(), None);
-    let replaced =
-        mesh.world.target.proxies.trust.replaced(&mesh.schedule().totals.trust).map(|(hash, _)| hash.to_owned());
-    assert_eq!(replaced, Some(sha256(pem("b", ""))), "the status shows the bundle until no Pod needs the approval");
+    let trust = &mesh.world.target.proxies.trust;
+    let replaced = trust.replaced(&mesh.schedule().totals.trust).map(|(hash, pods)| (hash.to_owned(), pods));
+    assert_eq!(
+        replaced,
+        Some((sha256(anchors("b")), 6)),
+        "the status shows the bundle until no Pod needs the approval"
+    );
 }
 
 #[test]
-fn another_text_of_the_same_certificates_restarts_nothing_and_keeps_the_key() {
+fn another_text_of_the_same_certificates_restarts_nothing() {
     let mut mesh = Mesh::new(WANTED);
-    let key = mesh.world.target.proxies.trust.key().map(str::to_owned);
     for end in ["\n", "# a comment\n", ""] {
         mesh.write("a", end);
         mesh.reconcile();
         for deployment in 0..DEPLOYMENTS {
             assert_eq!(mesh.world.state("Deployment", &format!("d{deployment}")), WorkloadState::UpToDate, "{end:?}");
         }
-        assert_eq!((mesh.gate(), mesh.world.target.proxies.trust.key().map(str::to_owned)), (None, key.clone()));
+        assert_eq!(mesh.gate(), None);
     }
 }
 
-/// Everyone who can change a Pod can write its annotation.
+/// Everyone who can create a Pod can write a proxy with any anchors into it.
 #[test]
-fn a_hash_that_was_never_observed_holds_only_the_workload_of_its_pods() {
+fn pods_with_anchors_of_their_own_hold_no_restart() {
     let mut mesh = Mesh::new(BEFORE);
-    let forged = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": "forged"}}});
-    mesh.world.pod("d1-0", "d1", Some(BEFORE), &forged);
-    mesh.reconcile();
-    assert_eq!(mesh.gate(), None);
-    let skipped = WorkloadState::Skipped(SkipReason::UnknownTrustRoots);
-    assert_eq!(mesh.world.state("Deployment", "d1"), skipped);
-    assert!(matches!(mesh.world.state("Deployment", "d0"), WorkloadState::Pending(_)));
-    mesh.approved = Some(sha256(pem("a", "")));
-    mesh.reconcile();
-    assert!(matches!(mesh.world.state("Deployment", "d1"), WorkloadState::Pending(_)), "approved");
+    for deployment in [0, 1] {
+        mesh.forge(deployment, "d");
+        assert_eq!(mesh.gate(), None);
+    }
+    assert!(matches!(mesh.world.state("Deployment", "d2"), WorkloadState::Pending(_)));
+    // Half of the Pods: it cannot be known which half is the mesh.
+    mesh.forge(2, "d");
+    assert_eq!(mesh.gate(), Some("AwaitingApproval"));
 }
 
-/// A bundle that no Pod carries anymore is forgotten, so that a forged annotation cannot hold the mesh with it.
 #[test]
-fn a_forged_hash_of_a_retired_bundle_holds_only_the_workload_of_its_pods() {
+fn a_forged_pod_with_an_anchor_that_is_retired_holds_restarts_only_if_it_can_connect_to_the_mesh() {
     let mut mesh = Mesh::new(BEFORE);
     for letters in ["ab", "b"] {
         mesh.write(letters, "");
         mesh.reconcile();
         assert!((0..DEPLOYMENTS).all(|deployment| mesh.restart(deployment).unwrap()));
-        mesh.reconcile();
     }
-    let retired = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": sha256(pem("a", ""))}}});
-    mesh.world.pod("d1-0", "d1", Some(BEFORE), &retired);
+    mesh.forge(1, "a");
+    assert_eq!(mesh.gate(), None, "no Pod of the mesh trusts the anchor");
+    mesh.write("ab", "");
     mesh.reconcile();
-    assert_eq!(mesh.gate(), None);
-    assert_eq!(mesh.world.state("Deployment", "d1"), WorkloadState::Skipped(SkipReason::UnknownTrustRoots));
+    assert!(mesh.restart(0).unwrap());
+    mesh.write("b", "");
+    mesh.reconcile();
+    assert_eq!(mesh.gate(), Some("AwaitingApproval"), "the Pods of d0 connect it to the others");
 }
 
+/// Tenants choose the certificates, so they may also connect all sets in one long chain.
 #[test]
-fn more_bundles_than_can_be_compared_need_an_approval() {
-    let trust = DesiredTrust {
-        wanted: Some(TrustBundle::for_test("new", &["a"])),
-        known: TrustBundles::for_test([TrustBundle::for_test("known", &["a"])]),
-        is_approved: false,
+fn a_chain_of_many_sets_is_one_group_and_is_found_quickly() {
+    let certificate = |number: u32| {
+        let digits = number.to_string().into_bytes();
+        let body: String = digits.iter().map(|digit| char::from(b'A' + digit - b'0')).collect();
+        format!("-----BEGIN CERTIFICATE-----\n{body:A<8}\n-----END CERTIFICATE-----\n")
     };
-    let gate = trust.gate(&TrustCounts::from([("known".into(), 1)])).unwrap();
-    assert_eq!(gate.reason.as_str(), "AwaitingApproval");
-    assert!(gate.message.ends_with("config.linkerd.io/approve-trust-roots: new"), "{}", gate.message);
-    assert_eq!(DesiredTrust { is_approved: true, ..trust }.gate(&TrustCounts::new()), None);
+    let set = |number: u32| Arc::new(AnchorSet::of(&(certificate(10_000 + number) + &certificate(10_001 + number))));
+    let mut carried: TrustCounts = (0..20_000).map(|number| (set(number), 1)).collect();
+    carried.insert(Arc::new(AnchorSet::of(&anchors("c"))), 19_999);
+    let begun = std::time::Instant::now();
+    assert_eq!(largest_groups(&carried).map(|(_, pods)| pods).sum::<i64>(), 20_000);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 #[derive(Clone, Debug)]
@@ -284,8 +290,6 @@ enum Step {
     Restart(usize),
     /// A user approves the bundle that is present.
     Approve,
-    /// Another replica, or a new resource, reads what was saved.
-    TakeOver,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -298,7 +302,6 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => (0..DEPLOYMENTS, 0..2usize).prop_map(|(deployment, pod)| Step::Recreate(deployment, pod)),
         6 => (0..DEPLOYMENTS).prop_map(Step::Restart),
         1 => Just(Step::Approve),
-        1 => Just(Step::TakeOver),
     ]
 }
 
@@ -306,7 +309,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     /// No sequence of changes of the bundle lets the operator restart a Pod with a bundle that has none of the anchors
-    /// of another live Pod, unless a user approved this bundle.
+    /// of another Pod of the mesh, unless a user approved this bundle.
     #[test]
     fn no_restart_disconnects_a_pod_without_an_approval(steps in prop::collection::vec(any_step(), 0..60)) {
         let mut mesh = Mesh::new(BEFORE);
@@ -321,7 +324,6 @@ proptest! {
                     prop_assert!(restarted.is_ok(), "{restarted:?}");
                 }
                 Step::Approve => mesh.approved = mesh.present.as_ref().map(sha256),
-                Step::TakeOver => mesh.bundles = TrustBundles::from_json(Some(&mesh.bundles.to_json())),
             }
         }
         // With an approval of the bundle, every workload is restarted.

@@ -187,7 +187,7 @@ fn pod(number: usize, proxy: &Proxy) -> Value {
             "labels": {"app": app, "pod-template-hash": "5d4f8c7b9", "linkerd.io/control-plane-ns": "linkerd",
                 "linkerd.io/proxy-deployment": app, "linkerd.io/workload-ns": namespace(workload)},
             "annotations": {"linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3", "linkerd.io/inject": "enabled",
-                "linkerd.io/proxy-version": version, "linkerd.io/trust-root-sha256": proxy.trust_roots},
+                "linkerd.io/proxy-version": version},
         },
         "spec": {
             "nodeName": node_name(number), "serviceAccountName": app, "automountServiceAccountToken": false,
@@ -232,5 +232,7 @@ fn environment(proxy: &Proxy) -> Vec<Value> {
     let others = (0..VARIABLES)
         .map(|n| variable(format!("LINKERD2_PROXY_SETTING_NUMBER_{n}"), "a value of about the usual length"));
     let marker = variable("LINKERD_CONFIG_HASH".to_owned(), proxy.marker.as_deref().unwrap_or_default());
-    listen.into_iter().chain(others).chain([marker]).collect()
+    let anchors = proxy.trust_anchors.as_deref().unwrap_or_default();
+    let anchors = variable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS".to_owned(), anchors);
+    listen.into_iter().chain(others).chain([marker, anchors]).collect()
 }

@@ -58,8 +58,8 @@ async fn control_plane_pod(mesh: &RolloutRig) -> Result<()> {
 
 async fn has_roots(workload: &workload::Workload, bundle: &str) -> Result<()> {
     for proxy in workload.proxies().await? {
-        let roots = proxy.context("a Pod without proxy")?.trust_roots;
-        ensure!(roots == Some(hash(bundle)), "{workload} has {roots:?}");
+        let anchors = proxy.context("a Pod without proxy")?.trust_anchors;
+        ensure!(anchors.as_deref() == Some(bundle), "{workload} has {anchors:?}");
     }
     Ok(())
 }
@@ -102,7 +102,7 @@ async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> 
     let new = certificate("other.linkerd.cluster.local")?;
     mesh.installation.set_trust_roots(&new).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
-    // A new resource continues with the anchors that were saved.
+    // The Pods show what they trust, also to a new resource.
     mesh.installation.delete_and_wait("mesh").await?;
     mesh.declare(json!({})).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
