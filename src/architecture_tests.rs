@@ -32,7 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("retry", &[]),
     ("tasks", &[]),
     ("text", &[]),
-    ("x509", &[]),
+    ("x509", &["text"]),
     ("contain", &["text"]),
     ("values", &["api", "go", "text"]),
     ("version", &[]),
@@ -130,7 +130,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("proxy_injector", &["api", "client", "cluster", "contain", "events", "go", "tasks", "text", "values", "webhook"]),
     ("service_profile_validator", &["api", "cluster", "go", "text", "values", "webhook"]),
-    ("webhook_certificates", &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write"]),
+    (
+        "webhook_certificates",
+        &["api", "client", "contain", "events", "lease", "retry", "tasks", "webhook", "write", "x509"],
+    ),
     (
         "identity",
         &[
@@ -145,6 +148,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "retry",
             "tasks",
             "text",
+            "x509",
         ],
     ),
     ("destination_client", &["client", "proto"]),
@@ -160,6 +164,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
+    ("trust", &["text", "x509"]),
     ("summary", &["api", "cluster", "reasons", "text"]),
     ("explain", &["api", "cluster", "linkerd_config", "rollout", "summary", "text", "values"]),
     (
@@ -194,12 +199,15 @@ const ARROWS: &[(&str, &[&str])] = &[
             "drop_in",
             "explain",
             "external_workload",
+            "go",
             "linkerd_config",
             "proto",
             "summary",
             "text",
+            "trust",
             "values",
             "version",
+            "x509",
         ],
     ),
     (

@@ -4,45 +4,33 @@
 //! is sent with each. Always holds: when an issuer was loaded, a leaf of it was valid for proxies as servers and as
 //! clients; no leaf is valid for longer than a certificate of the chain; the key is never printed.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use rustls::pki_types::{CertificateDer, ServerName, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
+use rustls::pki_types::CertificateDer;
 use thiserror::Error;
-use webpki::{EndEntityCert, KeyUsage};
 
 use super::{
-    anchors::AnchorBundle,
-    certificate::{ChainCertificate, sha256},
     csr::SigningRequest,
-    ecdsa::{SigningKey, SubjectKey, UnreadableKey, UnusableKey},
-    leaf::{LeafParts, LeafTemplate},
-    pem,
     refusal::CertifyRefusal,
     username::IdentityDomain,
     validity::{LeafLifetime, Validity},
 };
-use crate::text::hex;
+use crate::{
+    text::hex,
+    x509::{
+        anchors::AnchorBundle,
+        certificate::{ChainCertificate, sha256},
+        chain,
+        ecdsa::{SigningKey, SubjectKey, UnreadableKey, UnusableKey},
+        leaf::{LeafParts, LeafTemplate},
+        verify::{self, ALGORITHMS, TestedLeaf},
+    },
+};
 
-/// The maximum number of certificates in the file of an issuer.
-const LONGEST_FILE: usize = 16;
 /// The validity of the leaf that tests an issuer.
 const TEST_LIFETIME: SignedDuration = SignedDuration::from_mins(1);
 const TEST_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(1);
-
-/// The algorithms with which proxies verify, without the ones that `ring` does not have: ECDSA P-521, and ECDSA with
-/// SHA-512.
-static ALGORITHMS: &[&dyn SignatureVerificationAlgorithm] = &[
-    webpki::ring::ECDSA_P256_SHA256,
-    webpki::ring::ECDSA_P256_SHA384,
-    webpki::ring::ECDSA_P384_SHA256,
-    webpki::ring::ECDSA_P384_SHA384,
-    webpki::ring::ED25519,
-    webpki::ring::RSA_PKCS1_2048_8192_SHA256,
-    webpki::ring::RSA_PKCS1_2048_8192_SHA384,
-    webpki::ring::RSA_PKCS1_2048_8192_SHA512,
-    webpki::ring::RSA_PKCS1_3072_8192_SHA384,
-];
 
 /// The reason why an issuer is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -105,7 +93,7 @@ impl Issuer {
         domain: &IdentityDomain,
         now: Timestamp,
     ) -> Result<Self, IssuerProblem> {
-        let (own, others) = certificates(certificates_pem).map_err(IssuerProblem::CertificateFile)?;
+        let (own, others) = chain::read(certificates_pem).map_err(IssuerProblem::CertificateFile)?;
         let public = public_key(&own)?;
         let key = SigningKey::from_pem(key_pem, &public).map_err(|problem| match problem {
             UnusableKey::File(sentence) => IssuerProblem::KeyFile(sentence),
@@ -121,7 +109,7 @@ impl Issuer {
         let template = LeafTemplate::new(key.algorithm(), &own.subject, own.key_identifier.as_deref());
         let (key_id, not_before, expires) = (hex(sha256(&own.key_info)), own.not_before, own.not_after);
         let test = SigningRequest::unsigned(&domain.identity_service(), &own.key_info, public);
-        let sent = sent(own, others, now);
+        let sent = chain::sent(own, others, now);
         let not_after = sent.iter().map(|certificate| certificate.not_after).min().unwrap_or(expires);
         let chain = sent.into_iter().map(|certificate| certificate.der).collect();
         let roots = Vec::new();
@@ -208,11 +196,9 @@ impl Issuer {
         let refused = IssuerProblem::Refused;
         let leaf = self.issue(test, name, validity, [1; 16]).map_err(|problem| refused(problem.to_string()))?;
         let chain: Vec<_> = self.chain.iter().map(|der| CertificateDer::from(der.as_slice())).collect();
-        let verify = |roots: &[TrustAnchor<'_>]| verify(&leaf.der, &chain, roots, name, now);
-        let all: Vec<_> = anchors.roots().iter().map(|root| root.anchor.clone()).collect();
-        verify(&all).map_err(|error| refused(sentence(&error)))?;
-        let reached = anchors.roots().iter().filter(|root| verify(std::slice::from_ref(&root.anchor)).is_ok());
-        Ok(reached.map(|root| root.sha256).collect())
+        let test = TestedLeaf { der: &leaf.der, chain: &chain, name, now };
+        let reached = test.reached(anchors.roots(), ALGORITHMS).map_err(|error| refused(verify::sentence(&error)))?;
+        Ok(reached.into_iter().map(|root| root.sha256).collect())
     }
 }
 
@@ -222,23 +208,6 @@ impl fmt::Debug for Issuer {
         issuer.field("key", &self.key).field("key_id", &self.key_id).field("not_after", &self.not_after);
         issuer.field("chain", &self.chain.len()).finish_non_exhaustive()
     }
-}
-
-/// Returns the first certificate of a file, which is the issuer's, and the others.
-fn certificates(pem: &[u8]) -> Result<(ChainCertificate, Vec<ChainCertificate>), String> {
-    let blocks = pem::blocks(pem);
-    if blocks.len() > LONGEST_FILE {
-        return Err(format!("has more than {LONGEST_FILE} certificates"));
-    }
-    let certificates = (1..).zip(blocks).map(|(number, block)| match block {
-        Ok(block) if block.label == "CERTIFICATE" => ChainCertificate::parse(&block.der)
-            .ok_or_else(|| format!("has a certificate that cannot be read, in block {number}: replace it")),
-        Ok(block) => Err(format!("has a block {}: write only certificates into it", block.label)),
-        Err(why) => Err(format!("is not valid PEM: {why}")),
-    });
-    let mut certificates = certificates.collect::<Result<Vec<_>, _>>()?.into_iter();
-    let own = certificates.next().ok_or("has no certificate: write the issuer's, and then its chain, in PEM")?;
-    Ok((own, certificates.collect()))
 }
 
 fn public_key(own: &ChainCertificate) -> Result<SubjectKey, IssuerProblem> {
@@ -253,84 +222,4 @@ fn public_key(own: &ChainCertificate) -> Result<SubjectKey, IssuerProblem> {
         ))),
         Err(UnreadableKey::Malformed) => Err(file("has an issuer whose key cannot be read".to_owned())),
     }
-}
-
-/// Returns the certificates that are sent, in the order of the file: the issuer's, and each that lies between the issuer
-/// and a root.
-///
-/// A proxy may have other trust anchors than the ones in the bundle, because it reads them when it starts. So the path to
-/// a root that is not in the bundle any more is sent, too. Left out are other certificates, expired ones, and roots.
-fn sent(own: ChainCertificate, mut others: Vec<ChainCertificate>, now: Timestamp) -> Vec<ChainCertificate> {
-    others.retain(|certificate| certificate.is_valid(now) && !certificate.is_signed_by(certificate));
-    let mut sent = vec![false; others.len()];
-    loop {
-        let is_above = |certificate: &ChainCertificate| {
-            let below = others.iter().zip(&sent).filter_map(|(other, is_sent)| is_sent.then_some(other));
-            let mut below = below.chain([&own]);
-            certificate.is_twin_of(&own) || below.any(|below| below.is_signed_by(certificate))
-        };
-        let found = others.iter().zip(&sent).position(|(other, is_sent)| !is_sent && is_above(other));
-        match found.and_then(|at| sent.get_mut(at)) {
-            Some(is_sent) => *is_sent = true,
-            None => break,
-        }
-    }
-    let others = others.into_iter().zip(sent).filter_map(|(other, is_sent)| is_sent.then_some(other));
-    [own].into_iter().chain(others).collect()
-}
-
-/// Verifies a leaf as a client and as a server do.
-fn verify(
-    leaf: &[u8],
-    chain: &[CertificateDer<'_>],
-    roots: &[TrustAnchor<'_>],
-    name: &str,
-    now: Timestamp,
-) -> Result<(), webpki::Error> {
-    let leaf = CertificateDer::from(leaf);
-    let leaf = EndEntityCert::try_from(&leaf)?;
-    let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().unwrap_or_default()));
-    for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
-        leaf.verify_for_usage(ALGORITHMS, roots, chain, now, usage, None, None)?;
-    }
-    let name = ServerName::try_from(name).map_err(|_| webpki::Error::MalformedDnsIdentifier)?;
-    leaf.verify_is_valid_for_subject_name(&name)
-}
-
-/// Returns the reason of a refused chain for people.
-fn sentence(error: &webpki::Error) -> String {
-    use webpki::Error;
-    let sentence = match error {
-        Error::UnknownIssuer => {
-            "no trust anchor signed it: go back to the issuer before, or rotate the trust anchors first, because \
-             running proxies know only the old ones; if an intermediate certificate is missing, add it to the \
-             certificate file"
-        }
-        Error::InvalidSignatureForPublicKey => {
-            "the trust anchor with the name of its root has another key: go back to the issuer before, or rotate the \
-             trust anchors first, because running proxies know only the old ones"
-        }
-        Error::EndEntityUsedAsCa => "it is not the certificate of a certificate authority (CA)",
-        Error::PathLenConstraintViolated => {
-            "a certificate above it does not allow another certificate authority (its pathLenConstraint)"
-        }
-        Error::NameConstraintViolation => "its name constraints exclude the trust domain",
-        Error::RequiredEkuNotFoundContext(_) => {
-            "its extended key usage must have both serverAuth and clientAuth, or be left out"
-        }
-        Error::UnsupportedSignatureAlgorithmContext(_) | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
-            "it is signed with an algorithm that is not supported, such as ECDSA P-521"
-        }
-        Error::UnsupportedCertVersion => {
-            "a certificate of the chain has no extensions (version 1): sign it as a certificate authority"
-        }
-        Error::UnsupportedCriticalExtension => "a certificate of the chain has a critical extension that is not known",
-        Error::MaximumPathDepthExceeded => "its chain is too long",
-        Error::MaximumSignatureChecksExceeded => {
-            "its chain is too long, or too many trust anchors have the name of its root"
-        }
-        Error::MalformedDnsIdentifier => "identities of the trust domain are longer than a DNS name can be",
-        other => return format!("{other:?}"),
-    };
-    sentence.to_owned()
 }

@@ -15,13 +15,11 @@ use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::{
-    anchors::AnchorBundle,
-    issuer::{Issuer, Leaf},
-};
+use super::issuer::{Issuer, Leaf};
 use crate::{
     grpc_metrics::{RpcMetrics, ServedMethod},
     text,
+    x509::anchors::AnchorBundle,
 };
 
 /// The names of the service and of its method, in paths and metrics.
@@ -354,7 +352,10 @@ impl Drop for ReviewUnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::testing::{TestCa, issue, load_of, now};
+    use crate::{
+        identity::testing::{issue, load_of},
+        x509::testing::{TestCa, now},
+    };
 
     #[test]
     fn the_number_of_issuers_with_series_is_bounded_also_while_calls_with_older_ones_finish() {

@@ -12,20 +12,14 @@
 //! else of its leaf but the public key, and it has the private key; no private key is printed.
 
 mod access;
-pub(crate) mod anchors;
-mod certificate;
 pub(crate) mod csr;
-mod der;
-mod ecdsa;
 mod events;
 mod follow;
 mod issued;
 pub(crate) mod issuer;
 #[cfg(test)]
 mod issuer_tests;
-mod leaf;
 mod metrics;
-mod pem;
 mod possession;
 mod rates;
 #[cfg(test)]

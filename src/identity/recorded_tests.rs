@@ -10,9 +10,12 @@ use super::{
     csr::SigningRequest,
     issuer::{Issuer, Leaf},
     refusal::CertifyRefusal,
-    testing::{TestCa, der, domain, load_of, validity, verify_for},
+    testing::{domain, load_of, validity, verify_for},
 };
-use crate::text::hex;
+use crate::{
+    text::hex,
+    x509::testing::{TestCa, der},
+};
 
 const RECORDED: &str = include_str!("testdata/identity.jsonl");
 

@@ -236,9 +236,10 @@ mod tests {
             IssuerFileNames, IssuerFiles,
             csr::CsrProblem,
             follow::IssuerFollower,
-            testing::{TestCa, WEB, domain},
+            testing::{WEB, domain},
         },
         testing::LoggedLines,
+        x509::testing::TestCa,
     };
 
     /// The time of a review.

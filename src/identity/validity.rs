@@ -1,11 +1,9 @@
 //! When a leaf is valid.
 //!
-//! In: the time, the settings. Out: the first and the last second, and their encoding. Always holds: both are whole
+//! In: the time, the settings. Out: the first and the last second. Always holds: both are whole
 //! seconds in the years 0 to 9999, which a certificate can express.
 
-use jiff::{SignedDuration, Timestamp, civil::DateTime, tz::Offset};
-
-use super::der::{GENERALIZED_TIME, UTC_TIME};
+use jiff::{SignedDuration, Timestamp};
 
 /// The lifetime that Linkerd takes instead of zero: a year.
 const LONGEST_DEFAULT: SignedDuration = SignedDuration::from_hours(365 * 24);
@@ -85,19 +83,6 @@ fn moved(time: Timestamp, by: SignedDuration) -> Timestamp {
     Timestamp::from_second(seconds.max(FIRST_SECOND)).unwrap_or(time)
 }
 
-/// Returns the tag and the value of a time in DER: UTCTime for the years 1950 to 2049, else GeneralizedTime.
-pub(super) fn encoded(time: Timestamp) -> (u8, String) {
-    let time: DateTime = Offset::UTC.to_datetime(time);
-    let (date, clock) = (time.date(), time.time());
-    let (year, month, day) = (date.year(), date.month(), date.day());
-    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", clock.hour(), clock.minute(), clock.second());
-    if (1950..2050).contains(&year) {
-        (UTC_TIME, format!("{:02}{rest}", year % 100))
-    } else {
-        (GENERALIZED_TIME, format!("{year:04}{rest}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,22 +134,8 @@ mod tests {
             let validity = LeafLifetime::new(lifetime, clock_skew).at(time("2026-01-01T00:00:00Z"));
             for time in [validity.not_before, validity.not_after] {
                 assert!(time >= self::time("0000-01-01T00:00:00Z"), "{time}");
-                assert!([13, 15].contains(&encoded(time).1.len()), "{time}");
+                assert!([13, 15].contains(&crate::x509::leaf::encoded(time).1.len()), "{time}");
             }
-        }
-    }
-
-    #[test]
-    fn a_time_is_a_utc_time_until_2049_and_then_a_generalized_time() {
-        for (text, tag, expected) in [
-            ("1949-12-31T23:59:59Z", GENERALIZED_TIME, "19491231235959Z"),
-            ("1950-01-01T00:00:00Z", UTC_TIME, "500101000000Z"),
-            ("2009-02-03T04:05:06Z", UTC_TIME, "090203040506Z"),
-            ("2049-12-31T23:59:59Z", UTC_TIME, "491231235959Z"),
-            ("2050-01-01T00:00:00Z", GENERALIZED_TIME, "20500101000000Z"),
-            ("9999-01-01T00:00:00Z", GENERALIZED_TIME, "99990101000000Z"),
-        ] {
-            assert_eq!(encoded(time(text)), (tag, expected.to_owned()));
         }
     }
 }

@@ -6,16 +6,14 @@
 use std::{fmt, sync::Arc};
 
 use jiff::Timestamp;
-use k8s_openapi::ByteString;
 use rcgen::{KeyPair, PublicKeyData};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
-use serde_json::Value;
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
+
+use crate::x509::pem;
 
 /// The maximum length of a bundle that is read, in bytes. A certificate has about one KiB.
 const BUNDLE_BYTES: usize = 128 << 10;
-/// The length of a line of PEM.
-const LINE: usize = 64;
 
 /// A readable certificate.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -108,21 +106,7 @@ impl TrustCertificate {
 
     /// Returns the certificate in PEM.
     pub(super) fn to_pem(&self) -> String {
-        // The only encoder of base64 among our dependencies.
-        let base64 = match serde_json::to_value(ByteString(self.der.to_vec())) {
-            Ok(Value::String(text)) => text,
-            _ => String::new(),
-        };
-        let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
-        let mut rest = base64.as_str();
-        while let Some((line, next)) = rest.split_at_checked(LINE.min(rest.len())).filter(|(line, _)| !line.is_empty())
-        {
-            pem.push_str(line);
-            pem.push('\n');
-            rest = next;
-        }
-        pem.push_str("-----END CERTIFICATE-----\n");
-        pem
+        pem::certificate(&self.der)
     }
 
     /// Calls a function with the parsed certificate.

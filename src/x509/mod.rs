@@ -1,5 +1,14 @@
-//! X.509 certificates, as far as proxies depend on them. Pure.
+//! X.509 certificates and their chains, as far as proxies depend on them. Pure.
 
 pub mod anchor_set;
+pub mod anchors;
+pub mod authority;
+pub mod certificate;
+pub mod chain;
+pub mod der;
+pub mod ecdsa;
+pub mod leaf;
+pub mod pem;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod verify;

@@ -9,12 +9,14 @@ use std::collections::HashSet;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::{
-    der::{self, DerElement, DerReader},
-    ecdsa::{SubjectKey, UnreadableKey, is_signed},
-    refusal::CertifyRefusal,
+use super::refusal::CertifyRefusal;
+use crate::{
+    text::truncate,
+    x509::{
+        der::{self, DerElement, DerReader},
+        ecdsa::{SubjectKey, UnreadableKey, is_signed},
+    },
 };
-use crate::text::truncate;
 
 /// The maximum length of a request, in bytes. A request of a proxy has about 350.
 pub(crate) const LONGEST_REQUEST: usize = 16 << 10;

@@ -4,9 +4,12 @@ use proptest::prelude::*;
 use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ED25519, SanType};
 
 use super::{CsrProblem, LONGEST_REQUEST, SigningRequest};
-use crate::identity::{
-    der::{self as tag, DerWriter},
-    testing::{WEB, der, fixture, request},
+use crate::{
+    identity::testing::{WEB, fixture, request},
+    x509::{
+        der::{self as tag, DerWriter},
+        testing::der,
+    },
 };
 
 /// A request for these names, by a new key.

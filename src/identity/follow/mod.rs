@@ -28,7 +28,6 @@ use self::{
     trust_state::TrustGuard,
 };
 use super::{
-    anchors::AnchorBundle,
     events::IdentityEvents,
     issuer::Issuer,
     metrics::{IdentityMetrics, LABELS, Reload, label},
@@ -37,6 +36,7 @@ use super::{
 use crate::{
     retry::backoff,
     text::{self, counted},
+    x509::anchors::AnchorBundle,
 };
 
 /// How often the stamp of the files is compared.

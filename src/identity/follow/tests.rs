@@ -11,11 +11,9 @@ use tempfile::TempDir;
 use super::{files::IssuerFileNames, *};
 use crate::{
     events::{Events, Notice, Reason},
-    identity::{
-        testing::{self, DAY, TestCa},
-        validity::LeafLifetime,
-    },
+    identity::validity::LeafLifetime,
     testing::LoggedLines,
+    x509::testing::{self, DAY, TestCa},
 };
 
 type TestIssuer = CertifiedIssuer<'static, KeyPair>;

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use crate::identity::pem::base64url;
+use crate::x509::pem::base64url;
 
 /// The maximum length of the name of a namespace.
 const LONGEST: usize = 63;

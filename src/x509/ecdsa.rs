@@ -35,14 +35,14 @@ const SHA256_IDENTIFIER: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xc
 const SHA384_IDENTIFIER: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Curve {
+pub(crate) enum Curve {
     P256,
     P384,
 }
 
 /// The public key in a SubjectPublicKeyInfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SubjectKey {
+pub(crate) enum SubjectKey {
     Ecdsa {
         curve: Curve,
         /// The uncompressed point. Whether it is on the curve is checked when a signature is verified.
@@ -54,21 +54,21 @@ pub(super) enum SubjectKey {
 
 /// The reason why a SubjectPublicKeyInfo cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnreadableKey {
+pub(crate) enum UnreadableKey {
     Malformed,
     UnsupportedCurve(&'static str),
 }
 
 /// The reason why a private key cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum UnusableKey {
+pub(crate) enum UnusableKey {
     /// A sentence without its subject, the file.
     File(String),
     Mismatch,
 }
 
 /// A private key.
-pub(super) struct SigningKey {
+pub(crate) struct SigningKey {
     pair: EcdsaKeyPair,
     curve: Curve,
 }
@@ -101,7 +101,7 @@ impl Curve {
 
 impl SubjectKey {
     /// Reads a SubjectPublicKeyInfo in DER.
-    pub(super) fn parse(info: &[u8]) -> Result<Self, UnreadableKey> {
+    pub(crate) fn parse(info: &[u8]) -> Result<Self, UnreadableKey> {
         let malformed = UnreadableKey::Malformed;
         let mut reader = DerReader::new(info);
         let mut info = reader.inside(der::SEQUENCE).ok_or(malformed)?;
@@ -127,7 +127,7 @@ impl SubjectKey {
 }
 
 /// Verifies a signature. `algorithm` is the DER of its AlgorithmIdentifier. `None` if the algorithm is not supported.
-pub(super) fn is_signed(
+pub(crate) fn is_signed(
     (curve, point): (Curve, &[u8]),
     algorithm: &[u8],
     message: &[u8],
@@ -147,7 +147,7 @@ pub(super) fn is_signed(
 
 impl SigningKey {
     /// Reads the private key of this public key from the first block of a text: SEC 1 or PKCS #8.
-    pub(super) fn from_pem(text: &[u8], public: &SubjectKey) -> Result<Self, UnusableKey> {
+    pub(crate) fn from_pem(text: &[u8], public: &SubjectKey) -> Result<Self, UnusableKey> {
         let file = |sentence: &str| UnusableKey::File(sentence.to_owned());
         let block = match pem::blocks(text).into_iter().next() {
             Some(Ok(block)) => block,
@@ -173,7 +173,7 @@ impl SigningKey {
     }
 
     /// The AlgorithmIdentifier of the signatures, in DER.
-    pub(super) fn algorithm(&self) -> &'static [u8] {
+    pub(crate) fn algorithm(&self) -> &'static [u8] {
         match self.curve {
             Curve::P256 => SHA256_IDENTIFIER,
             Curve::P384 => SHA384_IDENTIFIER,
@@ -181,7 +181,7 @@ impl SigningKey {
     }
 
     /// Signs a message. `None` if the system has no random numbers.
-    pub(super) fn sign(&self, message: &[u8]) -> Option<Signature> {
+    pub(crate) fn sign(&self, message: &[u8]) -> Option<Signature> {
         self.pair.sign(&SystemRandom::new(), message).ok()
     }
 }

@@ -3,67 +3,67 @@
 //! In: bytes. Out: the elements in them, or their encoding. Always holds: reading accepts DER only, never BER: each length
 //! is definite and minimal; an element is a slice of the input, so that reading allocates nothing.
 
-pub(super) const BOOLEAN: u8 = 0x01;
-pub(super) const INTEGER: u8 = 0x02;
-pub(super) const BIT_STRING: u8 = 0x03;
-pub(super) const OCTET_STRING: u8 = 0x04;
-pub(super) const OBJECT_IDENTIFIER: u8 = 0x06;
-pub(super) const UTF8_STRING: u8 = 0x0c;
-pub(super) const NUMERIC_STRING: u8 = 0x12;
-pub(super) const PRINTABLE_STRING: u8 = 0x13;
-pub(super) const T61_STRING: u8 = 0x14;
-pub(super) const IA5_STRING: u8 = 0x16;
-pub(super) const UTC_TIME: u8 = 0x17;
-pub(super) const GENERALIZED_TIME: u8 = 0x18;
-pub(super) const BMP_STRING: u8 = 0x1e;
-pub(super) const SEQUENCE: u8 = 0x30;
-pub(super) const SET: u8 = 0x31;
+pub(crate) const BOOLEAN: u8 = 0x01;
+pub(crate) const INTEGER: u8 = 0x02;
+pub(crate) const BIT_STRING: u8 = 0x03;
+pub(crate) const OCTET_STRING: u8 = 0x04;
+pub(crate) const OBJECT_IDENTIFIER: u8 = 0x06;
+pub(crate) const UTF8_STRING: u8 = 0x0c;
+pub(crate) const NUMERIC_STRING: u8 = 0x12;
+pub(crate) const PRINTABLE_STRING: u8 = 0x13;
+pub(crate) const T61_STRING: u8 = 0x14;
+pub(crate) const IA5_STRING: u8 = 0x16;
+pub(crate) const UTC_TIME: u8 = 0x17;
+pub(crate) const GENERALIZED_TIME: u8 = 0x18;
+pub(crate) const BMP_STRING: u8 = 0x1e;
+pub(crate) const SEQUENCE: u8 = 0x30;
+pub(crate) const SET: u8 = 0x31;
 
 /// The bits of a tag byte of which all are set in the long form, which is never used here.
 const LONG_FORM: u8 = 0x1f;
 
 /// Returns the tag of a context-specific element with a simple value.
-pub(super) const fn context(number: u8) -> u8 {
+pub(crate) const fn context(number: u8) -> u8 {
     0x80 | number
 }
 
 /// Returns the tag of a context-specific element that has elements in it.
-pub(super) const fn context_constructed(number: u8) -> u8 {
+pub(crate) const fn context_constructed(number: u8) -> u8 {
     0xa0 | number
 }
 
 /// One element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DerElement<'a> {
-    pub(super) tag: u8,
-    pub(super) value: &'a [u8],
+pub(crate) struct DerElement<'a> {
+    pub(crate) tag: u8,
+    pub(crate) value: &'a [u8],
     /// The tag, the length and the value.
-    pub(super) raw: &'a [u8],
+    pub(crate) raw: &'a [u8],
 }
 
 /// Reads elements one after the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DerReader<'a>(&'a [u8]);
+pub(crate) struct DerReader<'a>(&'a [u8]);
 
 /// Writes elements in the reverse order, from the last to the first: then each length is known when it is written.
 #[derive(Debug)]
-pub(super) struct DerWriter {
+pub(crate) struct DerWriter {
     reversed: Vec<u8>,
 }
 
 // === impl DerReader ===
 
 impl<'a> DerReader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    pub(super) fn is_at_end(&self) -> bool {
+    pub(crate) fn is_at_end(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns the next element; `None` if there is none, or its encoding is not DER.
-    pub(super) fn element(&mut self) -> Option<DerElement<'a>> {
+    pub(crate) fn element(&mut self) -> Option<DerElement<'a>> {
         let (&tag, rest) = self.0.split_first()?;
         let (&first, rest) = rest.split_first()?;
         if tag & LONG_FORM == LONG_FORM {
@@ -94,33 +94,33 @@ impl<'a> DerReader<'a> {
     }
 
     /// Returns the next element if it has this tag.
-    pub(super) fn tagged(&mut self, tag: u8) -> Option<DerElement<'a>> {
+    pub(crate) fn tagged(&mut self, tag: u8) -> Option<DerElement<'a>> {
         self.element().filter(|element| element.tag == tag)
     }
 
     /// Returns the value of the next element if it has this tag.
-    pub(super) fn value(&mut self, tag: u8) -> Option<&'a [u8]> {
+    pub(crate) fn value(&mut self, tag: u8) -> Option<&'a [u8]> {
         self.tagged(tag).map(|element| element.value)
     }
 
     /// Returns a reader of the elements in the next element, if it has this tag.
-    pub(super) fn inside(&mut self, tag: u8) -> Option<Self> {
+    pub(crate) fn inside(&mut self, tag: u8) -> Option<Self> {
         self.value(tag).map(Self)
     }
 
     /// Returns the next element and consumes it if it has this tag. `None` if it has another one.
-    pub(super) fn optional(&mut self, tag: u8) -> Option<DerElement<'a>> {
+    pub(crate) fn optional(&mut self, tag: u8) -> Option<DerElement<'a>> {
         if self.0.first() == Some(&tag) { self.element() } else { None }
     }
 
     /// Returns the bytes of the next element if it is a BIT STRING of whole bytes.
-    pub(super) fn bit_string(&mut self) -> Option<&'a [u8]> {
+    pub(crate) fn bit_string(&mut self) -> Option<&'a [u8]> {
         let (unused, bits) = self.value(BIT_STRING)?.split_first()?;
         (*unused == 0).then_some(bits)
     }
 
     /// Returns `()` at the end of the bytes.
-    pub(super) fn end(&self) -> Option<()> {
+    pub(crate) fn end(&self) -> Option<()> {
         self.is_at_end().then_some(())
     }
 }
@@ -128,22 +128,22 @@ impl<'a> DerReader<'a> {
 // === impl DerWriter ===
 
 impl DerWriter {
-    pub(super) fn with_capacity(bytes: usize) -> Self {
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
         Self { reversed: Vec::with_capacity(bytes) }
     }
 
     /// Returns the position from which [`Self::wrap`] can wrap what is written next.
-    pub(super) fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.reversed.len()
     }
 
     /// Writes bytes before all that was written.
-    pub(super) fn prepend(&mut self, bytes: &[u8]) {
+    pub(crate) fn prepend(&mut self, bytes: &[u8]) {
         self.reversed.extend(bytes.iter().rev());
     }
 
     /// Makes an element of all that was written since `position`.
-    pub(super) fn wrap(&mut self, tag: u8, position: usize) {
+    pub(crate) fn wrap(&mut self, tag: u8, position: usize) {
         let length = self.reversed.len().saturating_sub(position);
         let bytes = length.to_be_bytes();
         let significant = bytes.iter().position(|byte| *byte != 0).and_then(|at| bytes.get(at..)).unwrap_or(&[0]);
@@ -156,14 +156,14 @@ impl DerWriter {
     }
 
     /// Writes an element with this value.
-    pub(super) fn element(&mut self, tag: u8, value: &[u8]) {
+    pub(crate) fn element(&mut self, tag: u8, value: &[u8]) {
         let position = self.position();
         self.prepend(value);
         self.wrap(tag, position);
     }
 
     /// Returns the bytes from the first to the last.
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.reversed.reverse();
         self.reversed
     }

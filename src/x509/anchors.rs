@@ -28,10 +28,13 @@ pub(crate) struct AnchorBundle {
 #[derive(Clone, Debug)]
 pub(crate) struct RootCertificate {
     pub(crate) sha256: [u8; 32],
+    /// The name of the certificate for people. Several certificates may have it.
+    pub(crate) name: String,
+    pub(crate) not_before: Option<Timestamp>,
     /// `None` if the date is unreadable. Proxies do not read it, so it does not matter to them.
     pub(crate) not_after: Option<Timestamp>,
     /// What proxies read of the certificate.
-    pub(super) anchor: TrustAnchor<'static>,
+    pub(crate) anchor: TrustAnchor<'static>,
 }
 
 // === impl AnchorBundle ===
@@ -80,7 +83,13 @@ impl RootCertificate {
     fn parse(der: &[u8]) -> Option<Self> {
         let certificate = CertificateDer::from(der);
         let anchor = anchor_from_trusted_cert(&certificate).ok()?.to_owned();
-        let not_after = ChainCertificate::parse(der).map(|certificate| certificate.not_after);
-        Some(Self { sha256: sha256(der), not_after, anchor })
+        let parsed = ChainCertificate::parse(der);
+        Some(Self {
+            sha256: sha256(der),
+            name: parsed.as_ref().map(ChainCertificate::name).unwrap_or_default(),
+            not_before: parsed.as_ref().map(|certificate| certificate.not_before),
+            not_after: parsed.map(|certificate| certificate.not_after),
+            anchor,
+        })
     }
 }

@@ -4,12 +4,9 @@
 //! certificate. Always holds: a leaf is not a CA, and has the extensions keyUsage, extKeyUsage, authorityKeyIdentifier and
 //! subjectAltName, in this order, and no other one.
 
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::DateTime, tz::Offset};
 
-use super::{
-    der::{self, DerWriter},
-    validity::encoded,
-};
+use super::der::{self, DerWriter};
 
 /// The version 3, in its explicit tag.
 const VERSION: &[u8] = &[0xa0, 0x03, 0x02, 0x01, 0x02];
@@ -29,7 +26,7 @@ const SPARE: usize = 200;
 
 /// What is the same in all leaves of an issuer.
 #[derive(Debug)]
-pub(super) struct LeafTemplate {
+pub(crate) struct LeafTemplate {
     /// The AlgorithmIdentifier of the signatures.
     algorithm: Vec<u8>,
     /// The subject of the issuer. Verifiers compare its bytes.
@@ -39,20 +36,20 @@ pub(super) struct LeafTemplate {
 }
 
 /// What differs between leaves.
-pub(super) struct LeafParts<'a> {
-    pub(super) serial: [u8; 16],
-    pub(super) not_before: Timestamp,
-    pub(super) not_after: Timestamp,
-    pub(super) name: &'a str,
-    pub(super) has_common_name: bool,
+pub(crate) struct LeafParts<'a> {
+    pub(crate) serial: [u8; 16],
+    pub(crate) not_before: Timestamp,
+    pub(crate) not_after: Timestamp,
+    pub(crate) name: &'a str,
+    pub(crate) has_common_name: bool,
     /// The SubjectPublicKeyInfo in DER.
-    pub(super) key_info: &'a [u8],
+    pub(crate) key_info: &'a [u8],
 }
 
 // === impl LeafTemplate ===
 
 impl LeafTemplate {
-    pub(super) fn new(algorithm: &[u8], issuer: &[u8], key_identifier: Option<&[u8]>) -> Self {
+    pub(crate) fn new(algorithm: &[u8], issuer: &[u8], key_identifier: Option<&[u8]>) -> Self {
         let mut writer = DerWriter::with_capacity(SPARE);
         if let Some(identifier) = key_identifier {
             writer.element(der::context(0), identifier);
@@ -67,7 +64,7 @@ impl LeafTemplate {
     }
 
     /// Returns what the issuer signs.
-    pub(super) fn to_be_signed(&self, leaf: &LeafParts<'_>) -> Vec<u8> {
+    pub(crate) fn to_be_signed(&self, leaf: &LeafParts<'_>) -> Vec<u8> {
         let fixed = self.algorithm.len() + self.issuer.len() + self.extensions.len();
         let mut writer = DerWriter::with_capacity(SPARE + fixed + leaf.key_info.len() + 2 * leaf.name.len());
 
@@ -103,7 +100,7 @@ impl LeafTemplate {
     }
 
     /// Returns the certificate of what was signed.
-    pub(super) fn certificate(&self, signed: &[u8], signature: &[u8]) -> Vec<u8> {
+    pub(crate) fn certificate(&self, signed: &[u8], signature: &[u8]) -> Vec<u8> {
         let mut writer = DerWriter::with_capacity(signed.len() + self.algorithm.len() + signature.len() + 16);
         writer.prepend(signature);
         // No unused bits.
@@ -132,4 +129,39 @@ fn subject_alternative_name(writer: &mut DerWriter, leaf: &LeafParts<'_>) {
 fn positive(mut serial: [u8; 16]) -> [u8; 16] {
     serial[0] = serial[0] & 0x7f | 0x40;
     serial
+}
+
+/// Returns the tag and the value of a time in DER: UTCTime for the years 1950 to 2049, else GeneralizedTime.
+pub(crate) fn encoded(time: Timestamp) -> (u8, String) {
+    let time: DateTime = Offset::UTC.to_datetime(time);
+    let (date, clock) = (time.date(), time.time());
+    let (year, month, day) = (date.year(), date.month(), date.day());
+    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", clock.hour(), clock.minute(), clock.second());
+    if (1950..2050).contains(&year) {
+        (der::UTC_TIME, format!("{:02}{rest}", year % 100))
+    } else {
+        (der::GENERALIZED_TIME, format!("{year:04}{rest}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        der::{GENERALIZED_TIME, UTC_TIME},
+        *,
+    };
+
+    #[test]
+    fn a_time_is_a_utc_time_until_2049_and_then_a_generalized_time() {
+        for (text, tag, expected) in [
+            ("1949-12-31T23:59:59Z", GENERALIZED_TIME, "19491231235959Z"),
+            ("1950-01-01T00:00:00Z", UTC_TIME, "500101000000Z"),
+            ("2009-02-03T04:05:06Z", UTC_TIME, "090203040506Z"),
+            ("2049-12-31T23:59:59Z", UTC_TIME, "491231235959Z"),
+            ("2050-01-01T00:00:00Z", GENERALIZED_TIME, "20500101000000Z"),
+            ("9999-01-01T00:00:00Z", GENERALIZED_TIME, "99990101000000Z"),
+        ] {
+            assert_eq!(encoded(text.parse().unwrap()), (tag, expected.to_owned()));
+        }
+    }
 }

@@ -4,6 +4,8 @@
 //! as Go does; the decoded bytes are overwritten when they are no longer used, because they may be a key. The text
 //! belongs to the caller.
 
+use k8s_openapi::ByteString;
+use serde_json::Value;
 use zeroize::Zeroizing;
 
 const BEGIN: &[u8] = b"-----BEGIN ";
@@ -12,10 +14,13 @@ const DASHES: &[u8] = b"-----";
 /// Longer than `ENCRYPTED PRIVATE KEY` and `CERTIFICATE REQUEST`, shorter than a line of base64.
 const LONGEST_LABEL: usize = 32;
 
+/// The length of a line that is written.
+const LINE: usize = 64;
+
 /// One block.
-pub(super) struct PemBlock {
-    pub(super) label: String,
-    pub(super) der: Zeroizing<Vec<u8>>,
+pub(crate) struct PemBlock {
+    pub(crate) label: String,
+    pub(crate) der: Zeroizing<Vec<u8>>,
 }
 
 /// A block whose end was not read yet.
@@ -25,7 +30,7 @@ struct OpenBlock<'a> {
 }
 
 /// Returns the blocks of a text; for each that cannot be decoded, the reason.
-pub(super) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
+pub(crate) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
     let mut blocks = Vec::new();
     let mut open: Option<OpenBlock<'_>> = None;
     for line in text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
@@ -44,6 +49,24 @@ pub(super) fn blocks(text: &[u8]) -> Vec<Result<PemBlock, String>> {
     }
     blocks.extend(open.map(|open| open.unfinished()));
     blocks
+}
+
+/// Returns a certificate in PEM.
+pub(crate) fn certificate(der: &[u8]) -> String {
+    // The only encoder of base64 among our dependencies.
+    let base64 = match serde_json::to_value(ByteString(der.to_vec())) {
+        Ok(Value::String(text)) => text,
+        _ => String::new(),
+    };
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = base64.as_str();
+    while let Some((line, next)) = rest.split_at_checked(LINE.min(rest.len())).filter(|(line, _)| !line.is_empty()) {
+        pem.push_str(line);
+        pem.push('\n');
+        rest = next;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
 }
 
 /// Returns the label in the first or the last line of a block. A label is shown to people, so it is nothing else: in a file
@@ -90,7 +113,7 @@ fn base64(lines: &[&[u8]]) -> Option<Zeroizing<Vec<u8>>> {
 }
 
 /// Decodes base64url without padding, of a token; `None` if it is not that.
-pub(super) fn base64url(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn base64url(text: &str) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(text.len() / 4 * 3 + 3);
     decode(text.bytes(), *b"-_", &mut decoded)?;
     Some(decoded)

@@ -3,32 +3,40 @@
 //! In: DER. Out: the names, the key and the times of a certificate, and who signed it.
 
 use jiff::Timestamp;
+use rustls::pki_types::TrustAnchor;
 use sha2::{Digest, Sha256};
 use x509_parser::{
     certificate::X509Certificate,
     extensions::{ParsedExtension, X509Extension},
     oid_registry::OID_X509_EXT_SUBJECT_KEY_IDENTIFIER,
     prelude::FromDer,
+    x509::X509Name,
 };
+
+use super::der::{self, DerReader};
+use crate::text::truncated;
+
+/// The maximum length of a name that is shown, in bytes.
+const LONGEST_NAME: usize = 100;
 
 /// A readable certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ChainCertificate {
-    pub(super) der: Vec<u8>,
+pub(crate) struct ChainCertificate {
+    pub(crate) der: Vec<u8>,
     /// The subject in DER.
-    pub(super) subject: Vec<u8>,
+    pub(crate) subject: Vec<u8>,
     /// The SubjectPublicKeyInfo in DER.
-    pub(super) key_info: Vec<u8>,
-    pub(super) key_identifier: Option<Vec<u8>>,
-    pub(super) not_before: Timestamp,
-    pub(super) not_after: Timestamp,
+    pub(crate) key_info: Vec<u8>,
+    pub(crate) key_identifier: Option<Vec<u8>>,
+    pub(crate) not_before: Timestamp,
+    pub(crate) not_after: Timestamp,
 }
 
 // === impl ChainCertificate ===
 
 impl ChainCertificate {
     /// Reads a certificate; `None` if it cannot be read, or bytes follow it.
-    pub(super) fn parse(der: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok().filter(|(rest, _)| rest.is_empty())?;
         let key_identifier = certificate.get_extension_unique(&OID_X509_EXT_SUBJECT_KEY_IDENTIFIER).ok()?;
         let key_identifier = match key_identifier.map(X509Extension::parsed_extension) {
@@ -47,17 +55,38 @@ impl ChainCertificate {
         })
     }
 
-    pub(super) fn is_valid(&self, now: Timestamp) -> bool {
+    /// Returns the common name, or the whole subject if there is none, cut to a bounded length.
+    pub(crate) fn name(&self) -> String {
+        let Ok((_, subject)) = X509Name::from_der(&self.subject) else { return String::new() };
+        let common = subject.iter_common_name().next().and_then(|name| name.as_str().ok());
+        let name = common.map_or_else(|| subject.to_string(), str::to_owned);
+        truncated(name, LONGEST_NAME)
+    }
+
+    pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
         (self.not_before..=self.not_after).contains(&now)
     }
 
     /// Whether the key and the name are those of `other`, whoever signed the certificates.
-    pub(super) fn is_twin_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
         self.subject == other.subject && self.key_info == other.key_info
     }
 
+    /// Whether it may sign certificates.
+    pub(crate) fn is_authority(&self) -> bool {
+        X509Certificate::from_der(&self.der).is_ok_and(|(_, certificate)| certificate.is_ca())
+    }
+
+    /// Whether it has the name and the key of a trust anchor, as a bridge has: a certificate of a root that another root
+    /// signed. webpki keeps both without the tag and the length of their sequence.
+    pub(crate) fn has_name_and_key_of(&self, anchor: &TrustAnchor<'_>) -> bool {
+        let inside = |whole: &[u8]| DerReader::new(whole).value(der::SEQUENCE).map(<[u8]>::to_vec);
+        inside(&self.subject).as_deref() == Some(&anchor.subject)
+            && inside(&self.key_info).as_deref() == Some(&anchor.subject_public_key_info)
+    }
+
     /// Whether the key of `parent` signed this certificate.
-    pub(super) fn is_signed_by(&self, parent: &Self) -> bool {
+    pub(crate) fn is_signed_by(&self, parent: &Self) -> bool {
         let is_signed = || {
             let (_, own) = X509Certificate::from_der(&self.der).ok()?;
             let (_, its) = X509Certificate::from_der(&parent.der).ok()?;
@@ -76,6 +105,6 @@ fn time(seconds: i64) -> Timestamp {
 }
 
 /// Returns the SHA-256 of some bytes.
-pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }

@@ -1,0 +1,121 @@
+//! The file of an issuer: its certificate, and the ones that are sent with each leaf. Pure.
+//!
+//! In: PEM. Out: the certificates in the order in which proxies get them, and the trust anchors that leaves of the issuer
+//! reach. Always holds: proxies and this room use the same rules, those of webpki, and no key is needed.
+
+use jiff::{SignedDuration, Timestamp};
+use rustls::pki_types::{
+    AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm, alg_id,
+};
+
+use super::{
+    anchors::RootCertificate,
+    certificate::ChainCertificate,
+    leaf::{LeafParts, LeafTemplate},
+    pem,
+    verify::{ALGORITHMS, TestedLeaf},
+};
+
+/// The maximum number of certificates in the file of an issuer.
+const LONGEST_FILE: usize = 16;
+/// How long the leaf that tests a chain is valid, before and after the time of the test.
+const TEST_VALIDITY: SignedDuration = SignedDuration::from_secs(1);
+/// An algorithm that nobody signs with: a number of the arc that is reserved for examples.
+const NO_ALGORITHM: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x88, 0x37, 0x01];
+
+/// Returns the first certificate of a file, which is the issuer's, and the others.
+pub(crate) fn read(pem: &[u8]) -> Result<(ChainCertificate, Vec<ChainCertificate>), String> {
+    let blocks = pem::blocks(pem);
+    if blocks.len() > LONGEST_FILE {
+        return Err(format!("has more than {LONGEST_FILE} certificates"));
+    }
+    let certificates = (1..).zip(blocks).map(|(number, block)| match block {
+        Ok(block) if block.label == "CERTIFICATE" => ChainCertificate::parse(&block.der)
+            .ok_or_else(|| format!("has a certificate that cannot be read, in block {number}: replace it")),
+        Ok(block) => Err(format!("has a block {}: write only certificates into it", block.label)),
+        Err(why) => Err(format!("is not valid PEM: {why}")),
+    });
+    let mut certificates = certificates.collect::<Result<Vec<_>, _>>()?.into_iter();
+    let own = certificates.next().ok_or("has no certificate: write the issuer's, and then its chain, in PEM")?;
+    Ok((own, certificates.collect()))
+}
+
+/// Returns the certificates that are sent, in the order of the file: the issuer's, and each that lies between the issuer
+/// and a root.
+///
+/// A proxy may have other trust anchors than the ones in the bundle, because it reads them when it starts. So the path to
+/// a root that is not in the bundle any more is sent, too. Left out are other certificates, expired ones, and roots.
+pub(crate) fn sent(own: ChainCertificate, mut others: Vec<ChainCertificate>, now: Timestamp) -> Vec<ChainCertificate> {
+    others.retain(|certificate| certificate.is_valid(now) && !certificate.is_signed_by(certificate));
+    let mut sent = vec![false; others.len()];
+    loop {
+        let is_above = |certificate: &ChainCertificate| {
+            let below = others.iter().zip(&sent).filter_map(|(other, is_sent)| is_sent.then_some(other));
+            let mut below = below.chain([&own]);
+            certificate.is_twin_of(&own) || below.any(|below| below.is_signed_by(certificate))
+        };
+        let found = others.iter().zip(&sent).position(|(other, is_sent)| !is_sent && is_above(other));
+        match found.and_then(|at| sent.get_mut(at)) {
+            Some(is_sent) => *is_sent = true,
+            None => break,
+        }
+    }
+    let others = others.into_iter().zip(sent).filter_map(|(other, is_sent)| is_sent.then_some(other));
+    [own].into_iter().chain(others).collect()
+}
+
+/// Returns the trust anchors that proxies accept a leaf of an issuer with, as a client and as a server. `chain` are the
+/// certificates that are sent, the issuer's first.
+///
+/// The leaf that is tested has no signature. webpki asks [`Unsigned`] about it, and checks everything above it itself.
+///
+/// # Errors
+/// When no proxy would accept the leaf, with any of the anchors.
+pub(crate) fn reached<'a>(
+    chain: &[ChainCertificate],
+    anchors: &'a [RootCertificate],
+    name: &str,
+    now: Timestamp,
+) -> Result<Vec<&'a RootCertificate>, webpki::Error> {
+    let own = chain.first().ok_or(webpki::Error::UnknownIssuer)?;
+    let template = LeafTemplate::new(NO_ALGORITHM, &own.subject, own.key_identifier.as_deref());
+    let signed = template.to_be_signed(&LeafParts {
+        serial: [1; 16],
+        not_before: now.checked_sub(TEST_VALIDITY).unwrap_or(now),
+        not_after: now.checked_add(TEST_VALIDITY).unwrap_or(now),
+        name,
+        has_common_name: false,
+        key_info: &own.key_info,
+    });
+    let leaf = template.certificate(&signed, &[]);
+    let keys = [alg_id::ECDSA_P256, alg_id::ECDSA_P384, alg_id::ECDSA_P521, alg_id::ED25519, alg_id::RSA_ENCRYPTION];
+    let unsigned = keys.map(|key| Unsigned { key, leaf: &signed });
+    let unsigned = unsigned.iter().map(|algorithm| algorithm as &dyn SignatureVerificationAlgorithm);
+    let algorithms: Vec<_> = ALGORITHMS.iter().copied().chain(unsigned).collect();
+    let sent: Vec<_> = chain.iter().map(|certificate| CertificateDer::from(certificate.der.as_slice())).collect();
+    TestedLeaf { der: &leaf, chain: &sent, name, now }.reached(anchors, &algorithms)
+}
+
+/// Takes one leaf as signed, and nothing else, by an issuer with a key of this kind.
+#[derive(Debug)]
+struct Unsigned<'a> {
+    key: AlgorithmIdentifier,
+    leaf: &'a [u8],
+}
+
+// === impl Unsigned ===
+
+impl SignatureVerificationAlgorithm for Unsigned<'_> {
+    fn verify_signature(&self, _key: &[u8], message: &[u8], _signature: &[u8]) -> Result<(), InvalidSignature> {
+        if message == self.leaf { Ok(()) } else { Err(InvalidSignature) }
+    }
+
+    fn public_key_alg_id(&self) -> AlgorithmIdentifier {
+        self.key
+    }
+
+    fn signature_alg_id(&self) -> AlgorithmIdentifier {
+        // Without the tag and the length of its sequence.
+        const { AlgorithmIdentifier::from_slice(NO_ALGORITHM.split_at(2).1) }
+    }
+}
