@@ -223,10 +223,24 @@ fn the_page_of_flags_is_generated_from_the_command_line() {
     for command in commands(&root) {
         let is_container = DROP_INS.iter().any(|it| it.container() == command.get_name());
         let text = if is_container { &mut containers } else { &mut text };
-        flags_of(command, &format!("## linkerd-operator {}", command.get_name()), text);
-        for subcommand in commands(command) {
-            let heading = format!("### linkerd-operator {} {}", command.get_name(), subcommand.get_name());
-            flags_of(subcommand, &heading, text);
+        let name = command.get_name();
+        let flags = flags_of(command);
+        let flags = if flags.is_empty() { flags } else { format!("\n{flags}") };
+        write!(text, "\n## linkerd-operator {name}\n\n{}\n{flags}", wrapped(&about(command), "")).unwrap();
+        // Those with the same flags share them.
+        let subcommands: Vec<_> = commands(command).collect();
+        for same in subcommands.chunk_by(|one, other| flags_of(one) == flags_of(other)) {
+            let names: Vec<_> = same.iter().map(|subcommand| subcommand.get_name()).collect();
+            let abouts = match same {
+                [one] => wrapped(&about(one), ""),
+                _ => {
+                    let rows: Vec<_> =
+                        same.iter().map(|it| format!("| `{}` | {} |", it.get_name(), about(it))).collect();
+                    format!("| command | does |\n|---|---|\n{}", rows.join("\n"))
+                }
+            };
+            write!(text, "\n### linkerd-operator {name} {}\n\n{abouts}\n\n{}", names.join(", "), flags_of(same[0]))
+                .unwrap();
         }
     }
     text.push_str("\n## Cluster\n\n");
@@ -242,10 +256,12 @@ fn commands(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     command.get_subcommands().filter(|it| it.get_name() != "help" && !it.is_hide_set())
 }
 
-fn flags_of(command: &clap::Command, heading: &str, text: &mut String) {
-    write!(text, "\n{heading}\n\n").unwrap();
-    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
-    writeln!(text, "{}\n", wrapped(&sentence(&about), "")).unwrap();
+fn about(command: &clap::Command) -> String {
+    sentence(&command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default())
+}
+
+fn flags_of(command: &clap::Command) -> String {
+    let mut text = String::new();
     let is_own = |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");
     let (of_cluster, own): (Vec<_>, Vec<_>) =
         command.get_arguments().filter(is_own).partition(|arg| arg.get_help_heading() == Some(CLUSTER));
@@ -255,6 +271,7 @@ fn flags_of(command: &clap::Command, heading: &str, text: &mut String) {
     if !of_cluster.is_empty() {
         text.push_str("- the flags that select a [cluster](#cluster)\n");
     }
+    text
 }
 
 /// The heading of the flags that select a cluster, which most commands have.

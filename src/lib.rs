@@ -76,6 +76,7 @@ pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod trust;
 pub mod values;
 pub mod version;
 pub mod webhook;

@@ -1,6 +1,6 @@
 //! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
 //! differences between two servers, the changes that a LinkerdConfig would make, its status, whether the installation
-//! works, and what to do about an alert. `rollout` drives a rollout, and `dashboard` forwards a port to the dashboard.
+//! works, what proxies trust, and what to do about an alert. `rollout` drives a rollout, and `dashboard` forwards a port to the dashboard.
 //!
 //! In: arguments. Out: the result on standard output, everything else on standard error, an exit code. Always holds: a
 //! command runs on one thread, and ends with a result or an error in bounded time, except with `--watch` and for
@@ -25,6 +25,7 @@ mod runbook;
 mod status;
 mod streams;
 mod terminal;
+mod trust;
 mod version;
 
 use std::{io, process::ExitCode};
@@ -56,6 +57,7 @@ pub use runbook::RunbookArgs;
 pub use status::StatusArgs;
 use streams::{FIRST_ANSWER, FirstAnswer};
 use terminal::{note, until_interrupted, write};
+pub use trust::TrustArgs;
 pub use version::VersionArgs;
 
 /// The exit code of a command that failed.
@@ -76,6 +78,9 @@ pub enum TerminalCommand {
     /// Verifies the installation; `linkerd check` includes it
     #[command(args_override_self = true)]
     Check(Box<CheckArgs>),
+    /// Prints who trusts which root, and the next step of a rotation
+    #[command(args_override_self = true)]
+    Trust(Box<TrustArgs>),
     /// Opens the dashboard, a read-only page, through a port-forward
     #[command(args_override_self = true)]
     Dashboard(Box<DashboardArgs>),
@@ -158,6 +163,7 @@ pub async fn run(command: TerminalCommand) -> ExitCode {
         }
         TerminalCommand::Rollout(command) => rollout::rollout(*command).await,
         TerminalCommand::Check(args) => check::check(*args).await,
+        TerminalCommand::Trust(args) => trust::trust(*args).await,
         TerminalCommand::Dashboard(args) => dashboard::dashboard(*args).await,
         TerminalCommand::Runbook(args) => runbook::runbook(&args),
         TerminalCommand::Endpoints(args) if args.watch => watch_endpoints(*args).await,

@@ -45,6 +45,8 @@ mod release;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod runbooks;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
+mod trust;
+#[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod tutorials;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod validation;

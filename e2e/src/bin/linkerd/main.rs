@@ -2,7 +2,7 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic identity injector reviews bursts service-profiles cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic identity trust injector reviews bursts service-profiles cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
@@ -25,6 +25,8 @@ mod traffic;
 use std::{env, fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
+
+use self::identity::Course;
 
 const LEFT_OUT: &str = "Left out: the path of a program is not set, or PARTS does not name this part.";
 
@@ -68,8 +70,10 @@ async fn run() -> Result<bool> {
     if is_wanted("traffic") {
         is_explained &= traffic().await?;
     }
-    if is_wanted("identity") {
-        is_explained &= identity().await?;
+    for (part, title, course) in [("identity", "Identity", Course::Services), ("trust", "Trust", Course::Roots)] {
+        if is_wanted(part) {
+            is_explained &= identity(title, course).await?;
+        }
     }
     if let Some(controller) = controller_for("injector", "Injector")? {
         let (charts, cli) = (program("LINKERD_CHARTS")?, program("LINKERD_CLI")?);
@@ -130,18 +134,18 @@ async fn traffic() -> Result<bool> {
 }
 
 /// Observes the certificates of Linkerd's proxies. Returns whether all were renewed and no request failed.
-async fn identity() -> Result<bool> {
+async fn identity(title: &str, course: Course) -> Result<bool> {
     let programs = ["LINKERD_CONTROLLER", "LINKERD_PROXY"];
     let [Some(controller), Some(proxy)] = [program(programs[0])?, program(programs[1])?] else {
-        println!("## Identity\n\nLeft out: not all of {} are set.\n", programs.join(", "));
+        println!("## {title}\n\nLeft out: not all of {} are set.\n", programs.join(", "));
         return Ok(true);
     };
     if let Some(missing) = traffic::missing() {
-        println!("## Identity\n\nLeft out: {missing}.\n");
+        println!("## {title}\n\nLeft out: {missing}.\n");
         return Ok(true);
     }
-    let steps = identity::run(identity::IdentityPrograms { controller, proxy }).await?;
-    print!("{}", report::identity(&steps));
+    let steps = identity::run(identity::IdentityPrograms { controller, proxy }, course).await?;
+    print!("{}", report::identity(title, &steps));
     Ok(steps.iter().all(identity::IdentityStep::is_good))
 }
 

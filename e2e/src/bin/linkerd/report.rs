@@ -204,11 +204,11 @@ pub(crate) fn traffic(traffic: &Traffic) -> String {
     text
 }
 
-pub(crate) fn identity(steps: &[IdentityStep]) -> String {
-    let mut text =
-        "## Identity\n\n| step | identity service | renewals | new connections | requests | failed | time |\n\
-                    |---|---|---|---|---|---|---|\n"
-            .to_owned();
+pub(crate) fn identity(title: &str, steps: &[IdentityStep]) -> String {
+    let mut text = format!(
+        "## {title}\n\n| step | identity service | renewals | new connections | requests | failed | time |\n\
+         |---|---|---|---|---|---|---|\n"
+    );
     for step in steps {
         let renewals: Vec<String> = step.renewals.iter().map(|(pod, count)| format!("{pod} {count}")).collect();
         let failed = match step.unavoidable {

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use tokio::time::timeout;
 
 use self::steps::IdentityRun;
-pub(crate) use self::steps::IdentityStep;
+pub(crate) use self::steps::{Course, IdentityStep};
 
 /// The whole part.
 const DEADLINE: Duration = Duration::from_secs(25 * 60);
@@ -26,7 +26,7 @@ pub(crate) struct IdentityPrograms {
     pub(crate) proxy: PathBuf,
 }
 
-pub(crate) async fn run(programs: IdentityPrograms) -> Result<Vec<IdentityStep>> {
-    let steps = async { IdentityRun::start(programs).await?.all().await };
+pub(crate) async fn run(programs: IdentityPrograms, course: Course) -> Result<Vec<IdentityStep>> {
+    let steps = async { IdentityRun::start(programs).await?.all(course).await };
     timeout(DEADLINE, steps).await.with_context(|| format!("identity took longer than {DEADLINE:?}"))?
 }

@@ -44,7 +44,7 @@ const CLIENT_POD: &str = "client";
 pub(super) const LATE: &str = "late";
 pub(super) const LATEST: &str = "latest";
 /// The Pod of the identity service.
-const IDENTITY: &str = "identity";
+pub(super) const IDENTITY: &str = "identity";
 /// Its ServiceAccount, in the namespace `linkerd`.
 const IDENTITY_ACCOUNT: &str = "linkerd-identity";
 /// The application has several addresses, so that each change of the Service needs new connections.
@@ -175,10 +175,16 @@ impl IdentityMesh {
         let default_policy = DEFAULT_POLICY;
         let workload = ProxyPod { namespace, pod, account, addresses, port, default_policy, identity_service };
         let network = self.network.pod(pod)?;
-        let mut proxy = RunningProxy::start(&self.programs.proxy, network, &workload, &self.trust.anchor(), &files)?;
+        let mut proxy = RunningProxy::start(&self.programs.proxy, network, &workload, self.trust.anchors(), &files)?;
         proxy.ready().await?;
         self.proxies.insert(pod, proxy);
         Ok(())
+    }
+
+    /// Creates the Pod of a proxy again, with the present bundle.
+    pub(super) async fn restart_proxy(&mut self, pod: &'static str) -> Result<()> {
+        drop(self.proxies.remove(pod).with_context(|| format!("the Pod {pod} has no proxy"))?);
+        self.start_proxy(pod).await
     }
 
     /// Starts an identity service, and stops the one that runs.

@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     IdentityPrograms,
-    scene::{IdentityMesh, LATE, LATEST, ProxyCertificate, now},
+    scene::{IDENTITY, IdentityMesh, LATE, LATEST, ProxyCertificate, now},
 };
 use crate::{
     replica::ServerKind::{self, Ours, Theirs},
@@ -39,6 +39,15 @@ const RENEWAL_DEADLINE: Duration = Duration::from_secs(60);
 const RETRIES: Duration = Duration::from_secs(25);
 /// The pause between two changes of the Service.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// What is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// The identity service and its issuer, under one root.
+    Services,
+    /// The root.
+    Roots,
+}
 
 /// One step.
 pub(crate) struct IdentityStep {
@@ -92,13 +101,42 @@ impl IdentityRun {
         Ok(Self { mesh: IdentityMesh::start(programs, SHORT).await?, done: Vec::new() })
     }
 
-    pub(super) async fn all(mut self) -> Result<Vec<IdentityStep>> {
-        let ran = self.run().await;
+    pub(super) async fn all(mut self, course: Course) -> Result<Vec<IdentityStep>> {
+        let ran = match course {
+            Course::Services => self.services().await,
+            Course::Roots => self.roots().await,
+        };
         ran.with_context(|| self.mesh.logs())?;
         Ok(self.done)
     }
 
-    async fn run(&mut self) -> Result<()> {
+    /// Replaces the root of the mesh, with a bridge from the old one.
+    async fn roots(&mut self) -> Result<()> {
+        let begun = self.begin("the old root", Theirs).await?;
+        self.renewed(begun).await?;
+        let mut begun = self.begin("both roots in the bundle; the new issuer and the bridge", Theirs).await?;
+        let directory = self.mesh.control_plane.directory().to_owned();
+        let root = self.mesh.trust.rotate(&directory).await?;
+        begun.certificates = self.mesh.certificates().await?;
+        self.renewed(begun).await?;
+        let mut begun = self.begin("the container is replaced", Ours).await?;
+        self.mesh.replace(Ours, SHORT).await?;
+        begun.certificates = self.mesh.certificates().await?;
+        self.renewed(begun).await?;
+        self.mesh.trust.retire_others(root)?;
+        self.starts(LATE, "the old root left the bundle; a new proxy starts").await?;
+        let mut begun = self.begin("the Pod of the identity service is created again", Ours).await?;
+        self.mesh.restart_proxy(IDENTITY).await?;
+        begun.certificates = self.mesh.certificates().await?;
+        self.renewed(begun).await?;
+        let mut begun = self.begin("the container is replaced", Theirs).await?;
+        self.mesh.replace(Theirs, SHORT).await?;
+        begun.certificates = self.mesh.certificates().await?;
+        self.renewed(begun).await
+    }
+
+    /// Replaces the identity service.
+    async fn services(&mut self) -> Result<()> {
         let begun = self.begin("the first service", Theirs).await?;
         self.renewed(begun).await?;
         for to in [Ours, Theirs, Ours] {

@@ -1,7 +1,7 @@
 //! Identities of the mesh: the trust anchor, the identity service, and the files of one proxy.
 //!
-//! * In: Linkerd's controller, a [`ControlPlane`]. Out: the trust anchor in PEM, and a server that signs the proxies'
-//!   certificates after a TokenReview: Linkerd's or the operator's.
+//! * In: Linkerd's controller, a [`ControlPlane`]. Out: the trust anchors in PEM, and a server that signs the proxies'
+//!   certificates after a TokenReview: Linkerd's or the operator's. The operator's command makes a new root.
 //! * Always: the keys are created for one run, in the control plane's directory. Both servers read the same files.
 
 use std::{
@@ -12,9 +12,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Spawn,
+    command::Ended,
     executable::operator_binary,
     identity::{MeshAuthority, Volume},
     linkerd_controller::{LinkerdProgram, loopback},
@@ -30,6 +31,7 @@ use crate::replica::ServerKind;
 const RUN: &str = "mount -t tmpfs tmpfs /run; mkdir -p /var/run/linkerd/identity/trust-roots; \
                    cp \"$1\" /var/run/linkerd/identity/trust-roots/ca-bundle.crt; shift; exec \"$@\"";
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 /// The number of services that were started; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -39,6 +41,8 @@ pub(crate) struct MeshTrust {
     root: MeshAuthority,
     roots: Volume,
     issuer: Volume,
+    /// The bundle of proxies that start from now on.
+    anchors: String,
 }
 
 /// What differs between the identity services of one run.
@@ -64,7 +68,8 @@ pub(crate) fn name(namespace: &str, account: &str) -> String {
 /// Writes a private key, a certificate request and a token, as a proxy expects them. Returns the directory.
 pub(crate) fn write_end_entity(directory: &Path, proxy: &str, identity: &str, token: &str) -> Result<PathBuf> {
     let directory = directory.join(format!("identity-{proxy}"));
-    fs::create_dir(&directory)?;
+    // A Pod that is created again gets a new key.
+    fs::create_dir_all(&directory)?;
     let key = KeyPair::generate()?;
     let mut request = CertificateParams::new(vec![identity.to_owned()])?;
     request.distinguished_name = DistinguishedName::new();
@@ -78,8 +83,10 @@ pub(crate) fn write_end_entity(directory: &Path, proxy: &str, identity: &str, to
 
 impl MeshTrust {
     pub(crate) fn create(directory: &Path) -> Result<Self> {
+        let root = MeshAuthority::root("root.linkerd.cluster.local")?;
         let trust = Self {
-            root: MeshAuthority::root("root.linkerd.cluster.local")?,
+            anchors: root.pem(),
+            root,
             roots: Volume::new(directory.join("trust-roots"))?,
             issuer: Volume::new(directory.join("issuer"))?,
         };
@@ -88,9 +95,34 @@ impl MeshTrust {
         Ok(trust)
     }
 
-    /// The trust anchor in PEM.
-    pub(crate) fn anchor(&self) -> String {
-        self.root.pem()
+    /// The trust anchors in PEM.
+    pub(crate) fn anchors(&self) -> &str {
+        &self.anchors
+    }
+
+    /// Makes a new root, its issuer and a bridge from the old root with the operator's command. Writes both roots into the
+    /// bundle, and the new issuer with the bridge into its files. Returns the new root.
+    pub(crate) async fn rotate(&mut self, directory: &Path) -> Result<String> {
+        let (old, key, new) = (directory.join("old.crt"), directory.join("old.key"), directory.join("pki"));
+        fs::write(&old, self.root.pem())?;
+        fs::write(&key, self.root.key_pem())?;
+        let path = |path: &Path| path.to_str().map(str::to_owned).context("a path is not UTF-8");
+        let (old, key, folder) = (path(&old)?, path(&key)?, path(&new)?);
+        let made = ["trust", "new", &folder, "--bridge-from", &old, "--old-key", &key];
+        let ended = Ended::operator(&made, COMMAND_DEADLINE).await?;
+        ensure!(ended.code == Some(0), "trust new: {}", ended.stderr);
+        let read = |name: &str| fs::read_to_string(new.join(name)).with_context(|| format!("no {name}"));
+        self.issuer.put(&[("crt.pem", &read("issuer.crt")?), ("key.pem", &read("issuer.key")?)])?;
+        self.anchors = read("ca-bundle.crt")?;
+        self.roots.put(&[("ca-bundle.crt", &self.anchors)])?;
+        read("ca.crt")
+    }
+
+    /// Leaves only this root in the bundle.
+    pub(crate) fn retire_others(&mut self, root: String) -> Result<()> {
+        self.roots.put(&[("ca-bundle.crt", &root)])?;
+        self.anchors = root;
+        Ok(())
     }
 
     /// Replaces the issuer by a new one of the same root, as the kubelet does when the Secret changes.

@@ -144,7 +144,7 @@ async fn observe(programs: &Programs) -> Result<Traffic> {
         let network = network.pod(name)?;
         // The proxy connects to the control plane as soon as it starts.
         let tasks = serve(network, &services, account)?;
-        let proxy = RunningProxy::start(&programs.proxy, network, &workload, &trust.anchor(), &files)?;
+        let proxy = RunningProxy::start(&programs.proxy, network, &workload, trust.anchors(), &files)?;
         pods.push(Pod { name, proxy, _tasks: tasks });
     }
     for pod in &mut pods {

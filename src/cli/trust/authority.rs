@@ -1,0 +1,198 @@
+//! `trust new` and `trust bridge`: certificates in files on this machine.
+//!
+//! In: the old root and its key, as files. Out: new files, and what to do with them. Always holds: a file that exists is
+//! never replaced; a private key is readable by its owner only; nothing is sent anywhere.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args as ClapArgs, builder::TypedValueParser};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use zeroize::Zeroizing;
+
+use super::super::terminal::write;
+use crate::x509::{
+    authority::{NewAuthority, bridge},
+    certificate::ChainCertificate,
+    chain, pem,
+};
+
+const KEY_MODE: u32 = 0o600;
+const CERTIFICATE_MODE: u32 = 0o644;
+/// The maximum length of a file that is read, in bytes.
+const LONGEST_FILE: u64 = 1 << 20;
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct NewRootArgs {
+    /// Folder for the new files
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+
+    /// Certificate of the old root, for a bridge
+    #[arg(long, value_name = "FILE", requires = "old_key")]
+    pub bridge_from: Option<PathBuf>,
+
+    /// Private key of the old root: ECDSA, in PEM
+    #[arg(long, value_name = "FILE", requires = "bridge_from")]
+    pub old_key: Option<PathBuf>,
+
+    /// Days until the root ends
+    #[arg(long, value_name = "DAYS", default_value = "3650", value_parser = days())]
+    pub days: u16,
+
+    /// Days until the issuer ends
+    #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
+    pub issuer_days: u16,
+
+    /// Days until the bridge ends
+    #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
+    pub bridge_days: u16,
+
+    /// Trust domain of the mesh
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    pub trust_domain: String,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct BridgeArgs {
+    /// Certificate of the new root
+    #[arg(long, value_name = "FILE")]
+    pub root: PathBuf,
+
+    /// Certificate of the old root
+    #[arg(long, value_name = "FILE")]
+    pub old_root: PathBuf,
+
+    /// Private key of the old root: ECDSA, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub old_key: PathBuf,
+
+    /// Days until the bridge ends
+    #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
+    pub days: u16,
+
+    /// File for the bridge; if absent, standard output
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+fn days() -> impl TypedValueParser<Value = u16> {
+    clap::value_parser!(u16).range(1..=36_500)
+}
+
+/// Makes a root, its issuer, and a bridge if the old root is given.
+pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
+    let now = Timestamp::now();
+    // All that may be wrong with what was given comes before the first file.
+    let old = match (&args.bridge_from, &args.old_key) {
+        (Some(certificate), Some(key)) => Some((root(certificate)?, read(key)?)),
+        _ => None,
+    };
+    let made = |made: Result<NewAuthority, _>| made.map_err(|error| anyhow!("cannot make a certificate: {error}"));
+    let new = made(NewAuthority::root(&args.trust_domain, now, lifetime(args.days)))?;
+    let issuer = made(new.issuer(&args.trust_domain, now, lifetime(args.issuer_days)))?;
+    let parsed = parse(&new.certificate).context("cannot read the new root")?;
+    let bridged = old.as_ref().map(|(old, key)| bridge(&parsed, old, key, now, lifetime(args.bridge_days))).transpose();
+    let bridged = bridged.context("cannot sign a bridge")?.map(|bridge| pem::certificate(&bridge.der));
+
+    let folder = &args.folder;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let bundle = match &old {
+        Some((old, _)) => format!("{}{}", new.certificate, pem::certificate(&old.der)),
+        None => new.certificate.clone(),
+    };
+    let chain = format!("{}{}", issuer.certificate, bridged.as_deref().unwrap_or_default());
+    for (name, text, mode) in [
+        ("ca.crt", &*new.certificate, CERTIFICATE_MODE),
+        ("ca.key", &new.key, KEY_MODE),
+        ("issuer.crt", &chain, CERTIFICATE_MODE),
+        ("issuer.key", &issuer.key, KEY_MODE),
+        ("ca-bundle.crt", &bundle, CERTIFICATE_MODE),
+    ] {
+        create(&folder.join(name), text, mode)?;
+    }
+    write(&advice(folder, bridged.is_some()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what the files are, and what to do with them.
+fn advice(folder: &Path, is_bridged: bool) -> String {
+    let at = folder.display();
+    let (issuer, bundle) = match is_bridged {
+        true => ("the issuer, and the bridge after it", "the new root and the old one"),
+        false => ("the issuer", "the new root alone: add the old one"),
+    };
+    let order = match is_bridged {
+        true => "No proxy has to restart. In this order:",
+        false => "Without a bridge, each proxy must restart after step 1 and before step 2. In this order:",
+    };
+    format!(
+        "{at}/ca.crt          the new root\n\
+         {at}/ca.key          its key: keep it off the cluster, and off this machine\n\
+         {at}/issuer.crt      {issuer}\n\
+         {at}/issuer.key      the key of the issuer\n\
+         {at}/ca-bundle.crt   {bundle}\n\
+         \n\
+         {order}\n\
+         1. Write ca-bundle.crt into the bundle of the mesh:\n   \
+            kubectl -n linkerd create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt \
+         --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -\n\
+         2. Write the issuer into its Secret. If Linkerd's chart wrote it, name the keys crt.pem and key.pem:\n   \
+            kubectl -n linkerd create secret generic linkerd-identity-issuer --type=kubernetes.io/tls \
+         --from-file=tls.crt={at}/issuer.crt --from-file=tls.key={at}/issuer.key \
+         --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -\n\
+         3. Ask when the old root may leave the bundle: linkerd-operator trust\n"
+    )
+}
+
+/// Signs a new root with the old one.
+pub(super) fn write_bridge(args: &BridgeArgs) -> Result<ExitCode> {
+    let (new, old, key) = (root(&args.root)?, root(&args.old_root)?, read(&args.old_key)?);
+    let bridge = bridge(&new, &old, &key, Timestamp::now(), lifetime(args.days)).context("cannot sign a bridge")?;
+    let pem = pem::certificate(&bridge.der);
+    match &args.out {
+        Some(file) => create(file, &pem, CERTIFICATE_MODE)?,
+        None => write(&pem)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn lifetime(days: u16) -> SignedDuration {
+    SignedDuration::from_hours(i64::from(days) * 24)
+}
+
+/// Reads the certificate of a root: the only one of its file.
+fn root(file: &Path) -> Result<ChainCertificate> {
+    let text = read(file)?;
+    let text = str::from_utf8(&text).with_context(|| format!("{} is not text", file.display()))?;
+    parse(text).with_context(|| format!("{} is not the file of a root", file.display()))
+}
+
+fn parse(text: &str) -> Result<ChainCertificate> {
+    let (own, others) = chain::read(text.as_bytes()).map_err(|why| anyhow!("it {why}"))?;
+    if !others.is_empty() {
+        bail!("it has {} certificates: give a file with one", others.len() + 1);
+    }
+    Ok(own)
+}
+
+fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    let length = fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?.len();
+    if length > LONGEST_FILE {
+        bail!("{} is longer than {LONGEST_FILE} bytes", file.display());
+    }
+    Ok(Zeroizing::new(fs::read(file).with_context(|| format!("cannot read {}", file.display()))?))
+}
+
+/// Writes a file that does not exist yet.
+fn create(file: &Path, text: &str, mode: u32) -> Result<()> {
+    let created = OpenOptions::new().write(true).create_new(true).mode(mode).open(file);
+    let written = created.and_then(|mut open| open.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", file.display()))
+}

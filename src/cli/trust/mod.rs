@@ -1,0 +1,67 @@
+//! `linkerd-operator trust` prints what the proxies of a mesh trust, and the next step of a rotation of its roots.
+//!
+//! In: a cluster, which is only read; the operator need not be installed. Out: a [`TrustReport`], and exit code 1 if
+//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new` and `bridge` write files on this
+//! machine, and read no cluster. Always holds: no private key is printed, and none of the cluster is read into a value.
+
+mod authority;
+mod cert_manager;
+mod print;
+mod read;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args as ClapArgs, Subcommand};
+use clap_complete::ArgValueCompleter;
+
+use self::authority::{BridgeArgs, NewRootArgs};
+use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
+use crate::trust::{TrustReport, report::TrustVerdict};
+
+/// The exit code for a warning.
+const WARNING: u8 = 2;
+
+#[derive(Clone, Debug, ClapArgs)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct TrustArgs {
+    #[command(subcommand)]
+    pub command: Option<TrustCommand>,
+
+    /// Namespace of Linkerd's control plane
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd", add = ArgValueCompleter::new(CompletedName::Namespace))]
+    pub namespace: String,
+
+    /// Output format
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    pub output: OutputFormat,
+
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum TrustCommand {
+    /// Makes a root, its issuer, and a bridge from the old root
+    New(NewRootArgs),
+    /// Signs a new root with the key of the old one, so that no proxy has to restart
+    Bridge(BridgeArgs),
+}
+
+pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
+    match args.command {
+        Some(TrustCommand::New(new)) => authority::new_root(&new),
+        Some(TrustCommand::Bridge(bridge)) => authority::write_bridge(&bridge),
+        None => {
+            let seen = read::read(&args.cluster.client()?, &args.namespace).await?;
+            let report = TrustReport::new(&seen);
+            let wide = args.output == OutputFormat::Wide;
+            write(&args.output.print(&report, || print::text(&report, seen.now, wide))?)?;
+            Ok(match report.verdict {
+                TrustVerdict::Good => ExitCode::SUCCESS,
+                TrustVerdict::Warning => ExitCode::from(WARNING),
+                TrustVerdict::Broken => ExitCode::FAILURE,
+            })
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The text of `trust`. Pure.
+
+use std::fmt::Write;
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{
+    text::{
+        printable,
+        table::{line, widen},
+    },
+    trust::{
+        TrustReport,
+        report::{TrustVerdict, in_time},
+    },
+};
+
+/// The number of digits of a fingerprint, unless the output is wide.
+const DIGITS: usize = 8;
+
+pub(super) fn text(report: &TrustReport, now: Timestamp, wide: bool) -> String {
+    let mut text = String::new();
+    for problem in &report.problems {
+        let mark = if problem.verdict == TrustVerdict::Broken { "PROBLEM" } else { "WARNING" };
+        // Writing to a String cannot fail.
+        _ = writeln!(text, "{mark}   {}", printable(&problem.message));
+    }
+    if report.problems.is_empty() {
+        text.push_str(match report.issuer.unknown {
+            None => "OK   all proxies accept the certificates of all others\n",
+            Some(_) => "UNKNOWN   whether all proxies accept the certificates of all others\n",
+        });
+    }
+    _ = writeln!(text, "Next   {}", printable(&report.next_step.sentence));
+    for command in &report.next_step.commands {
+        _ = writeln!(text, "       {}", printable(command));
+    }
+    text.push('\n');
+    table(&mut text, &roots(report, now, wide));
+    text.push('\n');
+    issuer(&mut text, report, now);
+    proxies(&mut text, report);
+    if !report.behind.is_empty() {
+        text.push('\n');
+        table(&mut text, &behind(report));
+    }
+    text
+}
+
+fn table(text: &mut String, rows: &[Vec<String>]) {
+    let mut widths = vec![0; rows.first().map(Vec::len).unwrap_or_default()];
+    rows.iter().for_each(|row| widen(&mut widths, row));
+    rows.iter().for_each(|row| text.push_str(&line(row, &widths)));
+}
+
+fn roots(report: &TrustReport, now: Timestamp, wide: bool) -> Vec<Vec<String>> {
+    let header = ["ROOT", "SHA-256", "ENDS", "IN BUNDLE", "TRUSTED BY", "REACHED"];
+    let proxies = report.proxies.total - report.proxies.from_config_map;
+    let rows = report.roots.iter().map(|root| {
+        let digits = if wide { root.sha256.len() } else { DIGITS };
+        let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+        vec![
+            root.name.clone(),
+            root.sha256.get(..digits).unwrap_or_default().to_owned(),
+            root.expires.map_or_else(String::new, |expires| in_time(expires, now)),
+            yes(root.in_bundle),
+            format!("{} of {proxies}", root.trusted_by),
+            root.reached.map_or_else(|| "unknown".to_owned(), yes),
+        ]
+    });
+    [header.map(str::to_owned).to_vec()].into_iter().chain(rows).collect()
+}
+
+fn issuer(text: &mut String, report: &TrustReport, now: Timestamp) {
+    let issuer = &report.issuer;
+    if let Some(why) = &issuer.unknown {
+        _ = writeln!(text, "Issuer    unknown: {}", printable(why));
+        return;
+    }
+    let name = printable(issuer.name.as_deref().unwrap_or_default()).into_owned();
+    let ends = issuer.expires.map_or_else(String::new, |expires| format!(", ends {}", in_time(expires, now)));
+    let written = issuer.written.map_or_else(String::new, |written| format!(", written {}", in_time(written, now)));
+    _ = writeln!(text, "Issuer    {name}{ends}{written}");
+    for end in &issuer.others {
+        _ = writeln!(text, "          one more certificate is sent, ends {}", in_time(*end, now));
+    }
+}
+
+fn proxies(text: &mut String, report: &TrustReport) {
+    let it = &report.proxies;
+    let parts = [
+        (it.current, "trust the whole bundle"),
+        (it.behind, "lack a root of it"),
+        (it.refusing, "refuse new certificates"),
+        (it.from_config_map, "read the bundle when they start, and do not show it"),
+        (it.cut_off, "trust nothing that the mesh trusts, and hold nothing"),
+        (it.unread, "have too many different bundles to compare"),
+    ];
+    let parts: Vec<_> =
+        parts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let colon = if parts.is_empty() { "" } else { ": " };
+    _ = writeln!(text, "Proxies   {}{colon}{}", it.total, parts.join("; "));
+}
+
+fn behind(report: &TrustReport) -> Vec<Vec<String>> {
+    let header = ["NAMESPACE", "WORKLOAD", "PODS", "LACKS", "WHAT TO DO"].map(str::to_owned).to_vec();
+    let mut rows = vec![header];
+    rows.extend(report.behind.iter().map(|row| {
+        let lacks = if row.refuses {
+            format!("{}; refuses new certificates", row.lacks.join(", "))
+        } else {
+            row.lacks.join(", ")
+        };
+        vec![
+            row.namespace.clone(),
+            format!("{}/{}", row.kind, row.name),
+            row.pods.to_string(),
+            lacks,
+            row.what_to_do.clone(),
+        ]
+    }));
+    let more = report.workloads_behind.saturating_sub(report.behind.len());
+    if more > 0 {
+        rows.push(vec![format!("and {more} more"), String::new(), String::new(), String::new(), String::new()]);
+    }
+    rows
+}

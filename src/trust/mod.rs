@@ -1,0 +1,15 @@
+//! The trust of a mesh: which roots its proxies trust, which ones their certificates reach, and the next step of a
+//! rotation. Pure.
+//!
+//! In: [`SeenTrust`], what was read of a cluster. Out: a [`TrustReport`]. Always holds: two rules decide everything. A
+//! certificate may be issued if each proxy trusts a root that it reaches; a root may leave the bundle if each
+//! certificate reaches another one. Nothing is stored, so the same cluster has the same report.
+
+mod next_step;
+pub mod report;
+mod roots;
+pub mod seen;
+#[cfg(test)]
+mod tests;
+
+pub use self::{report::TrustReport, seen::SeenTrust};

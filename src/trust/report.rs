@@ -1,0 +1,390 @@
+//! The report about the trust of a mesh. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp, Unit};
+use serde::Serialize;
+
+use super::{
+    next_step::{RotationStep, next_step},
+    roots::{IssuerReach, MeshRoots, ProxyGroup},
+    seen::{MeshedWorkload, SeenTrust},
+};
+use crate::{
+    text::hex,
+    x509::{
+        anchor_set::Fingerprint,
+        anchors::{AnchorBundle, RootCertificate},
+    },
+};
+
+/// A certificate that ends earlier is reported.
+const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// The maximum number of workloads in the report.
+const MAX_WORKLOADS: usize = 20;
+/// The number of digits of a fingerprint in a sentence.
+const SHOWN: usize = 8;
+
+/// The report.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrustReport {
+    pub namespace: String,
+    pub verdict: TrustVerdict,
+    /// What is broken or will break, the worst first.
+    pub problems: Vec<TrustProblem>,
+    pub next_step: RotationStep,
+    /// The newest first.
+    pub roots: Vec<RootRow>,
+    pub issuer: IssuerRow,
+    pub proxies: ProxyTotals,
+    /// The workloads with proxies that lack a root of the bundle, or that refuse new certificates: at most 20.
+    pub behind: Vec<BehindRow>,
+    /// The number of all such workloads.
+    pub workloads_behind: usize,
+}
+
+/// How urgent a report is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum TrustVerdict {
+    Good,
+    /// A certificate ends within 30 days or changes by itself, or proxies have roots of their own.
+    Warning,
+    /// Connections are refused, or soon will be.
+    Broken,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub struct TrustProblem {
+    pub verdict: TrustVerdict,
+    pub message: String,
+}
+
+/// A trust anchor.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RootRow {
+    pub name: String,
+    pub sha256: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    pub in_bundle: bool,
+    /// The number of proxies that trust it.
+    pub trusted_by: usize,
+    /// Whether new certificates of proxies reach it; absent if the issuer is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reached: Option<bool>,
+}
+
+/// The issuer, or why it is not known.
+#[derive(Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IssuerRow {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// When it was written: certificates that are older may have another issuer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written: Option<Timestamp>,
+    /// The ends of the other certificates that are sent beside it, such as bridges.
+    pub others: Vec<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+}
+
+/// The proxies, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProxyTotals {
+    pub total: usize,
+    /// Those that trust all roots of the bundle.
+    pub current: usize,
+    /// Those that lack one.
+    pub behind: usize,
+    /// Those that refuse new certificates of others.
+    pub refusing: usize,
+    /// Those that read the bundle when they start, such as the control plane's: they do not show it.
+    pub from_config_map: usize,
+    /// Those with a bundle that nobody else in the mesh trusts. They connect to nobody, and hold nothing.
+    pub cut_off: usize,
+    /// Those with one of too many different bundles.
+    pub unread: usize,
+}
+
+/// A workload whose proxies lack a root.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BehindRow {
+    pub namespace: String,
+    pub kind: String,
+    pub name: String,
+    pub pods: usize,
+    /// Whether its proxies refuse new certificates of others.
+    pub refuses: bool,
+    /// The roots of the bundle that they lack.
+    pub lacks: Vec<String>,
+    pub what_to_do: String,
+}
+
+// === impl TrustReport ===
+
+impl TrustReport {
+    pub fn new(seen: &SeenTrust) -> Self {
+        let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|text| AnchorBundle::parse(text.as_bytes()));
+        let roots = MeshRoots::of(seen, parsed.as_ref().ok());
+        let behind = behind(&roots);
+        let mut problems = problems(seen, &roots, parsed.as_ref().err());
+        problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
+        let row = |root: &&RootCertificate| RootRow {
+            name: root.name.clone(),
+            sha256: hex(root.sha256),
+            expires: root.not_after,
+            in_bundle: roots.in_bundle.contains(&root.sha256),
+            trusted_by: pods(roots.groups.iter().filter(|group| group.trusts.contains(&root.sha256))),
+            reached: roots.issuer.as_ref().ok().map(|issuer| issuer.reached.contains(&root.sha256)),
+        };
+        Self {
+            namespace: seen.namespace.clone(),
+            verdict: problems.first().map_or(TrustVerdict::Good, |problem| problem.verdict),
+            next_step: next_step(seen, &roots, &behind),
+            problems,
+            roots: roots.all.iter().map(row).collect(),
+            issuer: IssuerRow::of(&roots),
+            proxies: totals(seen, &roots),
+            workloads_behind: behind.len(),
+            behind: behind.into_iter().take(MAX_WORKLOADS).collect(),
+        }
+    }
+}
+
+// === impl IssuerRow ===
+
+impl IssuerRow {
+    fn of(roots: &MeshRoots<'_>) -> Self {
+        match &roots.issuer {
+            Ok(issuer) => Self {
+                name: Some(issuer.own.name()),
+                expires: Some(issuer.own.not_after),
+                written: issuer.written,
+                others: issuer.others.iter().map(|certificate| certificate.not_after).collect(),
+                unknown: None,
+            },
+            Err(why) => Self { unknown: Some(why.clone()), ..Self::default() },
+        }
+    }
+}
+
+/// Returns a root for a sentence: its name, and the first digits of its fingerprint, because roots often share names.
+pub(super) fn named(root: &RootCertificate) -> String {
+    let digits = hex(root.sha256);
+    format!("{} ({})", root.name, digits.get(..SHOWN).unwrap_or_default())
+}
+
+pub(super) fn pods<'a>(groups: impl Iterator<Item = &'a ProxyGroup<'a>>) -> usize {
+    groups.map(|group| group.proxies.pods).sum()
+}
+
+/// Whether proxies of the group accept new certificates of others.
+fn accepts(group: &ProxyGroup<'_>, reached: &BTreeSet<Fingerprint>) -> bool {
+    !group.trusts.is_disjoint(reached)
+}
+
+fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
+    let reached = roots.reached();
+    let mut totals = ProxyTotals {
+        from_config_map: seen.proxies.from_config_map,
+        unread: seen.proxies.others,
+        total: seen.proxies.from_config_map + seen.proxies.others,
+        ..ProxyTotals::default()
+    };
+    for group in &roots.groups {
+        let pods = group.proxies.pods;
+        totals.total += pods;
+        match group.is_cut_off {
+            true => totals.cut_off += pods,
+            false if roots.in_bundle.is_subset(&group.trusts) => totals.current += pods,
+            false => totals.behind += pods,
+        }
+        if !group.is_cut_off && !reached.is_empty() && !accepts(group, &reached) {
+            totals.refusing += pods;
+        }
+    }
+    totals
+}
+
+/// Returns the workloads that lack a root of the bundle, those that refuse certificates first.
+fn behind(roots: &MeshRoots<'_>) -> Vec<BehindRow> {
+    let reached = roots.reached();
+    let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
+    for group in roots.mesh() {
+        let lacks: Vec<_> =
+            roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
+        let refuses = !reached.is_empty() && !accepts(group, &reached);
+        if lacks.is_empty() && !refuses {
+            continue;
+        }
+        for (workload, pods) in &group.proxies.workloads {
+            let row = rows.entry(workload).or_insert_with(|| BehindRow {
+                namespace: workload.namespace.clone(),
+                kind: workload.kind.clone(),
+                name: workload.name.clone(),
+                pods: 0,
+                refuses: false,
+                lacks: lacks.clone(),
+                what_to_do: what_to_do(workload),
+            });
+            row.pods += pods;
+            row.refuses |= refuses;
+        }
+    }
+    let mut rows: Vec<_> = rows.into_values().collect();
+    rows.sort_by_key(|row| !row.refuses);
+    rows
+}
+
+/// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
+fn what_to_do(workload: &MeshedWorkload) -> String {
+    let MeshedWorkload { namespace, kind, name } = workload;
+    match kind.as_str() {
+        "Deployment" | "StatefulSet" | "DaemonSet" => {
+            format!("kubectl -n {namespace} rollout restart {}/{name}", kind.to_lowercase())
+        }
+        "Job" => "wait until the Job ends".to_owned(),
+        "Pod" => format!("create it again: kubectl -n {namespace} delete pod {name}"),
+        _ => format!("let its {kind} create the Pods again"),
+    }
+}
+
+fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&String>) -> Vec<TrustProblem> {
+    let mut found = Vec::new();
+    let mut report = |verdict, message: String| found.push(TrustProblem { verdict, message });
+    if let Some(why) = unreadable {
+        report(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
+    }
+    if let Ok(issuer) = &roots.issuer {
+        of_issuer(seen, roots, issuer, &mut report);
+    }
+    if roots.in_bundle.is_empty() {
+        return found;
+    }
+    for root in roots.all.iter().filter(|root| roots.in_bundle.contains(&root.sha256)) {
+        let Some(expires) = root.not_after else { continue };
+        // A root that nothing needs may end.
+        let is_needed = roots.issuer.as_ref().map_or(true, |issuer| issuer.home == Some(root.sha256));
+        if is_needed && expires <= seen.now {
+            let message = format!(
+                "the root {} has expired. Proxies do not mind, but Linkerd's identity issues no certificates; the \
+                 operator's does",
+                named(root)
+            );
+            report(TrustVerdict::Broken, message);
+        } else if is_needed && expires.duration_since(seen.now) <= SOON {
+            report(TrustVerdict::Warning, format!("the root {} ends {}", named(root), in_time(expires, seen.now)));
+        }
+    }
+    let cut_off = || roots.groups.iter().filter(|group| group.is_cut_off);
+    if let Some(first) = cut_off().find_map(|group| group.proxies.workloads.keys().next()) {
+        let MeshedWorkload { namespace, kind, name } = first;
+        let message = format!(
+            "{} trust no root of the mesh and connect to nobody, such as those of {kind} {namespace}/{name}: create their \
+             Pods again, or delete them",
+            proxies(pods(cut_off()))
+        );
+        report(TrustVerdict::Warning, message);
+    }
+    if let Some(renewed) = &seen.renewed_root {
+        let date = renewed.renewal.map_or_else(
+            || "on a date that it does not show".to_owned(),
+            |date| format!("{}, on {}", in_time(date, seen.now), day(date)),
+        );
+        let message = format!(
+            "cert-manager replaces the root by itself {date}, and the issuer follows although proxies do not know the \
+             new root: give each root a Certificate of its own, instead of {} for all",
+            renewed.certificate
+        );
+        report(TrustVerdict::Warning, message);
+    }
+    found
+}
+
+fn of_issuer(
+    seen: &SeenTrust,
+    roots: &MeshRoots<'_>,
+    issuer: &IssuerReach,
+    report: &mut impl FnMut(TrustVerdict, String),
+) {
+    let ends = issuer.own.not_after;
+    if ends <= seen.now {
+        report(
+            TrustVerdict::Broken,
+            format!("the issuer {} has expired: no proxy gets a certificate", issuer.own.name()),
+        );
+    } else if ends.duration_since(seen.now) <= seen.settings.lifetime * 2 {
+        let message =
+            format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), in_time(ends, seen.now));
+        report(TrustVerdict::Warning, message);
+    }
+    if let Some(why) = issuer.refused.as_ref().filter(|_| ends > seen.now) {
+        report(
+            TrustVerdict::Broken,
+            format!("no proxy accepts new certificates of the issuer {}: {why}", issuer.own.name()),
+        );
+        return;
+    }
+    if !roots.in_bundle.is_empty() && issuer.reached.is_disjoint(&roots.in_bundle) {
+        let message =
+            "new certificates reach no root of the bundle, so new Pods refuse everyone: put the root of the issuer \
+                       into the bundle, or go back to the issuer before"
+                .to_owned();
+        report(TrustVerdict::Broken, message);
+    }
+    let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
+    if refusing > 0 {
+        let message = format!(
+            "{} refuse new certificates, because they trust none of their roots: they lose connections as the others \
+             renew, within {}",
+            proxies(refusing),
+            rounded(seen.settings.lifetime)
+        );
+        report(TrustVerdict::Broken, message);
+    }
+    for bridge in &issuer.others {
+        if bridge.not_after.duration_since(seen.now) <= SOON {
+            let message = format!(
+                "{}, which is sent beside the issuer, ends {}",
+                bridge.name(),
+                in_time(bridge.not_after, seen.now)
+            );
+            report(TrustVerdict::Warning, message);
+        }
+    }
+}
+
+/// Returns a number of proxies in words.
+pub(super) fn proxies(count: usize) -> String {
+    if count == 1 { "1 proxy".to_owned() } else { format!("{count} proxies") }
+}
+
+/// Returns a time from now on, in its largest unit.
+pub fn in_time(time: Timestamp, now: Timestamp) -> String {
+    let left = time.duration_since(now);
+    match left.is_negative() {
+        true => format!("{} ago", rounded(-left)),
+        false => format!("in {}", rounded(left)),
+    }
+}
+
+/// Returns a duration in days or hours or minutes.
+pub(super) fn rounded(duration: SignedDuration) -> String {
+    let hours = duration.as_hours();
+    match hours {
+        0 => format!("{} min", duration.as_mins()),
+        1..=72 => format!("{hours} h"),
+        _ => format!("{} d", hours / 24),
+    }
+}
+
+/// Returns the date of a time, in UTC.
+pub(super) fn day(time: Timestamp) -> String {
+    time.round(Unit::Second).unwrap_or(time).to_string().get(..10).unwrap_or_default().to_owned()
+}

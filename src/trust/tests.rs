@@ -1,0 +1,325 @@
+//! The situations of a rotation, with real certificates and the verification of proxies.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{
+    TrustReport,
+    report::{ProxyTotals, TrustVerdict},
+    seen::{LeafSettings, MeshedWorkload, RenewedRoot, SeenIssuer, SeenProxies, SeenTrust},
+};
+use crate::x509::testing::{DAY, TestCa, now, pem_of, valid};
+
+/// Two roots, an issuer of each, and the bridge from the old one.
+struct Pki {
+    old: TestCa,
+    new: TestCa,
+    old_issuer: TestCa,
+    new_issuer: TestCa,
+    bridge: TestCa,
+}
+
+/// A mesh.
+struct Mesh(SeenTrust);
+
+impl Pki {
+    fn new() -> Self {
+        let (old, new) = (root_of("old", -300 * DAY), root_of("new", -DAY));
+        let issuer = |root: &TestCa, name: &str| root.signs(name, |_| {});
+        let bridge = old.signs_again(&new, |_| {});
+        Self { old_issuer: issuer(&old, "old issuer"), new_issuer: issuer(&new, "new issuer"), bridge, old, new }
+    }
+}
+
+/// A root that is valid from this second on, for 400 days.
+fn root_of(name: &str, begin: i64) -> TestCa {
+    let TestCa { key, mut params, .. } = TestCa::root(name);
+    valid(&mut params, begin, begin + 400 * DAY);
+    let pem = params.self_signed(&key).unwrap().pem();
+    TestCa { key, params, pem }
+}
+
+fn at(seconds: i64) -> Timestamp {
+    now() + SignedDuration::from_secs(seconds)
+}
+
+impl Mesh {
+    /// A mesh with this bundle, whose issuer was written two days ago.
+    fn new(bundle: &[&TestCa], issuer: &[&TestCa]) -> Self {
+        Self(SeenTrust {
+            namespace: "linkerd".to_owned(),
+            bundle: Ok(pem_of(bundle)),
+            issuer: Ok(SeenIssuer { pem: pem_of(issuer), written: Some(at(-2 * DAY)) }),
+            proxies: SeenProxies::default(),
+            renewed_root: None,
+            settings: LeafSettings {
+                trust_domain: "cluster.local".to_owned(),
+                lifetime: SignedDuration::from_hours(24),
+                clock_skew: SignedDuration::from_secs(20),
+            },
+            now: now(),
+        })
+    }
+
+    /// Adds Pods of a Deployment with these anchors.
+    fn pods(mut self, name: &str, count: usize, anchors: &[&TestCa]) -> Self {
+        for _ in 0..count {
+            self.0.proxies.add(workload("Deployment", name), Some(&pem_of(anchors)));
+        }
+        self
+    }
+
+    fn report(&self) -> TrustReport {
+        TrustReport::new(&self.0)
+    }
+
+    fn verdict(&self) -> TrustVerdict {
+        self.report().verdict
+    }
+
+    #[track_caller]
+    fn next(&self, beginning: &str) {
+        let report = self.report();
+        assert!(report.next_step.sentence.contains(beginning), "{report:#?}");
+    }
+}
+
+fn workload(kind: &str, name: &str) -> MeshedWorkload {
+    MeshedWorkload { namespace: "app".to_owned(), kind: kind.to_owned(), name: name.to_owned() }
+}
+
+#[track_caller]
+fn reports(report: &TrustReport, verdict: TrustVerdict, part: &str) {
+    let found = report.problems.iter().any(|it| it.verdict == verdict && it.message.contains(part));
+    assert!(found, "no {verdict:?} with {part:?} in {report:#?}");
+}
+
+#[test]
+fn a_mesh_with_one_root_has_nothing_to_do_until_two_months_before_its_end() {
+    let pki = Pki::new();
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 3, &[&pki.new]);
+    assert_eq!(mesh.verdict(), TrustVerdict::Good);
+    // The root ends 399 days after 2027-01-01.
+    mesh.next("nothing to do: replace the root new");
+    mesh.next("before 2027-12-06");
+    let report = mesh.report();
+    let [row] = &report.roots[..] else { panic!("{report:#?}") };
+    assert_eq!((&*row.name, row.in_bundle, row.trusted_by, row.reached), ("new", true, 3, Some(true)));
+
+    let mut late = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 3, &[&pki.new]);
+    late.0.now = at(345 * DAY);
+    late.next("replace the root new");
+    assert_eq!(
+        late.report().next_step.commands,
+        ["linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key"]
+    );
+}
+
+/// Section 2 of the design: which leaves proxies with which roots accept.
+#[test]
+fn the_proxies_that_refuse_new_certificates_are_those_of_the_table() {
+    let pki = Pki::new();
+    let (old, new, both) = ([&pki.old], [&pki.new], [&pki.old, &pki.new]);
+    let second = pki.old.signs_again(&pki.new_issuer, |_| {});
+    let below = pki.old_issuer.signs_again(&pki.new_issuer, |_| {});
+    let ended = pki.old.signs_again(&pki.new, |params| valid(params, -10 * DAY, -DAY));
+    for (chain, accepted) in [
+        (&[&pki.old_issuer][..], [true, true, false]),
+        (&[&pki.new_issuer], [false, true, true]),
+        (&[&pki.new_issuer, &pki.bridge], [true, true, true]),
+        (&[&pki.new_issuer, &second], [true, true, true]),
+        (&[&second, &pki.new_issuer], [true, true, true]),
+        (&[&pki.new_issuer, &below, &pki.old_issuer], [true, true, true]),
+        (&[&pki.new_issuer, &ended], [false, true, true]),
+    ] {
+        for (trusts, is_accepted) in [&old[..], &both, &new].into_iter().zip(accepted) {
+            // Other Pods with both roots keep all of them in one mesh.
+            let mesh = Mesh::new(&both, chain).pods("web", 5, trusts).pods("others", 1, &both);
+            let report = mesh.report();
+            assert_eq!(report.proxies.refusing, if is_accepted { 0 } else { 5 }, "{report:#?}");
+            assert_eq!(report.verdict == TrustVerdict::Broken, !is_accepted);
+        }
+    }
+}
+
+#[test]
+fn a_root_that_has_expired_is_still_trusted_by_proxies() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.old], &[&pki.old_issuer]).pods("web", 1, &[&pki.old]);
+    mesh.0.now = at(101 * DAY);
+    let report = mesh.report();
+    assert_eq!(report.proxies.refusing, 0);
+    reports(&report, TrustVerdict::Broken, "Proxies do not mind, but Linkerd's identity issues no certificates");
+}
+
+/// Section 4: with a bridge, three writes and no restart.
+#[test]
+fn a_rotation_with_a_bridge_is_guided_step_by_step_and_restarts_nothing() {
+    let pki = Pki::new();
+    let both = [&pki.new, &pki.old];
+    let chain = [&pki.new_issuer, &pki.bridge];
+
+    let added = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 4, &[&pki.old]);
+    assert_eq!(added.verdict(), TrustVerdict::Good);
+    added.next("4 proxies do not trust new");
+    added.next("With a bridge nothing has to restart");
+
+    let mut switched = Mesh::new(&both, &chain).pods("web", 4, &[&pki.old]);
+    switched.0.issuer.as_mut().unwrap().written = Some(at(-3600));
+    assert_eq!(switched.verdict(), TrustVerdict::Good);
+    switched.next("wait until all proxies have renewed their certificates, at the latest in 23 h; then remove old");
+
+    let renewed = Mesh::new(&both, &chain).pods("web", 4, &[&pki.old]);
+    renewed.next("remove old");
+    renewed.next("all proxies have renewed");
+
+    let retired = Mesh::new(&[&pki.new], &chain).pods("web", 3, &[&pki.old]).pods("db", 1, &[&pki.new]);
+    assert_eq!(retired.verdict(), TrustVerdict::Good);
+    retired.next("nothing is urgent: 3 proxies know only an older root");
+
+    let complete = Mesh::new(&[&pki.new], &chain).pods("web", 4, &[&pki.new]);
+    complete.next("nothing to do");
+    let cleaned = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 4, &[&pki.new]);
+    cleaned.next("nothing to do");
+}
+
+#[test]
+fn a_rotation_without_a_bridge_restarts_each_workload_once_and_before_the_issuer_changes() {
+    let pki = Pki::new();
+    let both = [&pki.new, &pki.old];
+    let spreading = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 2, &[&pki.old]).pods("db", 1, &both);
+    let report = spreading.report();
+    assert_eq!(report.next_step.commands, ["kubectl -n app rollout restart deployment/web"]);
+    assert_eq!((report.workloads_behind, report.behind[0].pods, report.behind[0].refuses), (1, 2, false));
+    assert!(report.behind[0].lacks[0].starts_with("new ("), "{report:#?}");
+
+    let spread = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 2, &both).pods("db", 1, &both);
+    spread.next("every proxy trusts new");
+    let switched = Mesh::new(&both, &[&pki.new_issuer]).pods("web", 2, &both);
+    switched.next("remove old");
+
+    // The issuer came too early.
+    let early = Mesh::new(&both, &[&pki.new_issuer]).pods("web", 2, &[&pki.old]).pods("db", 1, &both);
+    reports(&early.report(), TrustVerdict::Broken, "2 proxies refuse new certificates");
+    early.next("restart these workloads: their proxies refuse new certificates. Or go back to the issuer before");
+}
+
+#[test]
+fn a_bundle_without_the_root_of_the_issuer_is_broken_whoever_came_first() {
+    let pki = Pki::new();
+    for (bundle, chain) in [(&pki.new, &pki.old_issuer), (&pki.old, &pki.new_issuer)] {
+        let mesh = Mesh::new(&[bundle], &[chain]).pods("web", 2, &[&pki.old]);
+        reports(&mesh.report(), TrustVerdict::Broken, "");
+        mesh.next("put the issuer before back");
+    }
+}
+
+#[test]
+fn an_issuer_that_no_proxy_accepts_is_reported_with_the_reason() {
+    let pki = Pki::new();
+    let ends_soon = pki.new.signs("issuer", |params| valid(params, -DAY, DAY));
+    let ended = pki.new.signs("issuer", |params| valid(params, -2 * DAY, -DAY));
+    let constrained = pki.new.signs("above", |params| {
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    });
+    let too_deep = constrained.signs("issuer", |_| {});
+    let of = |chain: &[&TestCa]| Mesh::new(&[&pki.new], chain).pods("web", 1, &[&pki.new]).report();
+    reports(&of(&[&ends_soon]), TrustVerdict::Warning, "the issuer issuer ends in 24 h");
+    reports(&of(&[&ended]), TrustVerdict::Broken, "the issuer issuer has expired");
+    reports(&of(&[&too_deep, &constrained]), TrustVerdict::Broken, "pathLenConstraint");
+    let mut garbage = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
+    garbage.0.issuer = Ok(SeenIssuer { pem: "garbage".to_owned(), written: None });
+    let unknown = garbage.report().issuer.unknown.unwrap();
+    assert!(unknown.contains("the file of the issuer has no certificate"), "{unknown}");
+}
+
+#[test]
+fn what_cannot_be_read_is_said_and_the_rest_is_shown() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 2, &[&pki.new]);
+    mesh.0.issuer = Err("Secret linkerd-identity-issuer cannot be read: forbidden".to_owned());
+    let report = mesh.report();
+    assert_eq!((report.verdict, report.roots[0].reached, report.roots[0].trusted_by), (TrustVerdict::Good, None, 2));
+    mesh.next("let somebody run this command who may read the Secret");
+    mesh.0.bundle = Err("it does not exist".to_owned());
+    reports(&mesh.report(), TrustVerdict::Broken, "ConfigMap linkerd-identity-trust-roots: it does not exist");
+    mesh.next("restore the bundle");
+}
+
+#[test]
+fn a_proxy_with_roots_of_its_own_is_cut_off_and_holds_nothing() {
+    let pki = Pki::new();
+    let foreign = TestCa::root("foreign");
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 2, &[&pki.new]).pods("evil", 2, &[&foreign]);
+    let report = mesh.report();
+    reports(&report, TrustVerdict::Warning, "2 proxies trust no root of the mesh");
+    assert_eq!(report.verdict, TrustVerdict::Warning);
+    assert_eq!(report.proxies, ProxyTotals { total: 4, current: 2, cut_off: 2, ..ProxyTotals::default() });
+    assert_eq!(report.behind, []);
+    mesh.next("nothing to do");
+}
+
+/// The bridge was taken away while most proxies need it.
+#[test]
+fn most_proxies_are_the_mesh_also_when_nothing_reaches_them_any_more() {
+    let pki = Pki::new();
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 3, &[&pki.old]).pods("db", 2, &[&pki.new]);
+    let report = mesh.report();
+    reports(&report, TrustVerdict::Broken, "3 proxies refuse new certificates");
+    assert_eq!((report.proxies.refusing, report.proxies.cut_off), (3, 0));
+    mesh.next("restart these workloads: their proxies refuse new certificates");
+}
+
+#[test]
+fn proxies_are_counted_whatever_bundle_they_have() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
+    mesh.0.proxies.add(workload("Deployment", "linkerd-destination"), None);
+    let spaced = format!("\n{}\n\n", pki.new.pem);
+    mesh.0.proxies.add(workload("Job", "batch"), Some(&spaced));
+    for number in 0..300 {
+        mesh.0.proxies.add(workload("Pod", "hostile"), Some(&format!("garbage {number}")));
+    }
+    let proxies = mesh.report().proxies;
+    assert_eq!((proxies.total, proxies.current, proxies.from_config_map), (303, 2, 1));
+    assert_eq!(proxies.cut_off + proxies.unread, 300, "{proxies:?}");
+}
+
+#[test]
+fn a_workload_has_its_own_way_to_the_bundle() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.old_issuer]);
+    for kind in ["Deployment", "StatefulSet", "DaemonSet", "Job", "Pod", "Rollout"] {
+        mesh.0.proxies.add(workload(kind, "a"), Some(&pki.old.pem));
+    }
+    let mut ways: Vec<_> = mesh.report().behind.into_iter().map(|row| (row.kind, row.what_to_do)).collect();
+    ways.sort();
+    let ways: Vec<_> = ways.iter().map(|(kind, way)| (kind.as_str(), way.as_str())).collect();
+    assert_eq!(
+        ways,
+        [
+            ("DaemonSet", "kubectl -n app rollout restart daemonset/a"),
+            ("Deployment", "kubectl -n app rollout restart deployment/a"),
+            ("Job", "wait until the Job ends"),
+            ("Pod", "create it again: kubectl -n app delete pod a"),
+            ("Rollout", "let its Rollout create the Pods again"),
+            ("StatefulSet", "kubectl -n app rollout restart statefulset/a"),
+        ]
+    );
+}
+
+#[test]
+fn a_root_that_cert_manager_renews_by_itself_is_a_danger() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
+    let renewal = Some(at(20 * DAY));
+    mesh.0.renewed_root = Some(RenewedRoot { certificate: "linkerd/linkerd-trust-anchor".to_owned(), renewal });
+    reports(&mesh.report(), TrustVerdict::Warning, "cert-manager replaces the root by itself in 20 d, on 2027-01-21");
+}
+
+#[test]
+fn a_bridge_that_ends_soon_is_reported() {
+    let pki = Pki::new();
+    let short = pki.old.signs_again(&pki.new, |params| valid(params, -DAY, 10 * DAY));
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer, &short]).pods("web", 1, &[&pki.old]);
+    reports(&mesh.report(), TrustVerdict::Warning, "new, which is sent beside the issuer, ends in 10 d");
+}
