@@ -1,6 +1,6 @@
 //! Sums over all workloads, for the status and for the gates. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use super::{
     assess::workload_state::{Assessment, FailureWeight, SkipReason, WorkloadState},
@@ -13,7 +13,7 @@ use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
 pub struct RolloutTotals {
     pub pods: RolloutPods,
     pub suspects: i64,
-    /// The number of meshed Pods with each set of trust anchors.
+    /// The number of running Pods with each set of trust anchors.
     pub trust: TrustCounts,
     pub workloads: RolloutWorkloads,
     pub skipped: BTreeMap<SkipReason, i64>,
@@ -46,11 +46,11 @@ impl RolloutTotals {
         let Assessment { pods, suspects, trust, state, rolling: _, is_canary, pace: _ } = assessment;
         add_pods(&mut self.pods, pods, sign);
         self.suspects += sign * suspects;
-        for (anchors, pods) in trust {
-            let count = self.trust.entry(Arc::clone(anchors)).or_default();
+        for (key, pods) in trust {
+            let count = self.trust.entry(key.clone()).or_default();
             *count += sign * pods;
             if *count == 0 {
-                self.trust.remove(anchors);
+                self.trust.remove(key);
             }
         }
         if *is_canary {

@@ -353,13 +353,14 @@ mod tests {
             let mut variable = json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS"});
             variable.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
             let container =
-                json!({"name": "linkerd-proxy", "env": [variable, {"name": variable["name"], "value": "later"}]});
+                json!({"name": "linkerd-proxy", "env": [{"name": variable["name"], "value": "before"}, variable]});
             let found = injected(json!({}), json!({"containers": [container]})).unwrap().trust_anchors;
             found.map(|found| (*found).clone())
         };
         assert_eq!(anchors(json!({"value": testing::anchors("ab")})), Some(AnchorSet::of(&testing::anchors("ab"))));
         let reference = json!({"valueFrom": {"configMapKeyRef": {"name": "linkerd-identity-trust-roots"}}});
-        assert_eq!(anchors(reference), None, "the first variable decides, as for the proxy");
+        assert_eq!(anchors(json!({"value": "$(OTHER)"})), None, "the kubelet replaces it");
+        assert_eq!(anchors(reference), None, "the last variable decides, as for the kubelet");
         let long = "x".repeat(200_000);
         let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": long});
         let hostile = json!({"containers": [{"name": "linkerd-proxy", "image": "proxy:1", "env": [marker]}]});

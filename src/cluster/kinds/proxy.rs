@@ -197,16 +197,16 @@ impl<'de> Deserialize<'de> for Environment {
                         "LINKERD2_PROXY_CONTROL_LISTEN_ADDR" => Variable::Control,
                         CONFIG_HASH_ENV => Variable::Marker,
                         TRUST_ANCHORS_ENV => {
-                            // Without a value, it is a reference.
-                            let read = || value.map(|bundle| Arc::new(AnchorSet::of(&bundle)));
-                            trust_anchors = trust_anchors.or_else(|| Some(read()));
+                            // The kubelet uses the last one, and replaces references in it. Without a value, it is one.
+                            let literal = value.filter(|value| !value.contains("$("));
+                            trust_anchors = literal.map(|bundle| Arc::new(AnchorSet::of(&bundle)));
                             continue;
                         }
                         _ => continue,
                     };
                     kept.push((variable, value.unwrap_or_default().into_owned()));
                 }
-                Ok(Environment { kept, trust_anchors: trust_anchors.flatten() })
+                Ok(Environment { kept, trust_anchors })
             }
         }
         deserializer.deserialize_any(Variables)

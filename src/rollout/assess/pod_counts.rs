@@ -62,8 +62,11 @@ impl<'a> PodCounts<'a> {
             }
             pod_counts.suspects +=
                 i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
-            if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_anchors.as_ref()).filter(|_| meshed) {
-                *pod_counts.trust.entry(Arc::clone(carried)).or_default() += 1;
+            // A Pod that does not run talks to nobody, and costs a tenant nothing.
+            let runs = meshed && pod.phase == PodPhase::Running;
+            if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_anchors.as_ref()).filter(|_| runs) {
+                let key = (Arc::clone(carried), Arc::clone(&pod.key.namespace));
+                *pod_counts.trust.entry(key).or_default() += 1;
             }
             match class {
                 PodClass::Current => {

@@ -18,7 +18,7 @@ pub struct Assessment {
     pub pods: RolloutPods,
     /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
-    /// The number of its meshed Pods with each set of trust anchors.
+    /// The number of its running Pods with each set of trust anchors.
     pub trust: TrustCounts,
     pub state: WorkloadState,
     /// The start time of our restart of a selected workload that is not complete yet, for this target or another one.

@@ -5,11 +5,11 @@
 //! a live Pod of the mesh trusts none of its anchors; nothing is remembered, because the environment of a Pod holds the
 //! certificates themselves, and cannot be changed.
 //!
-//! Everyone who can create a Pod can write a proxy with any anchors into it. So the Pods of the mesh are those that can
-//! connect to most others: a proxy with anchors of its own connects to nobody, and holds nothing.
+//! Everyone who can create a Pod can write a proxy with any anchors into it. So only anchors of the mesh count: those that
+//! running Pods of two namespaces trust, or a tenth of all running Pods. No number of other Pods opens the gate.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -28,8 +28,11 @@ use crate::{
 /// Number of digits of a hash in a message.
 const SHOWN: usize = 12;
 
-/// The number of live Pods with each set of trust anchors.
-pub type TrustCounts = BTreeMap<Arc<AnchorSet>, i64>;
+/// The part of all running Pods that makes an anchor one of the mesh, also within one namespace.
+const SHARE: i64 = 10;
+
+/// The number of running Pods with each set of trust anchors, in each namespace.
+pub type TrustCounts = BTreeMap<(Arc<AnchorSet>, Arc<str>), i64>;
 
 /// The bundle of trust anchors that new proxies are injected with.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,12 +80,14 @@ impl DesiredTrust {
     pub fn replaced(&self, carried: &TrustCounts) -> Option<(&str, i64)> {
         let wanted = self.wanted.as_ref()?;
         let is_cut_off = |anchors: &AnchorSet| !anchors.is_empty() && !anchors.shares_anchor(&wanted.anchors);
-        // Nearly always there is none, and the groups need not be found.
-        if !carried.keys().any(|anchors| is_cut_off(anchors)) {
+        let cut_off: Vec<_> = carried.iter().filter(|((anchors, _), _)| is_cut_off(anchors)).collect();
+        // Nearly always there is none.
+        if cut_off.is_empty() {
             return None;
         }
-        let of_mesh = largest_groups(carried);
-        let pods = of_mesh.filter(|(anchors, _)| is_cut_off(anchors)).map(|(_, pods)| pods).sum();
+        let of_mesh = anchors_of_mesh(carried);
+        let is_of_mesh = |anchors: &AnchorSet| anchors.fingerprints().iter().any(|it| of_mesh.contains(it));
+        let pods = cut_off.iter().filter(|((anchors, _), _)| is_of_mesh(anchors)).map(|(_, pods)| **pods).sum();
         (pods > 0).then_some((&*wanted.hash, pods))
     }
 
@@ -108,46 +113,19 @@ impl DesiredTrust {
     }
 }
 
-/// Returns the sets of the largest group of Pods, with the number of Pods of each. Two sets are in one group if they share
-/// an anchor, or if other sets connect them. Groups of the same size are returned together.
-fn largest_groups(carried: &TrustCounts) -> impl Iterator<Item = (&AnchorSet, i64)> {
-    // Proxies without anchors connect to nobody, and so they are no group.
-    let can_connect = carried.iter().filter(|(anchors, _)| !anchors.is_empty());
-    let sets: Vec<(&AnchorSet, i64)> = can_connect.map(|(anchors, pods)| (&**anchors, *pods)).collect();
-    // A set belongs to the group of the set that it leads to, and leads a group if it leads to itself.
-    let mut leads_to: Vec<usize> = (0..sets.len()).collect();
-    let mut first_with: HashMap<&Fingerprint, usize> = HashMap::new();
-    for (at, (anchors, _)) in sets.iter().enumerate() {
+/// Returns the anchors that running Pods of several namespaces trust, or a sizeable part of all running Pods.
+fn anchors_of_mesh(carried: &TrustCounts) -> BTreeSet<&Fingerprint> {
+    let mut trusted: HashMap<&Fingerprint, (BTreeSet<&str>, i64)> = HashMap::new();
+    for ((anchors, namespace), pods) in carried {
         for fingerprint in anchors.fingerprints() {
-            let other = *first_with.entry(fingerprint).or_insert(at);
-            let (one, other) = (leader(&mut leads_to, at), leader(&mut leads_to, other));
-            // The smaller number leads, so that no two sets lead to each other.
-            if let Some(led) = leads_to.get_mut(one.max(other)) {
-                *led = one.min(other);
-            }
+            let (namespaces, count) = trusted.entry(fingerprint).or_default();
+            namespaces.insert(namespace);
+            *count += pods;
         }
     }
-    let leaders: Vec<usize> = (0..sets.len()).map(|at| leader(&mut leads_to, at)).collect();
-    let mut pods_of_group: HashMap<usize, i64> = HashMap::new();
-    for (leader, (_, pods)) in leaders.iter().zip(&sets) {
-        *pods_of_group.entry(*leader).or_default() += pods;
-    }
-    let most = pods_of_group.values().copied().max().unwrap_or_default();
-    let is_of_mesh = move |leader: &usize| pods_of_group.get(leader) == Some(&most);
-    sets.into_iter().zip(leaders).filter(move |(_, leader)| is_of_mesh(leader)).map(|(set, _)| set)
-}
-
-/// Returns the number of the set that leads the group of a set, and shortens the way to it: tenants may write sets that
-/// form one long chain.
-fn leader(leads_to: &mut [usize], mut at: usize) -> usize {
-    while let Some(next) = leads_to.get(at).copied().filter(|next| *next != at) {
-        let after = leads_to.get(next).copied().unwrap_or(next);
-        if let Some(shortened) = leads_to.get_mut(at) {
-            *shortened = after;
-        }
-        at = after;
-    }
-    at
+    let all: i64 = carried.values().sum();
+    let is_of_mesh = |namespaces: &BTreeSet<&str>, count: i64| namespaces.len() > 1 || count * SHARE >= all;
+    trusted.into_iter().filter(|(_, (namespaces, count))| is_of_mesh(namespaces, *count)).map(|(it, _)| it).collect()
 }
 
 #[cfg(test)]

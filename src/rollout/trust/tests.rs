@@ -12,7 +12,7 @@ use crate::{
         assess::workload_state::WorkloadState,
         assess_workload,
         schedule::RolloutSchedule,
-        testing::{BEFORE, WANTED, World, injected_with, time},
+        testing::{BEFORE, WANTED, World, injected_with, time, with},
     },
     x509::testing::anchors,
 };
@@ -91,27 +91,6 @@ impl Mesh {
         self.world.target.proxies.trust.gate(&self.schedule().totals.trust).map(|gate| gate.reason.as_str())
     }
 
-    /// Returns the largest groups of Pods that are connected by their anchors, found step by step.
-    fn mesh(&self) -> BTreeSet<(usize, usize)> {
-        let group_of = |first: &(usize, usize)| {
-            let mut group = BTreeSet::from([*first]);
-            loop {
-                let is_peer = |(key, pod): &(&(usize, usize), &Injected)| {
-                    !group.contains(key) && group.iter().any(|it| !self.pods[it].anchors.is_disjoint(&pod.anchors))
-                };
-                let found: Vec<_> = self.pods.iter().filter(is_peer).map(|(key, _)| *key).collect();
-                if found.is_empty() {
-                    return group;
-                }
-                group.extend(found);
-            }
-        };
-        let can_connect = self.pods.iter().filter(|(_, pod)| !pod.anchors.is_empty());
-        let groups: Vec<_> = can_connect.map(|(key, _)| group_of(key)).collect();
-        let most = groups.iter().map(BTreeSet::len).max().unwrap_or_default();
-        groups.into_iter().filter(|group| group.len() == most).flatten().collect()
-    }
-
     /// Restarts a Deployment as the engine does. Returns whether it was restarted, or how that disconnects other Pods.
     fn restart(&mut self, deployment: usize) -> Result<bool, String> {
         let trust = &self.world.target.proxies.trust;
@@ -121,8 +100,8 @@ impl Mesh {
             return Ok(false);
         }
         if !trust.is_approved {
-            for key in self.mesh() {
-                let injected = &self.pods[&key];
+            for (key, injected) in &self.pods {
+                // A tenth of the six Pods is one.
                 let is_connected = !injected.anchors.is_disjoint(&self.injected.anchors);
                 if !is_connected && !injected.anchors.is_empty() {
                     return Err(format!("Pod {key:?} with {injected:?} is disconnected by {:?}", self.injected));
@@ -133,15 +112,6 @@ impl Mesh {
             self.create(deployment, pod, BEFORE);
         }
         Ok(true)
-    }
-
-    /// Replaces Pods of a Deployment by those of a tenant, who writes the proxy into the Pod.
-    fn forge(&mut self, deployment: usize, letters: &str) {
-        let genuine = self.injected.clone();
-        self.injected = Injected { text: anchors(letters), anchors: letters.chars().collect() };
-        self.create(deployment, 0, BEFORE);
-        self.injected = genuine;
-        self.reconcile();
     }
 }
 
@@ -232,52 +202,55 @@ fn another_text_of_the_same_certificates_restarts_nothing() {
     }
 }
 
+/// Returns the counts of Pods: the namespace, the anchors, the number.
+fn counts(pods: &[(&str, &str, i64)]) -> TrustCounts {
+    let key = |namespace: &str, letters: &str| (Arc::new(AnchorSet::of(&anchors(letters))), Arc::from(namespace));
+    pods.iter().map(|(namespace, letters, count)| (key(namespace, letters), *count)).collect()
+}
+
+/// Whether Pods with these anchors close the gate of a bundle.
+fn is_closed(bundle: &str, pods: &[(&str, &str, i64)]) -> bool {
+    let wanted = Some(TrustBundle::new(&anchors(bundle), None));
+    DesiredTrust { wanted, is_approved: false }.gate(&counts(pods)).is_some()
+}
+
 /// Everyone who can create a Pod can write a proxy with any anchors into it.
 #[test]
-fn pods_with_anchors_of_their_own_hold_no_restart() {
-    let mut mesh = Mesh::new(BEFORE);
-    for deployment in [0, 1] {
-        mesh.forge(deployment, "d");
-        assert_eq!(mesh.gate(), None);
-    }
-    assert!(matches!(mesh.world.state("Deployment", "d2"), WorkloadState::Pending(_)));
-    // Half of the Pods: it cannot be known which half is the mesh.
-    mesh.forge(2, "d");
-    assert_eq!(mesh.gate(), Some("AwaitingApproval"));
+fn a_tenant_with_anchors_of_its_own_holds_no_restart() {
+    assert!(!is_closed("a", &[("app", "a", 20), ("tenant", "d", 2)]));
+    assert!(
+        !is_closed("a", &[("app", "a", 20), ("tenant", "ad", 1), ("tenant", "d", 1)]),
+        "an anchor beside the mesh's"
+    );
+    assert!(is_closed("a", &[("app", "a", 20), ("tenant", "d", 3)]), "more than a tenth of all");
 }
 
 #[test]
-fn a_forged_pod_with_an_anchor_that_is_retired_holds_restarts_only_if_it_can_connect_to_the_mesh() {
+fn pods_that_trust_only_a_replaced_anchor_hold_restarts_while_the_mesh_trusts_it() {
+    assert!(is_closed("b", &[("app", "a", 20), ("web", "a", 1)]));
+    assert!(is_closed("b", &[("app", "ab", 200), ("web", "a", 1)]), "one Pod is left behind in a rotation");
+    assert!(!is_closed("b", &[("app", "ab", 200), ("web", "ab", 1)]));
+    assert!(
+        !is_closed("b", &[("app", "b", 200), ("web", "b", 50), ("tenant", "a", 1)]),
+        "nobody else trusts it any more"
+    );
+}
+
+/// A bundle without a common anchor is replaced by hand. Then Pods come and go, and tenants create others.
+#[test]
+fn no_number_of_other_pods_opens_the_gate() {
+    assert!(is_closed("b", &[("app", "a", 7), ("app", "b", 60)]));
+    assert!(is_closed("b", &[("app", "a", 1), ("web", "a", 1), ("app", "b", 9_000), ("tenant", "b", 9_000)]));
     let mut mesh = Mesh::new(BEFORE);
-    for letters in ["ab", "b"] {
-        mesh.write(letters, "");
-        mesh.reconcile();
-        assert!((0..DEPLOYMENTS).all(|deployment| mesh.restart(deployment).unwrap()));
-    }
-    mesh.forge(1, "a");
-    assert_eq!(mesh.gate(), None, "no Pod of the mesh trusts the anchor");
-    mesh.write("ab", "");
-    mesh.reconcile();
-    assert!(mesh.restart(0).unwrap());
     mesh.write("b", "");
     mesh.reconcile();
-    assert_eq!(mesh.gate(), Some("AwaitingApproval"), "the Pods of d0 connect it to the others");
-}
-
-/// Tenants choose the certificates, so they may also connect all sets in one long chain.
-#[test]
-fn a_chain_of_many_sets_is_one_group_and_is_found_quickly() {
-    let certificate = |number: u32| {
-        let digits = number.to_string().into_bytes();
-        let body: String = digits.iter().map(|digit| char::from(b'A' + digit - b'0')).collect();
-        format!("-----BEGIN CERTIFICATE-----\n{body:A<8}\n-----END CERTIFICATE-----\n")
-    };
-    let set = |number: u32| Arc::new(AnchorSet::of(&(certificate(10_000 + number) + &certificate(10_001 + number))));
-    let mut carried: TrustCounts = (0..20_000).map(|number| (set(number), 1)).collect();
-    carried.insert(Arc::new(AnchorSet::of(&anchors("c"))), 19_999);
-    let begun = std::time::Instant::now();
-    assert_eq!(largest_groups(&carried).map(|(_, pods)| pods).sum::<i64>(), 20_000);
-    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+    for number in 0..40 {
+        let over = injected_with(Some(BEFORE), Some(&anchors("b")));
+        let over = with(over, &json!({"status": {"phase": "Pending"}}));
+        mesh.world.pod(&format!("pending-{number}"), "d0", Some(BEFORE), &over);
+    }
+    assert_eq!(mesh.gate(), Some("AwaitingApproval"));
+    assert_eq!(mesh.schedule().totals.trust.values().sum::<i64>(), 6, "Pods that do not run are no evidence");
 }
 
 #[derive(Clone, Debug)]
