@@ -202,6 +202,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "go",
             "linkerd_config",
             "proto",
+            "response_limit",
             "summary",
             "text",
             "trust",

@@ -274,6 +274,8 @@ fn flags_of(command: &clap::Command) -> String {
     text
 }
 
+/// The maximum number of values that are listed for a flag.
+const LISTED: usize = 10;
 /// The heading of the flags that select a cluster, which most commands have.
 const CLUSTER: &str = "Cluster";
 
@@ -292,7 +294,9 @@ fn flag(arg: &clap::Arg) -> String {
     }
     let possible = arg.get_possible_values();
     let is_switch = possible.iter().all(|value| matches!(value.get_name(), "true" | "false"));
-    if !possible.is_empty() && !is_switch {
+    if arg.get_id() == "output" && possible.len() == 4 {
+        facts.push("or `wide`, `json`, `yaml`".to_owned());
+    } else if !possible.is_empty() && possible.len() <= LISTED && !is_switch {
         let names: Vec<_> = possible.iter().map(|value| format!("`{}`", value.get_name())).collect();
         facts.push(format!("one of {}", names.join(", ")));
     }

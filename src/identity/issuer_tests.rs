@@ -493,7 +493,8 @@ fn the_roots_of_an_issuer_are_found_without_its_key() {
     for (at, file) in files.iter().enumerate() {
         let with_key = load_of(file, &roots).ok().map(|issuer| issuer.roots().to_vec());
         let (own, others) = chain::read(pem_of(file).as_bytes()).unwrap();
-        let reached = chain::reached(&chain::sent(own, others, now()), anchors.roots(), &name, now()).ok();
+        let sent = chain::sent(own, others, now());
+        let reached = chain::UnsignedLeaf::new(&sent, &name, now()).and_then(|leaf| leaf.reached(anchors.roots()).ok());
         let without = reached.map(|roots| roots.into_iter().map(|root| root.sha256).collect::<Vec<_>>());
         assert_eq!(without, with_key, "file {at}");
         assert_eq!(with_key.is_none(), at == 2, "file {at}");

@@ -3,22 +3,20 @@
 //! In: the roots, the issuer, the proxies that are behind. Out: one sentence, and the commands. Always holds: the step
 //! breaks no connection, by the two rules of this room.
 
-use std::collections::BTreeSet;
-
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use serde::Serialize;
 
 use super::{
-    report::{BehindRow, day, in_time, named, pods, proxies, rounded},
-    roots::{IssuerReach, MeshRoots},
-    seen::SeenTrust,
+    report::{BehindRow, day, in_time, named, proxies, rounded},
+    roots::{IssuerReach, MeshRoots, pods},
+    seen::{NotSeen, SeenTrust},
 };
-use crate::x509::{anchor_set::Fingerprint, anchors::RootCertificate};
+use crate::{text::and_more, x509::anchors::RootCertificate};
 
 /// A root should be replaced earlier than this before its end.
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
-/// How long a proxy may take from a change of the issuer until it asks again, beside the lifetime of its certificate.
-const SPARE: SignedDuration = SignedDuration::from_mins(3);
+/// The maximum number of clusters in a sentence.
+const SHOWN: usize = 10;
 /// The maximum number of commands.
 const MAX_COMMANDS: usize = 5;
 
@@ -36,126 +34,198 @@ impl RotationStep {
     fn only(sentence: impl Into<String>) -> Self {
         Self { sentence: sentence.into(), commands: Vec::new() }
     }
+
+    /// Adds the linked clusters, whose proxies are not seen here and must obey the same rules.
+    fn in_all_clusters(mut self, seen: &SeenTrust) -> Self {
+        if !seen.linked_clusters.is_empty() {
+            let names = and_more(seen.linked_clusters.iter().take(SHOWN), seen.linked_clusters.len(), ", ");
+            self.sentence.push_str(&format!(". The same must be true in the linked clusters {names}"));
+        }
+        self
+    }
 }
 
 pub(super) fn next_step(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> RotationStep {
-    if roots.in_bundle.is_empty() {
-        return RotationStep::only("restore the bundle in ConfigMap linkerd-identity-trust-roots");
+    if let Some(step) = without_knowledge(seen, roots) {
+        return step;
     }
-    let Ok(issuer) = &roots.issuer else {
-        return RotationStep::only(
-            "let somebody run this command who may read the Secret linkerd-identity-issuer: without it, it is unknown \
-             which roots certificates reach",
-        );
-    };
-    if issuer.reached.is_disjoint(&roots.in_bundle) {
-        return RotationStep::only(
-            "put the issuer before back into the Secret linkerd-identity-issuer: proxies keep the certificates that they \
-             have until they end",
-        );
+    let Ok(issuer) = &roots.issuer else { return RotationStep::only("replace the issuer") };
+    if let Some(step) = repair(seen, roots, issuer, behind) {
+        return step;
     }
-    if behind.iter().any(|row| row.refuses) {
-        let first = "restart these workloads: their proxies refuse new certificates. Or go back to the issuer before";
-        return restart(first, behind.iter().filter(|row| row.refuses));
-    }
+    let others: Vec<_> =
+        roots.all.iter().filter(|root| roots.in_bundle.contains(&root.id) && Some(root.id) != issuer.home).collect();
     let home = issuer.home.and_then(|home| roots.find(&home));
-    let is_newer = |root: &RootCertificate| {
-        home.is_none_or(|home| (root.not_before, root.not_after) > (home.not_before, home.not_after))
-    };
-    let of_bundle = || roots.all.iter().copied().filter(|root| roots.in_bundle.contains(&root.sha256));
-    let others: Vec<_> = of_bundle().filter(|root| Some(root.sha256) != issuer.home).collect();
-    if let Some(next) = others.iter().find(|root| is_newer(root)) {
-        return towards(next, roots, behind);
+    // Certificates reach the old root over the bridge.
+    if let Some(old) = others.iter().find(|root| issuer.reached.contains(&root.id)) {
+        return retire(old, seen, issuer).in_all_clusters(seen);
     }
-    if let Some(old) = others.first() {
-        return retire(old, seen, roots, issuer);
+    let lacks = |root: &RootCertificate| pods(roots.mesh().filter(|group| !group.trusts.contains(&root.id)));
+    if let Some(other) = others.iter().max_by_key(|root| lacks(root)) {
+        return match lacks(other) {
+            0 => unreached(other, seen, issuer).in_all_clusters(seen),
+            count => spread(other, count),
+        };
     }
-    let bridged: BTreeSet<Fingerprint> = issuer.reached.difference(&roots.in_bundle).copied().collect();
-    let on_bridge = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.in_bundle)));
-    if on_bridge > 0 {
-        return RotationStep::only(format!(
-            "nothing is urgent: {} know only an older root, and accept the others over the bridge, which ends {}. They know \
-             the new root once their Pods are created again",
-            proxies(on_bridge),
-            issuer.others.iter().map(|it| it.not_after).min().map_or_else(String::new, |end| in_time(end, seen.now))
+    at_rest(seen, roots, issuer, home, behind)
+}
+
+/// The step if something needed is not known.
+fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<RotationStep> {
+    let unread = |what: &str| RotationStep::only(format!("let somebody run this command who may read {what}"));
+    match &seen.bundle {
+        Err(NotSeen::Unread(_)) => return Some(unread("the ConfigMaps of Linkerd's namespace")),
+        Err(NotSeen::Missing(_)) if roots.groups.is_empty() => {
+            let sentence = format!("is {} the namespace of Linkerd? No mesh was found", seen.namespace);
+            return Some(RotationStep::only(sentence));
+        }
+        _ if roots.in_bundle.is_empty() => {
+            return Some(RotationStep::only("restore the bundle in ConfigMap linkerd-identity-trust-roots"));
+        }
+        _ => {}
+    }
+    match &roots.issuer {
+        Err(NotSeen::Unread(_)) => return Some(unread("the Secret linkerd-identity-issuer")),
+        Err(NotSeen::Missing(_)) => return Some(RotationStep::only("restore the Secret linkerd-identity-issuer")),
+        Ok(_) => {}
+    }
+    (seen.proxies.others > 0).then(|| {
+        RotationStep::only("delete the Pods with roots of their own: while there are so many, no step is safe")
+    })
+}
+
+/// The step if certificates are refused, or soon will be.
+fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind: &[BehindRow]) -> Option<RotationStep> {
+    if issuer.own.not_after <= seen.now {
+        return Some(RotationStep::only(
+            "sign a new issuer with the key of its root. If the root has expired, too, replace it with a bridge, and then \
+             restart linkerd-identity",
         ));
     }
-    if !bridged.is_empty() {
-        return RotationStep::only(
-            "the bridge is not needed any more: leave it out of the Secret linkerd-identity-issuer at the next renewal",
-        );
+    if issuer.begins_with_bridge {
+        return Some(RotationStep::only("write the certificate of the issuer before the bridge into its Secret"));
+    }
+    if !roots.bundle_accepts() {
+        let known = issuer.reached.iter().filter_map(|root| roots.find(root));
+        return Some(RotationStep::only(match known.map(named).next() {
+            Some(root) => format!("put the root {root} back into the bundle: proxies trust it, and certificates reach it"),
+            None => "put the issuer before back into the Secret linkerd-identity-issuer: proxies keep the certificates that \
+                     they have until they end"
+                .to_owned(),
+        }));
+    }
+    let refusing: Vec<_> = behind.iter().filter(|row| row.refuses).collect();
+    if pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached))) > 0 {
+        let sentence =
+            "restart these workloads: their proxies refuse new certificates. Or go back to the issuer before";
+        return Some(restart(sentence, refusing.into_iter()));
+    }
+    let left = roots.left_too_early(seen)?;
+    Some(RotationStep::only(format!(
+        "put the root {} back into the bundle for {}, unless the issuer before was under another root",
+        named(left.root),
+        rounded(left.renewed.duration_since(seen.now))
+    )))
+}
+
+/// The step if the bundle has only the root of the issuer.
+fn at_rest(
+    seen: &SeenTrust,
+    roots: &MeshRoots<'_>,
+    issuer: &IssuerReach,
+    home: Option<&RootCertificate>,
+    behind: &[BehindRow],
+) -> RotationStep {
+    if issuer.own.not_after.duration_since(seen.now) <= seen.settings.lifetime {
+        return RotationStep::only("renew the issuer: sign a new one with the key of the same root");
+    }
+    if behind.iter().any(|row| row.refuses) {
+        let sentence = "create these Pods again, or delete them: they trust no root of the mesh";
+        return restart(sentence, behind.iter().filter(|row| row.refuses));
     }
     match home.and_then(|home| Some((home, home.not_after?))) {
-        Some((home, end)) if end.duration_since(seen.now) <= ROTATE => RotationStep {
-            sentence: format!(
-                "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
-                named(home)
-            ),
-            commands: vec!["linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key".to_owned()],
-        },
-        Some((home, end)) => RotationStep::only(format!(
-            "nothing to do: replace the root {} before {}",
-            named(home),
-            day(end.checked_sub(ROTATE).unwrap_or(end))
-        )),
+        Some((home, end)) if end.duration_since(seen.now) <= ROTATE => {
+            let domain = match seen.settings.trust_domain.as_str() {
+                "cluster.local" => String::new(),
+                other => format!(" --trust-domain {other}"),
+            };
+            RotationStep {
+                sentence: format!(
+                    "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
+                    named(home)
+                ),
+                commands: vec![format!(
+                    "linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key{domain}"
+                )],
+            }
+        }
+        Some((home, end)) => {
+            let on_bridge = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.in_bundle)));
+            let bridge = issuer.others.iter().map(|certificate| certificate.not_after).min();
+            match bridge.filter(|_| on_bridge > 0) {
+                Some(bridge) => RotationStep::only(format!(
+                    "nothing is urgent: {} know only an older root, and accept the others over the bridge, which ends {}. \
+                     They know the new root once their Pods are created again",
+                    proxies(on_bridge),
+                    in_time(bridge, seen.now)
+                )),
+                None => RotationStep::only(format!(
+                    "nothing to do: replace the root {} before {}",
+                    named(home),
+                    day(end.checked_sub(ROTATE).unwrap_or(end))
+                )),
+            }
+        }
         None => RotationStep::only("nothing to do"),
     }
 }
 
-/// The bundle has a newer root than the one of the issuer.
-fn towards(next: &RootCertificate, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> RotationStep {
-    let lacks = pods(roots.mesh().filter(|group| !group.trusts.contains(&next.sha256)));
-    if lacks == 0 {
-        return RotationStep {
-            sentence: format!(
-                "every proxy trusts {}: write an issuer of this root into the Secret linkerd-identity-issuer. Before, restart \
-                 the control plane, whose proxies do not show what they trust",
-                named(next)
-            ),
-            commands: vec!["kubectl -n linkerd rollout restart deployment".to_owned()],
-        };
-    }
-    let first = format!(
-        "{} do not trust {} yet. With a bridge nothing has to restart: write the issuer of the new root, and \
-         the bridge after it, into the Secret linkerd-identity-issuer (linkerd-operator trust bridge). Without one, \
-         restart these workloads first",
+/// The bundle has a root that some proxies do not trust. So it is new: they got the bundle before.
+fn spread(next: &RootCertificate, lacks: usize) -> RotationStep {
+    RotationStep::only(format!(
+        "{} do not trust {} yet. If it is the next root: with a bridge nothing has to restart, so write the issuer of the new \
+         root, and the bridge after it, into the Secret linkerd-identity-issuer. Without a bridge, first restart the \
+         workloads below, and the control plane, whose proxies do not show what they trust",
         proxies(lacks),
         named(next)
-    );
-    restart(first, behind.iter())
+    ))
 }
 
-/// The bundle has a root that is older than that of the issuer.
-fn retire(old: &RootCertificate, seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach) -> RotationStep {
-    let rest: BTreeSet<_> = roots.in_bundle.iter().filter(|root| **root != old.sha256).copied().collect();
-    if issuer.reached.is_disjoint(&rest) {
-        return RotationStep::only("nothing to do");
-    }
-    let settings = &seen.settings;
-    let renewed = |written: Timestamp| {
-        let longest = settings.lifetime + settings.clock_skew * 2 + SPARE;
-        written.checked_add(longest).unwrap_or(Timestamp::MAX)
-    };
-    match issuer.written.map(renewed) {
+/// The bundle has a root that all proxies trust and no certificate reaches: the next one, or the one before.
+fn unreached(root: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> RotationStep {
+    let renewed = issuer.written.map(|written| seen.settings.renewed(written)).filter(|renewed| *renewed > seen.now);
+    let earliest =
+        renewed.map_or_else(String::new, |renewed| format!(", but not before {}", in_time(renewed, seen.now)));
+    RotationStep::only(format!(
+        "every proxy trusts {}, and no certificate reaches it. If it is the next root, write an issuer of it into the Secret \
+         linkerd-identity-issuer, after a restart of the control plane. If it was the root before and nothing else uses it, \
+         remove it from the bundle{earliest}",
+        named(root)
+    ))
+}
+
+/// Certificates reach the root of the issuer, and over a bridge this one.
+fn retire(old: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> RotationStep {
+    let old = named(old);
+    match issuer.written.map(|written| seen.settings.renewed(written)) {
         Some(renewed) if renewed > seen.now => RotationStep::only(format!(
-            "wait until all proxies have renewed their certificates, at the latest {}; then remove {} from the bundle",
-            in_time(renewed, seen.now),
-            named(old)
+            "wait until all proxies have renewed their certificates, at the latest {}; then remove {old} from the bundle",
+            in_time(renewed, seen.now)
         )),
         Some(_) => RotationStep::only(format!(
-            "all proxies have renewed their certificates: remove {} from the bundle in ConfigMap \
-             linkerd-identity-trust-roots. New Pods then do not trust it any more",
-            named(old)
+            "the certificates of the issuer before have ended: remove {old} from the bundle in ConfigMap \
+             linkerd-identity-trust-roots. New Pods then do not trust it any more"
         )),
         None => RotationStep::only(format!(
-            "once {} have passed since the issuer changed, remove {} from the bundle",
-            rounded(settings.lifetime),
-            named(old)
+            "once {} have passed since the issuer changed, remove {old} from the bundle",
+            rounded(seen.settings.lifetime)
         )),
     }
 }
 
 fn restart<'a>(sentence: impl Into<String>, rows: impl Iterator<Item = &'a BehindRow>) -> RotationStep {
-    let commands = rows.take(MAX_COMMANDS).map(|row| row.what_to_do.clone()).collect();
+    // Others say in words what to do.
+    let commands =
+        rows.map(|row| row.what_to_do.clone()).filter(|it| it.starts_with("kubectl ")).take(MAX_COMMANDS).collect();
     RotationStep { sentence: sentence.into(), commands }
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::{
     next_step::{RotationStep, next_step},
-    roots::{IssuerReach, MeshRoots, ProxyGroup},
-    seen::{MeshedWorkload, SeenTrust},
+    roots::{IssuerReach, MeshRoots, ProxyGroup, pods},
+    seen::{MeshedWorkload, NotSeen, SeenTrust},
 };
 use crate::{
     text::hex,
@@ -20,6 +20,8 @@ use crate::{
 
 /// A certificate that ends earlier is reported.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// The maximum number of roots in the report.
+const MAX_ROOTS: usize = 20;
 /// The maximum number of workloads in the report.
 const MAX_WORKLOADS: usize = 20;
 /// The number of digits of a fingerprint in a sentence.
@@ -34,8 +36,10 @@ pub struct TrustReport {
     /// What is broken or will break, the worst first.
     pub problems: Vec<TrustProblem>,
     pub next_step: RotationStep,
-    /// The newest first.
+    /// Those of the bundle, and then the others, the ones that most proxies trust first: at most 20.
     pub roots: Vec<RootRow>,
+    /// The number of further roots, which a few proxies trust.
+    pub more_roots: usize,
     pub issuer: IssuerRow,
     pub proxies: ProxyTotals,
     /// The workloads with proxies that lack a root of the bundle, or that refuse new certificates: at most 20.
@@ -114,6 +118,7 @@ pub struct ProxyTotals {
 
 /// A workload whose proxies lack a root.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct BehindRow {
     pub namespace: String,
     pub kind: String,
@@ -130,7 +135,8 @@ pub struct BehindRow {
 
 impl TrustReport {
     pub fn new(seen: &SeenTrust) -> Self {
-        let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|text| AnchorBundle::parse(text.as_bytes()));
+        let parse = |pem: &str| AnchorBundle::parse(pem.as_bytes()).map_err(NotSeen::Missing);
+        let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|bundle| parse(&bundle.pem));
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
         let behind = behind(&roots);
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
@@ -139,16 +145,17 @@ impl TrustReport {
             name: root.name.clone(),
             sha256: hex(root.sha256),
             expires: root.not_after,
-            in_bundle: roots.in_bundle.contains(&root.sha256),
-            trusted_by: pods(roots.groups.iter().filter(|group| group.trusts.contains(&root.sha256))),
-            reached: roots.issuer.as_ref().ok().map(|issuer| issuer.reached.contains(&root.sha256)),
+            in_bundle: roots.in_bundle.contains(&root.id),
+            trusted_by: pods(roots.groups.iter().filter(|group| group.trusts.contains(&root.id))),
+            reached: roots.issuer.as_ref().ok().map(|issuer| issuer.reached.contains(&root.id)),
         };
         Self {
             namespace: seen.namespace.clone(),
             verdict: problems.first().map_or(TrustVerdict::Good, |problem| problem.verdict),
             next_step: next_step(seen, &roots, &behind),
             problems,
-            roots: roots.all.iter().map(row).collect(),
+            roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
+            more_roots: roots.all.len().saturating_sub(MAX_ROOTS),
             issuer: IssuerRow::of(&roots),
             proxies: totals(seen, &roots),
             workloads_behind: behind.len(),
@@ -169,7 +176,7 @@ impl IssuerRow {
                 others: issuer.others.iter().map(|certificate| certificate.not_after).collect(),
                 unknown: None,
             },
-            Err(why) => Self { unknown: Some(why.clone()), ..Self::default() },
+            Err(NotSeen::Unread(why) | NotSeen::Missing(why)) => Self { unknown: Some(why.clone()), ..Self::default() },
         }
     }
 }
@@ -178,10 +185,6 @@ impl IssuerRow {
 pub(super) fn named(root: &RootCertificate) -> String {
     let digits = hex(root.sha256);
     format!("{} ({})", root.name, digits.get(..SHOWN).unwrap_or_default())
-}
-
-pub(super) fn pods<'a>(groups: impl Iterator<Item = &'a ProxyGroup<'a>>) -> usize {
-    groups.map(|group| group.proxies.pods).sum()
 }
 
 /// Whether proxies of the group accept new certificates of others.
@@ -216,7 +219,8 @@ fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
 fn behind(roots: &MeshRoots<'_>) -> Vec<BehindRow> {
     let reached = roots.reached();
     let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
-    for group in roots.mesh() {
+    // While the bundle has no root of the issuer, a new Pod would be no better.
+    for group in roots.groups.iter().filter(|_| roots.bundle_accepts()) {
         let lacks: Vec<_> =
             roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
         let refuses = !reached.is_empty() && !accepts(group, &reached);
@@ -245,32 +249,44 @@ fn behind(roots: &MeshRoots<'_>) -> Vec<BehindRow> {
 /// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
 fn what_to_do(workload: &MeshedWorkload) -> String {
     let MeshedWorkload { namespace, kind, name } = workload;
+    // Tenants write the owners of their Pods, and people paste commands into a shell.
+    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    if ![namespace, kind, name].into_iter().all(|text| is_plain(text)) {
+        return "let its owner create the Pods again".to_owned();
+    }
     match kind.as_str() {
         "Deployment" | "StatefulSet" | "DaemonSet" => {
             format!("kubectl -n {namespace} rollout restart {}/{name}", kind.to_lowercase())
         }
         "Job" => "wait until the Job ends".to_owned(),
-        "Pod" => format!("create it again: kubectl -n {namespace} delete pod {name}"),
+        "Pod" => format!("kubectl -n {namespace} delete pod {name}"),
         _ => format!("let its {kind} create the Pods again"),
     }
 }
 
-fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&String>) -> Vec<TrustProblem> {
+fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen>) -> Vec<TrustProblem> {
     let mut found = Vec::new();
     let mut report = |verdict, message: String| found.push(TrustProblem { verdict, message });
-    if let Some(why) = unreadable {
-        report(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
+    match unreadable {
+        Some(NotSeen::Missing(why)) => {
+            report(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
+        }
+        Some(NotSeen::Unread(why)) => {
+            report(TrustVerdict::Warning, format!("it is unknown what new Pods trust: {why}"));
+        }
+        None => {}
     }
-    if let Ok(issuer) = &roots.issuer {
-        of_issuer(seen, roots, issuer, &mut report);
+    match &roots.issuer {
+        Ok(issuer) => of_issuer(seen, roots, issuer, &mut report),
+        Err(NotSeen::Missing(why)) => report(TrustVerdict::Broken, why.clone()),
+        Err(NotSeen::Unread(why)) => {
+            report(TrustVerdict::Warning, format!("it is unknown whether proxies accept new certificates: {why}"));
+        }
     }
-    if roots.in_bundle.is_empty() {
-        return found;
-    }
-    for root in roots.all.iter().filter(|root| roots.in_bundle.contains(&root.sha256)) {
+    for root in roots.all.iter().filter(|root| roots.in_bundle.contains(&root.id)) {
         let Some(expires) = root.not_after else { continue };
         // A root that nothing needs may end.
-        let is_needed = roots.issuer.as_ref().map_or(true, |issuer| issuer.home == Some(root.sha256));
+        let is_needed = roots.issuer.as_ref().map_or(true, |issuer| issuer.home == Some(root.id));
         if is_needed && expires <= seen.now {
             let message = format!(
                 "the root {} has expired. Proxies do not mind, but Linkerd's identity issues no certificates; the \
@@ -282,13 +298,16 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&String>
             report(TrustVerdict::Warning, format!("the root {} ends {}", named(root), in_time(expires, seen.now)));
         }
     }
-    let cut_off = || roots.groups.iter().filter(|group| group.is_cut_off);
-    if let Some(first) = cut_off().find_map(|group| group.proxies.workloads.keys().next()) {
-        let MeshedWorkload { namespace, kind, name } = first;
+    let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
+    if cut_off > 0 {
+        let message =
+            format!("{} of few workloads trust no root of the mesh: create their Pods again", proxies(cut_off));
+        report(TrustVerdict::Warning, message);
+    }
+    if seen.proxies.others > 0 {
         let message = format!(
-            "{} trust no root of the mesh and connect to nobody, such as those of {kind} {namespace}/{name}: create their \
-             Pods again, or delete them",
-            proxies(pods(cut_off()))
+            "{} have too many different sets of roots to compare, so nothing is known about them",
+            proxies(seen.proxies.others)
         );
         report(TrustVerdict::Warning, message);
     }
@@ -315,30 +334,26 @@ fn of_issuer(
 ) {
     let ends = issuer.own.not_after;
     if ends <= seen.now {
-        report(
-            TrustVerdict::Broken,
-            format!("the issuer {} has expired: no proxy gets a certificate", issuer.own.name()),
-        );
-    } else if ends.duration_since(seen.now) <= seen.settings.lifetime * 2 {
+        let message = format!("the issuer {} has expired: no proxy gets a certificate", issuer.own.name());
+        report(TrustVerdict::Broken, message);
+        return;
+    }
+    if ends.duration_since(seen.now) <= seen.settings.lifetime {
         let message =
             format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), in_time(ends, seen.now));
         report(TrustVerdict::Warning, message);
     }
-    if let Some(why) = issuer.refused.as_ref().filter(|_| ends > seen.now) {
-        report(
-            TrustVerdict::Broken,
-            format!("no proxy accepts new certificates of the issuer {}: {why}", issuer.own.name()),
-        );
+    if issuer.begins_with_bridge {
+        let message =
+            "the file of the issuer begins with a bridge: write the certificate of the issuer first".to_owned();
+        report(TrustVerdict::Broken, message);
         return;
     }
-    if !roots.in_bundle.is_empty() && issuer.reached.is_disjoint(&roots.in_bundle) {
-        let message =
-            "new certificates reach no root of the bundle, so new Pods refuse everyone: put the root of the issuer \
-                       into the bundle, or go back to the issuer before"
-                .to_owned();
+    let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
+    if let Some(why) = issuer.refused.as_ref().filter(|_| !roots.in_bundle.is_empty()) {
+        let message = format!("new Pods refuse the certificates of the issuer {}: {why}", issuer.own.name());
         report(TrustVerdict::Broken, message);
     }
-    let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
     if refusing > 0 {
         let message = format!(
             "{} refuse new certificates, because they trust none of their roots: they lose connections as the others \
@@ -347,6 +362,16 @@ fn of_issuer(
             rounded(seen.settings.lifetime)
         );
         report(TrustVerdict::Broken, message);
+    }
+    if let Some(left) = roots.left_too_early(seen) {
+        let message = format!(
+            "the root {} left the bundle although the issuer changed only {}. If the issuer before was under it, Pods that \
+             are created now refuse proxies that have not renewed, until {}",
+            named(left.root),
+            in_time(left.switched, seen.now),
+            left.renewed
+        );
+        report(TrustVerdict::Warning, message);
     }
     for bridge in &issuer.others {
         if bridge.not_after.duration_since(seen.now) <= SOON {

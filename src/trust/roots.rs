@@ -1,24 +1,33 @@
 //! The roots of a mesh: who trusts them, and whether certificates reach them. Pure.
+//!
+//! In: what was seen. Out: the roots, the issuer, the proxies in groups. Always holds: only the bundle's own roots decide
+//! about the issuer, because tenants can write any certificates into a proxy; two certificates with one name and one key
+//! are one root, as for proxies.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::seen::{BundleProxies, SeenTrust};
+use super::seen::{BundleProxies, NotSeen, SeenTrust};
 use crate::x509::{
     anchor_set::Fingerprint,
     anchors::{AnchorBundle, RootCertificate},
     certificate::ChainCertificate,
-    chain,
+    chain::{self, UnsignedLeaf},
     verify::sentence,
 };
 
+/// The part of all proxies that makes a root one of the mesh, also within one namespace.
+const SHARE: usize = 10;
+/// The maximum number of roots outside the bundle for which it is found out whether certificates reach them.
+const MAX_TESTED: usize = 200;
+
 /// The roots, the issuer and the proxies, put together.
 pub(super) struct MeshRoots<'a> {
-    /// All roots that the bundle has or that a proxy trusts, the newest first.
+    /// Those of the bundle, the ones that end last first, and then the others, the ones that most proxies trust first.
     pub(super) all: Vec<&'a RootCertificate>,
     pub(super) in_bundle: BTreeSet<Fingerprint>,
-    pub(super) issuer: Result<IssuerReach, String>,
+    pub(super) issuer: Result<IssuerReach, NotSeen>,
     pub(super) groups: Vec<ProxyGroup<'a>>,
 }
 
@@ -28,18 +37,29 @@ pub(super) struct IssuerReach {
     /// The certificates that are sent beside the issuer's own.
     pub(super) others: Vec<ChainCertificate>,
     pub(super) reached: BTreeSet<Fingerprint>,
-    /// The root that the issuer belongs to, without the help of a bridge.
+    /// The root of the bundle that the issuer belongs to, without the help of a bridge.
     pub(super) home: Option<Fingerprint>,
-    /// Why proxies refuse its leaves, whatever they trust.
+    /// Whether the first certificate of the file is a bridge, whose key is not the issuer's.
+    pub(super) begins_with_bridge: bool,
+    /// Why proxies with the bundle refuse its leaves.
     pub(super) refused: Option<String>,
     pub(super) written: Option<Timestamp>,
 }
 
-/// The proxies with one bundle.
+/// A root that left the bundle, while proxies may have certificates that only it verifies.
+pub(super) struct LeftTooEarly<'a> {
+    pub(super) root: &'a RootCertificate,
+    /// When the issuer changed.
+    pub(super) switched: Timestamp,
+    /// When all proxies have renewed.
+    pub(super) renewed: Timestamp,
+}
+
+/// The proxies with one set of roots.
 pub(super) struct ProxyGroup<'a> {
     pub(super) trusts: BTreeSet<Fingerprint>,
     pub(super) proxies: &'a BundleProxies,
-    /// Whether it has no root in common with the mesh, also not over other proxies.
+    /// Whether it has no root of the mesh.
     pub(super) is_cut_off: bool,
 }
 
@@ -47,31 +67,29 @@ pub(super) struct ProxyGroup<'a> {
 
 impl<'a> MeshRoots<'a> {
     pub(super) fn of(seen: &'a SeenTrust, bundle: Option<&'a AnchorBundle>) -> Self {
-        let of_bundle = bundle.map(AnchorBundle::roots).unwrap_or_default();
-        let of_proxies = seen.proxies.bundles.values().filter_map(|proxies| proxies.anchors.as_ref());
-        let roots: BTreeMap<Fingerprint, &RootCertificate> =
-            of_bundle.iter().chain(of_proxies.flat_map(AnchorBundle::roots)).map(|root| (root.sha256, root)).collect();
-        let mut all: Vec<_> = roots.into_values().collect();
-        all.sort_by_key(|root| std::cmp::Reverse((root.not_before, root.not_after)));
+        let mut of_bundle: Vec<_> = bundle.map(AnchorBundle::roots).unwrap_or_default().iter().collect();
+        of_bundle.sort_by_key(|root| std::cmp::Reverse((root.not_after, root.not_before)));
+        let in_bundle: BTreeSet<_> = of_bundle.iter().map(|root| root.id).collect();
+        let others = others(seen, &in_bundle);
         let issuer = match &seen.issuer {
-            Ok(issuer) => {
-                IssuerReach::of(&issuer.pem, &all, seen).map(|reach| IssuerReach { written: issuer.written, ..reach })
-            }
+            Ok(issuer) => IssuerReach::of(&issuer.pem, &of_bundle, &others, seen)
+                .map(|reach| IssuerReach { written: issuer.written, ..reach })
+                .map_err(NotSeen::Missing),
             Err(why) => Err(why.clone()),
         };
         let groups = seen.proxies.bundles.values().map(|proxies| ProxyGroup {
-            trusts: proxies.anchors.iter().flat_map(AnchorBundle::roots).map(|root| root.sha256).collect(),
+            trusts: proxies.roots.iter().map(|root| root.id).collect(),
             proxies,
             is_cut_off: false,
         });
-        let in_bundle = of_bundle.iter().map(|root| root.sha256).collect();
-        let mut roots = Self { all, in_bundle, issuer, groups: groups.collect() };
+        let groups = groups.collect();
+        let mut roots = Self { all: [of_bundle, others].concat(), in_bundle, issuer, groups };
         roots.mark_cut_off();
         roots
     }
 
-    pub(super) fn find(&self, fingerprint: &Fingerprint) -> Option<&'a RootCertificate> {
-        self.all.iter().copied().find(|root| root.sha256 == *fingerprint)
+    pub(super) fn find(&self, id: &Fingerprint) -> Option<&'a RootCertificate> {
+        self.all.iter().copied().find(|root| root.id == *id)
     }
 
     /// The groups that belong to the mesh.
@@ -84,61 +102,93 @@ impl<'a> MeshRoots<'a> {
         self.issuer.as_ref().map(|issuer| issuer.reached.clone()).unwrap_or_default()
     }
 
-    /// Marks the groups that nothing connects with the bundle, the issuer or most proxies: they talk to nobody, so they
-    /// hold nothing. Everyone who can create a Pod can write such a proxy into it.
-    fn mark_cut_off(&mut self) {
-        let mut mesh = self.connected(self.in_bundle.union(&self.reached()).copied().collect());
-        let pods = |roots: &BTreeSet<Fingerprint>| -> usize {
-            let of_roots = self.groups.iter().filter(|group| !group.trusts.is_disjoint(roots));
-            of_roots.map(|group| group.proxies.pods).sum()
-        };
-        // A mesh whose issuer or bundle was replaced by a wrong one is still the mesh.
-        let most = self.groups.iter().map(|group| self.connected(group.trusts.clone())).max_by_key(|roots| pods(roots));
-        mesh.extend(most.filter(|most| pods(most) > pods(&mesh)).into_iter().flatten());
-        for group in &mut self.groups {
-            group.is_cut_off = group.trusts.is_disjoint(&mesh);
-        }
+    /// Whether new Pods accept the certificates of others.
+    pub(super) fn bundle_accepts(&self) -> bool {
+        self.issuer.as_ref().map_or(true, |issuer| !issuer.reached.is_disjoint(&self.in_bundle))
     }
 
-    /// Returns these roots, and all that are trusted beside one of them, also over several proxies.
-    fn connected(&self, mut roots: BTreeSet<Fingerprint>) -> BTreeSet<Fingerprint> {
-        loop {
-            let before = roots.len();
-            for group in &self.groups {
-                if !group.trusts.is_disjoint(&roots) {
-                    roots.extend(&group.trusts);
-                }
-            }
-            if roots.len() == before {
-                return roots;
+    /// Returns a root that left the bundle before the certificates of an earlier issuer have ended. Certificates are not
+    /// seen one by one, so it is not known whether the issuer before was under that root.
+    pub(super) fn left_too_early(&self, seen: &SeenTrust) -> Option<LeftTooEarly<'a>> {
+        let bundle = seen.bundle.as_ref().ok()?.written?;
+        let switched = self.issuer.as_ref().ok()?.written?;
+        let renewed = seen.settings.renewed(switched);
+        let is_trusted = |root: &RootCertificate| self.mesh().any(|group| group.trusts.contains(&root.id));
+        let has_left = |root: &&&RootCertificate| !self.in_bundle.contains(&root.id) && is_trusted(root);
+        let root = self.all.iter().find(has_left)?;
+        (bundle >= switched && seen.now < renewed).then_some(LeftTooEarly { root, switched, renewed })
+    }
+
+    /// Marks the groups without a root of the mesh. Everyone who can create a Pod can write such a proxy into it, so they
+    /// hold nothing. A root of the mesh is one of the bundle, one that certificates reach and the issuer's file has, or one
+    /// that proxies of two namespaces or a tenth of all proxies trust.
+    fn mark_cut_off(&mut self) {
+        let mut trusted = HashMap::<Fingerprint, (BTreeSet<&str>, usize)>::new();
+        for group in &self.groups {
+            for root in &group.trusts {
+                let (namespaces, pods) = trusted.entry(*root).or_default();
+                namespaces.extend(group.proxies.workloads.keys().map(|workload| workload.namespace.as_str()));
+                *pods += group.proxies.pods;
             }
         }
+        let all = pods(self.groups.iter());
+        let is_common = |root: &Fingerprint| {
+            trusted.get(root).is_some_and(|(namespaces, pods)| namespaces.len() > 1 || pods * SHARE >= all)
+        };
+        let reached = self.reached();
+        for group in &mut self.groups {
+            let is_of_mesh =
+                |root: &Fingerprint| self.in_bundle.contains(root) || reached.contains(root) || is_common(root);
+            group.is_cut_off = !group.trusts.iter().any(is_of_mesh);
+        }
     }
+}
+
+/// Returns the roots that proxies trust beside the bundle's, the ones that most trust first.
+fn others<'a>(seen: &'a SeenTrust, in_bundle: &BTreeSet<Fingerprint>) -> Vec<&'a RootCertificate> {
+    let mut found = BTreeMap::<Fingerprint, (&RootCertificate, usize)>::new();
+    for proxies in seen.proxies.bundles.values() {
+        for root in proxies.roots.iter().filter(|root| !in_bundle.contains(&root.id)) {
+            found.entry(root.id).or_insert((root, 0)).1 += proxies.pods;
+        }
+    }
+    let mut found: Vec<_> = found.into_values().collect();
+    found.sort_by_key(|(_, pods)| std::cmp::Reverse(*pods));
+    found.into_iter().map(|(root, _)| root).collect()
+}
+
+pub(super) fn pods<'a>(groups: impl Iterator<Item = &'a ProxyGroup<'a>>) -> usize {
+    groups.map(|group| group.proxies.pods).sum()
 }
 
 // === impl IssuerReach ===
 
 impl IssuerReach {
-    fn of(pem: &str, roots: &[&RootCertificate], seen: &SeenTrust) -> Result<Self, String> {
-        let (own, others) = chain::read(pem.as_bytes()).map_err(|why| format!("the file of the issuer {why}"))?;
-        let settings = &seen.settings;
+    fn of(
+        pem: &str,
+        of_bundle: &[&RootCertificate],
+        others: &[&RootCertificate],
+        seen: &SeenTrust,
+    ) -> Result<Self, String> {
+        let (own, further) = chain::read(pem.as_bytes()).map_err(|why| format!("the file of the issuer {why}"))?;
         let name =
-            format!("linkerd-identity.{0}.serviceaccount.identity.{0}.{1}", seen.namespace, settings.trust_domain);
-        let roots: Vec<RootCertificate> = roots.iter().map(|root| (*root).clone()).collect();
-        let sent = chain::sent(own.clone(), others, seen.now);
-        let reach = |chain: &[ChainCertificate]| chain::reached(chain, &roots, &name, seen.now);
-        let (reached, refused) = match reach(&sent) {
-            Ok(reached) => (reached.iter().map(|root| root.sha256).collect(), None),
-            Err(error) => (BTreeSet::new(), Some(sentence(&error))),
-        };
-        // Without bridges: certificates that have the name and the key of a root, and are signed by another one.
+            format!("linkerd-identity.{0}.serviceaccount.identity.{0}.{1}", seen.namespace, seen.settings.trust_domain);
+        let bundle: Vec<RootCertificate> = of_bundle.iter().map(|root| (*root).clone()).collect();
+        let sent = chain::sent(own.clone(), further, seen.now);
+        let leaf = UnsignedLeaf::new(&sent, &name, seen.now).ok_or("the file of the issuer has no certificate")?;
+        let refused = leaf.reached(&bundle).err().map(|error| sentence(&error));
+        let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED));
+        let reached = tested.filter(|root| leaf.reaches(root)).map(|root| root.id).collect();
+        // Without bridges: certificates with the name and the key of a root, signed by another one.
         let is_bridge = |certificate: &ChainCertificate| {
-            certificate.is_twin_of(&own) || roots.iter().any(|root| certificate.has_name_and_key_of(&root.anchor))
+            let is_of = |root: &RootCertificate| certificate.has_name_and_key_of(&root.anchor);
+            bundle.iter().any(is_of) && !certificate.is_signed_by(certificate)
         };
-        let without: Vec<_> =
-            sent.iter().enumerate().filter(|(at, it)| *at == 0 || !is_bridge(it)).map(|(_, it)| it.clone()).collect();
-        let home = reach(&without).ok().and_then(|reached| reached.first().map(|root| root.sha256));
+        let without: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
+        let home = UnsignedLeaf::new(&without, &name, seen.now);
+        let home = home.and_then(|leaf| of_bundle.iter().find(|root| leaf.reaches(root)).map(|root| root.id));
+        let begins_with_bridge = is_bridge(&own);
         let others = sent.into_iter().skip(1).collect();
-        Ok(Self { own, others, reached, home, refused, written: None })
+        Ok(Self { own, others, reached, home, begins_with_bridge, refused, written: None })
     }
 }

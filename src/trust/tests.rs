@@ -1,11 +1,13 @@
 //! The situations of a rotation, with real certificates and the verification of proxies.
 
+use std::collections::BTreeSet;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
     TrustReport,
     report::{ProxyTotals, TrustVerdict},
-    seen::{LeafSettings, MeshedWorkload, RenewedRoot, SeenIssuer, SeenProxies, SeenTrust},
+    seen::{LeafSettings, MeshedWorkload, NotSeen, RenewedRoot, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
 };
 use crate::x509::testing::{DAY, TestCa, now, pem_of, valid};
 
@@ -47,7 +49,7 @@ impl Mesh {
     fn new(bundle: &[&TestCa], issuer: &[&TestCa]) -> Self {
         Self(SeenTrust {
             namespace: "linkerd".to_owned(),
-            bundle: Ok(pem_of(bundle)),
+            bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)) }),
             issuer: Ok(SeenIssuer { pem: pem_of(issuer), written: Some(at(-2 * DAY)) }),
             proxies: SeenProxies::default(),
             renewed_root: None,
@@ -56,6 +58,7 @@ impl Mesh {
                 lifetime: SignedDuration::from_hours(24),
                 clock_skew: SignedDuration::from_secs(20),
             },
+            linked_clusters: BTreeSet::new(),
             now: now(),
         })
     }
@@ -161,7 +164,7 @@ fn a_rotation_with_a_bridge_is_guided_step_by_step_and_restarts_nothing() {
     let added = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 4, &[&pki.old]);
     assert_eq!(added.verdict(), TrustVerdict::Good);
     added.next("4 proxies do not trust new");
-    added.next("With a bridge nothing has to restart");
+    added.next("with a bridge nothing has to restart");
 
     let mut switched = Mesh::new(&both, &chain).pods("web", 4, &[&pki.old]);
     switched.0.issuer.as_mut().unwrap().written = Some(at(-3600));
@@ -169,8 +172,7 @@ fn a_rotation_with_a_bridge_is_guided_step_by_step_and_restarts_nothing() {
     switched.next("wait until all proxies have renewed their certificates, at the latest in 23 h; then remove old");
 
     let renewed = Mesh::new(&both, &chain).pods("web", 4, &[&pki.old]);
-    renewed.next("remove old");
-    renewed.next("all proxies have renewed");
+    renewed.next("the certificates of the issuer before have ended: remove old (");
 
     let retired = Mesh::new(&[&pki.new], &chain).pods("web", 3, &[&pki.old]).pods("db", 1, &[&pki.new]);
     assert_eq!(retired.verdict(), TrustVerdict::Good);
@@ -184,18 +186,33 @@ fn a_rotation_with_a_bridge_is_guided_step_by_step_and_restarts_nothing() {
 
 #[test]
 fn a_rotation_without_a_bridge_restarts_each_workload_once_and_before_the_issuer_changes() {
-    let pki = Pki::new();
+    without_a_bridge(&Pki::new());
+}
+
+/// Which root is the next one does not depend on the dates.
+#[test]
+fn a_root_may_be_replaced_by_one_that_ends_earlier() {
+    let (old, new) = (root_of("old", -DAY), root_of("new", -300 * DAY));
+    let [old_issuer, new_issuer] = [&old, &new].map(|root| root.signs("issuer", |_| {}));
+    let bridge = old.signs_again(&new, |_| {});
+    without_a_bridge(&Pki { old, new, old_issuer, new_issuer, bridge });
+}
+
+fn without_a_bridge(pki: &Pki) {
     let both = [&pki.new, &pki.old];
     let spreading = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 2, &[&pki.old]).pods("db", 1, &both);
     let report = spreading.report();
-    assert_eq!(report.next_step.commands, ["kubectl -n app rollout restart deployment/web"]);
+    assert_eq!(report.next_step.commands, [] as [&str; 0], "with a bridge, nothing has to restart");
+    assert_eq!(report.behind[0].what_to_do, "kubectl -n app rollout restart deployment/web");
     assert_eq!((report.workloads_behind, report.behind[0].pods, report.behind[0].refuses), (1, 2, false));
     assert!(report.behind[0].lacks[0].starts_with("new ("), "{report:#?}");
 
     let spread = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 2, &both).pods("db", 1, &both);
     spread.next("every proxy trusts new");
+    spread.next("If it is the next root, write an issuer of it");
     let switched = Mesh::new(&both, &[&pki.new_issuer]).pods("web", 2, &both);
-    switched.next("remove old");
+    switched.next("every proxy trusts old");
+    switched.next("If it was the root before and nothing else uses it, remove it from the bundle");
 
     // The issuer came too early.
     let early = Mesh::new(&both, &[&pki.new_issuer]).pods("web", 2, &[&pki.old]).pods("db", 1, &both);
@@ -206,11 +223,13 @@ fn a_rotation_without_a_bridge_restarts_each_workload_once_and_before_the_issuer
 #[test]
 fn a_bundle_without_the_root_of_the_issuer_is_broken_whoever_came_first() {
     let pki = Pki::new();
-    for (bundle, chain) in [(&pki.new, &pki.old_issuer), (&pki.old, &pki.new_issuer)] {
-        let mesh = Mesh::new(&[bundle], &[chain]).pods("web", 2, &[&pki.old]);
-        reports(&mesh.report(), TrustVerdict::Broken, "");
-        mesh.next("put the issuer before back");
-    }
+    let bundle_first = Mesh::new(&[&pki.new], &[&pki.old_issuer]).pods("web", 2, &[&pki.old]);
+    reports(&bundle_first.report(), TrustVerdict::Broken, "new Pods refuse the certificates of the issuer old issuer");
+    bundle_first.next("put the root old (");
+    assert_eq!(bundle_first.report().behind, [], "new Pods would be no better");
+    let issuer_first = Mesh::new(&[&pki.old], &[&pki.new_issuer]).pods("web", 2, &[&pki.old]);
+    reports(&issuer_first.report(), TrustVerdict::Broken, "2 proxies refuse new certificates");
+    issuer_first.next("put the issuer before back");
 }
 
 #[test]
@@ -224,38 +243,166 @@ fn an_issuer_that_no_proxy_accepts_is_reported_with_the_reason() {
     let too_deep = constrained.signs("issuer", |_| {});
     let of = |chain: &[&TestCa]| Mesh::new(&[&pki.new], chain).pods("web", 1, &[&pki.new]).report();
     reports(&of(&[&ends_soon]), TrustVerdict::Warning, "the issuer issuer ends in 24 h");
-    reports(&of(&[&ended]), TrustVerdict::Broken, "the issuer issuer has expired");
+    let expired = of(&[&ended]);
+    reports(&expired, TrustVerdict::Broken, "the issuer issuer has expired");
+    assert_eq!(expired.problems.len(), 1, "the rest follows from it");
+    assert!(expired.next_step.sentence.starts_with("sign a new issuer"), "{expired:#?}");
     reports(&of(&[&too_deep, &constrained]), TrustVerdict::Broken, "pathLenConstraint");
     let mut garbage = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
     garbage.0.issuer = Ok(SeenIssuer { pem: "garbage".to_owned(), written: None });
-    let unknown = garbage.report().issuer.unknown.unwrap();
-    assert!(unknown.contains("the file of the issuer has no certificate"), "{unknown}");
+    reports(&garbage.report(), TrustVerdict::Broken, "the file of the issuer has no certificate");
+}
+
+/// Pods that are created from then on refuse the certificates that were not renewed yet.
+#[test]
+fn a_root_that_leaves_the_bundle_too_early_is_reported() {
+    let pki = Pki::new();
+    let mesh = |switched: i64, bundle: i64| {
+        let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer, &pki.bridge]).pods("web", 3, &[&pki.old]);
+        let mut mesh = mesh.pods("db", 1, &[&pki.new]);
+        mesh.0.issuer.as_mut().unwrap().written = Some(at(switched));
+        mesh.0.bundle.as_mut().unwrap().written = Some(at(bundle));
+        mesh
+    };
+    let early = mesh(-7200, -3600);
+    early.next("put the root old (");
+    early.next("back into the bundle for 22 h");
+    let report = early.report();
+    reports(&report, TrustVerdict::Warning, "the root old (");
+    reports(&report, TrustVerdict::Warning, "left the bundle although the issuer changed only 2 h ago");
+    assert_eq!(mesh(-2 * DAY, -3600).verdict(), TrustVerdict::Good, "all have renewed");
+    assert_eq!(mesh(-3600, -2 * DAY).verdict(), TrustVerdict::Good, "the issuer was renewed later");
+}
+
+/// A certificate with the name and the key of a root is the same root for proxies, whoever signed it and until when.
+#[test]
+fn a_twin_of_a_root_in_the_pod_of_a_tenant_changes_nothing() {
+    let pki = Pki::new();
+    let other = TestCa::root("other");
+    for (begin, end) in [(-DAY, 9_000 * DAY), (-9_000 * DAY, DAY)] {
+        for root in [&pki.old, &pki.new] {
+            let twin = other.signs_again(root, |params| valid(params, begin, end));
+            let both = [&pki.new, &pki.old];
+            let mesh = || Mesh::new(&both, &[&pki.new_issuer, &pki.bridge]).pods("web", 20, &[&pki.old]);
+            mesh().pods("evil", 1, &[&twin]).next("have ended: remove old (");
+            let mut ending = Mesh::new(&[&pki.old], &[&pki.old_issuer]).pods("web", 20, &[&pki.old]);
+            ending.0.now = at(90 * DAY);
+            let report = ending.pods("evil", 1, &[&twin]).report();
+            reports(&report, TrustVerdict::Warning, "the root old (");
+        }
+    }
+}
+
+/// webpki tries a bounded number of signatures.
+#[test]
+fn many_roots_with_the_name_of_the_real_one_change_nothing() {
+    let pki = Pki::new();
+    let same_name: Vec<_> = (0..120).map(|_| TestCa::root("new")).collect();
+    let same_name: Vec<_> = same_name.iter().collect();
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 20, &[&pki.new]).pods("evil", 1, &same_name);
+    let report = mesh.report();
+    assert_eq!((report.verdict, report.proxies.cut_off), (TrustVerdict::Warning, 1), "{report:#?}");
+    assert_eq!((report.roots[0].reached, report.roots.len()), (Some(true), 20));
+    assert!(report.more_roots > 20, "{}", report.more_roots);
+}
+
+#[test]
+fn with_too_many_different_sets_of_roots_no_step_is_advised() {
+    let pki = Pki::new();
+    let junk: Vec<_> = (0..510).map(|_| TestCa::root("junk")).collect();
+    let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.new_issuer, &pki.bridge]);
+    for junk in &junk {
+        mesh = mesh.pods("evil", 1, &[&pki.new, junk]);
+    }
+    let report = mesh.pods("web", 5, &[&pki.old]).report();
+    assert_eq!(report.proxies.unread, 15);
+    reports(&report, TrustVerdict::Warning, "15 proxies have too many different sets of roots to compare");
+    assert!(report.next_step.sentence.contains("no step is safe"), "{:?}", report.next_step);
+}
+
+#[test]
+fn a_root_that_no_certificate_reaches_is_removed_only_if_nothing_else_uses_it() {
+    let pki = Pki::new();
+    let mut of_other_cluster = TestCa::root("west");
+    valid(&mut of_other_cluster.params, -DAY, 30 * DAY);
+    of_other_cluster.pem = of_other_cluster.params.self_signed(&of_other_cluster.key).unwrap().pem();
+    let bundle = [&pki.new, &of_other_cluster];
+    let mesh = Mesh::new(&bundle, &[&pki.new_issuer]).pods("web", 2, &bundle);
+    mesh.next("every proxy trusts west (");
+    mesh.next("If it was the root before and nothing else uses it, remove it");
+}
+
+#[test]
+fn a_bridge_in_front_of_the_issuer_is_noticed() {
+    let pki = Pki::new();
+    let turned = Mesh::new(&[&pki.old, &pki.new], &[&pki.bridge, &pki.new_issuer]).pods("web", 2, &[&pki.old]);
+    reports(&turned.report(), TrustVerdict::Broken, "the file of the issuer begins with a bridge");
+    turned.next("write the certificate of the issuer before the bridge");
+}
+
+#[test]
+fn a_root_that_was_issued_again_with_its_key_is_the_same_root() {
+    let pki = Pki::new();
+    let mut params = pki.new.params.clone();
+    valid(&mut params, -DAY, 9_000 * DAY);
+    let again = TestCa {
+        pem: params.self_signed(&pki.new.key).unwrap().pem(),
+        key: rcgen::KeyPair::generate().unwrap(),
+        params,
+    };
+    let mesh = Mesh::new(&[&again], &[&pki.new_issuer]).pods("web", 2, &[&pki.new]).pods("db", 1, &[&again]);
+    let report = mesh.report();
+    assert_eq!((report.verdict, report.proxies.current, report.roots.len()), (TrustVerdict::Good, 3, 1), "{report:#?}");
+    mesh.next("nothing to do");
+}
+
+#[test]
+fn a_command_has_no_text_that_a_shell_would_obey() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.old_issuer]);
+    for (kind, name) in
+        [("Deployment", "web; reboot"), ("StatefulSet", "$(reboot)"), ("`reboot`", "a"), ("Pod", "a\nb")]
+    {
+        mesh.0.proxies.add(workload(kind, name), Some(&pki.old.pem));
+    }
+    let report = mesh.report();
+    assert_eq!(report.behind.len(), 4);
+    assert!(report.behind.iter().all(|row| row.what_to_do == "let its owner create the Pods again"), "{report:#?}");
+    assert!(report.next_step.commands.iter().all(|command| !command.contains("reboot")), "{report:#?}");
 }
 
 #[test]
 fn what_cannot_be_read_is_said_and_the_rest_is_shown() {
     let pki = Pki::new();
     let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 2, &[&pki.new]);
-    mesh.0.issuer = Err("Secret linkerd-identity-issuer cannot be read: forbidden".to_owned());
+    mesh.0.issuer = Err(NotSeen::Unread("Secret linkerd-identity-issuer: forbidden".to_owned()));
     let report = mesh.report();
-    assert_eq!((report.verdict, report.roots[0].reached, report.roots[0].trusted_by), (TrustVerdict::Good, None, 2));
+    assert_eq!((report.verdict, report.roots[0].reached, report.roots[0].trusted_by), (TrustVerdict::Warning, None, 2));
+    reports(&report, TrustVerdict::Warning, "it is unknown whether proxies accept new certificates: Secret");
     mesh.next("let somebody run this command who may read the Secret");
-    mesh.0.bundle = Err("it does not exist".to_owned());
+    mesh.0.issuer = Err(NotSeen::Missing("Secret linkerd-identity-issuer does not exist".to_owned()));
+    reports(&mesh.report(), TrustVerdict::Broken, "Secret linkerd-identity-issuer does not exist");
+    mesh.next("restore the Secret");
+    mesh.0.bundle = Err(NotSeen::Unread("ConfigMap linkerd-identity-trust-roots: forbidden".to_owned()));
+    mesh.next("let somebody run this command who may read the ConfigMaps");
+    mesh.0.bundle = Err(NotSeen::Missing("it does not exist".to_owned()));
     reports(&mesh.report(), TrustVerdict::Broken, "ConfigMap linkerd-identity-trust-roots: it does not exist");
     mesh.next("restore the bundle");
+    mesh.0.proxies = SeenProxies::default();
+    mesh.next("is linkerd the namespace of Linkerd? No mesh was found");
 }
 
 #[test]
 fn a_proxy_with_roots_of_its_own_is_cut_off_and_holds_nothing() {
     let pki = Pki::new();
     let foreign = TestCa::root("foreign");
-    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 2, &[&pki.new]).pods("evil", 2, &[&foreign]);
+    let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 20, &[&pki.new]).pods("evil", 2, &[&foreign]);
     let report = mesh.report();
-    reports(&report, TrustVerdict::Warning, "2 proxies trust no root of the mesh");
+    reports(&report, TrustVerdict::Warning, "2 proxies of few workloads trust no root of the mesh");
     assert_eq!(report.verdict, TrustVerdict::Warning);
-    assert_eq!(report.proxies, ProxyTotals { total: 4, current: 2, cut_off: 2, ..ProxyTotals::default() });
-    assert_eq!(report.behind, []);
-    mesh.next("nothing to do");
+    assert_eq!(report.proxies, ProxyTotals { total: 22, current: 20, cut_off: 2, ..ProxyTotals::default() });
+    mesh.next("create these Pods again, or delete them: they trust no root of the mesh");
+    assert_eq!(report.next_step.commands, ["kubectl -n app rollout restart deployment/evil"]);
 }
 
 /// The bridge was taken away while most proxies need it.
@@ -300,7 +447,7 @@ fn a_workload_has_its_own_way_to_the_bundle() {
             ("DaemonSet", "kubectl -n app rollout restart daemonset/a"),
             ("Deployment", "kubectl -n app rollout restart deployment/a"),
             ("Job", "wait until the Job ends"),
-            ("Pod", "create it again: kubectl -n app delete pod a"),
+            ("Pod", "kubectl -n app delete pod a"),
             ("Rollout", "let its Rollout create the Pods again"),
             ("StatefulSet", "kubectl -n app rollout restart statefulset/a"),
         ]
@@ -314,6 +461,19 @@ fn a_root_that_cert_manager_renews_by_itself_is_a_danger() {
     let renewal = Some(at(20 * DAY));
     mesh.0.renewed_root = Some(RenewedRoot { certificate: "linkerd/linkerd-trust-anchor".to_owned(), renewal });
     reports(&mesh.report(), TrustVerdict::Warning, "cert-manager replaces the root by itself in 20 d, on 2027-01-21");
+}
+
+#[test]
+fn a_step_that_others_could_notice_names_the_linked_clusters() {
+    let pki = Pki::new();
+    let both = [&pki.new, &pki.old];
+    let named = |mut mesh: Mesh| {
+        mesh.0.linked_clusters = ["west".to_owned(), "east".to_owned()].into();
+        mesh.report().next_step.sentence.contains("The same must be true in the linked clusters east, west")
+    };
+    assert!(named(Mesh::new(&both, &[&pki.old_issuer]).pods("web", 1, &both)), "before the issuer changes");
+    assert!(named(Mesh::new(&both, &[&pki.new_issuer]).pods("web", 1, &both)), "before a root is removed");
+    assert!(!named(Mesh::new(&both, &[&pki.old_issuer]).pods("web", 1, &[&pki.old])), "restarts are of this cluster");
 }
 
 #[test]

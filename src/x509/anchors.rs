@@ -28,6 +28,9 @@ pub(crate) struct AnchorBundle {
 #[derive(Clone, Debug)]
 pub(crate) struct RootCertificate {
     pub(crate) sha256: [u8; 32],
+    /// The SHA-256 of all that proxies read of it: its name, its key and its constraints. A root that was issued again with
+    /// the same key is the same anchor.
+    pub(crate) id: [u8; 32],
     /// The name of the certificate for people. Several certificates may have it.
     pub(crate) name: String,
     pub(crate) not_before: Option<Timestamp>,
@@ -67,6 +70,10 @@ impl AnchorBundle {
         Ok(Self { roots, warnings })
     }
 
+    pub(crate) fn into_roots(self) -> Vec<RootCertificate> {
+        self.roots
+    }
+
     pub(crate) fn roots(&self) -> &[RootCertificate] {
         &self.roots
     }
@@ -80,12 +87,15 @@ impl AnchorBundle {
 // === impl RootCertificate ===
 
 impl RootCertificate {
-    fn parse(der: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(der: &[u8]) -> Option<Self> {
         let certificate = CertificateDer::from(der);
         let anchor = anchor_from_trusted_cert(&certificate).ok()?.to_owned();
         let parsed = ChainCertificate::parse(der);
+        let constraints = anchor.name_constraints.as_deref().unwrap_or_default();
+        let read = [&*anchor.subject, &[0], &*anchor.subject_public_key_info, &[0], constraints].concat();
         Some(Self {
             sha256: sha256(der),
+            id: sha256(&read),
             name: parsed.as_ref().map(ChainCertificate::name).unwrap_or_default(),
             not_before: parsed.as_ref().map(|certificate| certificate.not_before),
             not_after: parsed.map(|certificate| certificate.not_after),

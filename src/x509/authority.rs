@@ -14,10 +14,13 @@ use rcgen::{
 use zeroize::Zeroizing;
 
 use super::{
+    anchors::RootCertificate,
     certificate::{ChainCertificate, sha256},
+    chain::UnsignedLeaf,
     der::{self, DerWriter},
     ecdsa::{SigningKey, SubjectKey, UnusableKey},
     leaf::encoded,
+    verify::sentence,
 };
 use crate::text::hex;
 
@@ -51,8 +54,15 @@ pub(crate) enum NoBridge {
     Key(String),
     #[error("the key is not the key of the old root")]
     OtherKey,
-    #[error("the old root is not a certificate authority, so nothing that it signs is accepted")]
-    NoAuthority,
+    #[error(
+        "the certificate of the {0} root is none of a root: it must sign itself, and be a certificate authority. For an \
+         intermediate certificate, give the root that signed it"
+    )]
+    NoRoot(&'static str),
+    #[error("the old root allows no certificate authority below it (pathlen:0), so no bridge can be signed with it")]
+    PathLength,
+    #[error("proxies that know only the old root would refuse this bridge: {0}")]
+    Refused(String),
     #[error("both roots have the same name and the same key, so no bridge is needed")]
     SameRoot,
     #[error("the system has no random numbers")]
@@ -127,8 +137,13 @@ pub(crate) fn bridge(
     if new.is_twin_of(old) {
         return Err(NoBridge::SameRoot);
     }
-    if !old.is_authority() {
-        return Err(NoBridge::NoAuthority);
+    for (root, name) in [(new, "new"), (old, "old")] {
+        if !root.is_authority() || !root.is_signed_by(root) {
+            return Err(NoBridge::NoRoot(name));
+        }
+    }
+    if old.path_length() == Some(0) {
+        return Err(NoBridge::PathLength);
     }
     let public = SubjectKey::parse(&old.key_info);
     let public = public.map_err(|_| NoBridge::Key("is of a kind that is not supported: use openssl".to_owned()))?;
@@ -146,7 +161,19 @@ pub(crate) fn bridge(
     writer.prepend(key.algorithm());
     writer.prepend(&signed);
     writer.wrap(der::SEQUENCE, 0);
-    ChainCertificate::parse(&writer.finish()).ok_or(NoBridge::Signing)
+    let bridge = ChainCertificate::parse(&writer.finish()).ok_or(NoBridge::Signing)?;
+    verify(&bridge, old, now)?;
+    Ok(bridge)
+}
+
+/// Verifies a leaf over the bridge, as a proxy does that knows only the old root.
+fn verify(bridge: &ChainCertificate, old: &ChainCertificate, now: Timestamp) -> Result<(), NoBridge> {
+    const ANY: &str = "any.any.serviceaccount.identity.linkerd.cluster.local";
+    let refused = |error: &webpki::Error| NoBridge::Refused(sentence(error));
+    let old = RootCertificate::parse(&old.der).ok_or(NoBridge::NoRoot("old"))?;
+    let chain = [bridge.clone()];
+    let leaf = UnsignedLeaf::new(&chain, ANY, now).ok_or(NoBridge::Signing)?;
+    leaf.reached(std::slice::from_ref(&old)).map(|_| ()).map_err(|error| refused(&error))
 }
 
 fn to_be_signed(
@@ -224,8 +251,8 @@ mod tests {
         let roots = AnchorBundle::parse(roots.concat().as_bytes()).unwrap();
         let chain: Vec<_> = chain.iter().map(|certificate| (*certificate).clone()).collect();
         let time = now() + SignedDuration::from_secs(seconds);
-        let found = chain::reached(&chain, roots.roots(), WEB, time).unwrap_or_default();
-        found.into_iter().map(|root| root.name.clone()).collect()
+        let leaf = chain::UnsignedLeaf::new(&chain, WEB, time).unwrap();
+        leaf.reached(roots.roots()).unwrap_or_default().into_iter().map(|root| root.name.clone()).collect()
     }
 
     #[test]
@@ -266,13 +293,26 @@ mod tests {
         };
         let key = old.key.serialize_pem();
         assert_eq!(made(&new, &old, &key), Ok(()));
+        let intermediate = old.signs("intermediate", |_| {});
+        let TestCa { key: short_key, mut params, .. } = TestCa::root("short");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        let short = TestCa { pem: params.self_signed(&short_key).unwrap().pem(), key: short_key, params };
         let no_authority = new.signs("leaf", |params| params.is_ca = IsCa::ExplicitNoCa);
         for (new, old, key, why) in [
             (&new, &old, &*new.key.serialize_pem(), "the key is not the key of the old root"),
             (&new, &old, "", "the key file of the old root has no private key"),
             (&new, &old, &new.pem, "the key file of the old root begins with a block CERTIFICATE"),
             (&old, &old, &key, "both roots have the same name and the same key"),
-            (&new, &no_authority, &no_authority.key.serialize_pem(), "the old root is not a certificate authority"),
+            (
+                &new,
+                &no_authority,
+                &no_authority.key.serialize_pem(),
+                "the certificate of the old root is none of a root",
+            ),
+            (&new, &intermediate, &intermediate.key.serialize_pem(), "give the root that signed it"),
+            (&intermediate, &old, &key, "the certificate of the new root is none of a root"),
+            (&no_authority, &old, &key, "the certificate of the new root is none of a root"),
+            (&new, &short, &short.key.serialize_pem(), "allows no certificate authority below it"),
         ] {
             let problem = made(new, old, key).unwrap_err();
             assert!(problem.contains(why), "{problem}");

@@ -77,6 +77,12 @@ impl ChainCertificate {
         X509Certificate::from_der(&self.der).is_ok_and(|(_, certificate)| certificate.is_ca())
     }
 
+    /// How many certificate authorities may be below it; `None` if any number.
+    pub(crate) fn path_length(&self) -> Option<u32> {
+        let (_, certificate) = X509Certificate::from_der(&self.der).ok()?;
+        certificate.basic_constraints().ok()??.value.path_len_constraint
+    }
+
     /// Whether it has the name and the key of a trust anchor, as a bridge has: a certificate of a root that another root
     /// signed. webpki keeps both without the tag and the length of their sequence.
     pub(crate) fn has_name_and_key_of(&self, anchor: &TrustAnchor<'_>) -> bool {

@@ -64,36 +64,60 @@ pub(crate) fn sent(own: ChainCertificate, mut others: Vec<ChainCertificate>, now
     [own].into_iter().chain(others).collect()
 }
 
-/// Returns the trust anchors that proxies accept a leaf of an issuer with, as a client and as a server. `chain` are the
-/// certificates that are sent, the issuer's first.
-///
-/// The leaf that is tested has no signature. webpki asks [`Unsigned`] about it, and checks everything above it itself.
-///
-/// # Errors
-/// When no proxy would accept the leaf, with any of the anchors.
-pub(crate) fn reached<'a>(
-    chain: &[ChainCertificate],
-    anchors: &'a [RootCertificate],
-    name: &str,
+/// A leaf without a signature, by which it is found out what the leaves of an issuer reach. webpki asks [`Unsigned`] about
+/// it, and checks everything above it itself.
+pub(crate) struct UnsignedLeaf<'a> {
+    signed: Vec<u8>,
+    der: Vec<u8>,
+    sent: Vec<CertificateDer<'a>>,
+    name: &'a str,
     now: Timestamp,
-) -> Result<Vec<&'a RootCertificate>, webpki::Error> {
-    let own = chain.first().ok_or(webpki::Error::UnknownIssuer)?;
-    let template = LeafTemplate::new(NO_ALGORITHM, &own.subject, own.key_identifier.as_deref());
-    let signed = template.to_be_signed(&LeafParts {
-        serial: [1; 16],
-        not_before: now.checked_sub(TEST_VALIDITY).unwrap_or(now),
-        not_after: now.checked_add(TEST_VALIDITY).unwrap_or(now),
-        name,
-        has_common_name: false,
-        key_info: &own.key_info,
-    });
-    let leaf = template.certificate(&signed, &[]);
-    let keys = [alg_id::ECDSA_P256, alg_id::ECDSA_P384, alg_id::ECDSA_P521, alg_id::ED25519, alg_id::RSA_ENCRYPTION];
-    let unsigned = keys.map(|key| Unsigned { key, leaf: &signed });
-    let unsigned = unsigned.iter().map(|algorithm| algorithm as &dyn SignatureVerificationAlgorithm);
-    let algorithms: Vec<_> = ALGORITHMS.iter().copied().chain(unsigned).collect();
-    let sent: Vec<_> = chain.iter().map(|certificate| CertificateDer::from(certificate.der.as_slice())).collect();
-    TestedLeaf { der: &leaf, chain: &sent, name, now }.reached(anchors, &algorithms)
+}
+
+// === impl UnsignedLeaf ===
+
+impl<'a> UnsignedLeaf<'a> {
+    /// `chain` are the certificates that are sent, the issuer's first. `None` if there is none.
+    pub(crate) fn new(chain: &'a [ChainCertificate], name: &'a str, now: Timestamp) -> Option<Self> {
+        let own = chain.first()?;
+        let template = LeafTemplate::new(NO_ALGORITHM, &own.subject, own.key_identifier.as_deref());
+        let signed = template.to_be_signed(&LeafParts {
+            serial: [1; 16],
+            not_before: now.checked_sub(TEST_VALIDITY).unwrap_or(now),
+            not_after: now.checked_add(TEST_VALIDITY).unwrap_or(now),
+            name,
+            has_common_name: false,
+            key_info: &own.key_info,
+        });
+        let der = template.certificate(&signed, &[]);
+        let sent = chain.iter().map(|certificate| CertificateDer::from(certificate.der.as_slice())).collect();
+        Some(Self { signed, der, sent, name, now })
+    }
+
+    /// Whether proxies that trust only this root accept it, as clients and as servers.
+    pub(crate) fn reaches(&self, root: &RootCertificate) -> bool {
+        self.with(|leaf, algorithms| leaf.reaches(root, algorithms))
+    }
+
+    /// Returns the anchors that it reaches.
+    ///
+    /// # Errors
+    /// When no proxy would accept it, with all of the anchors.
+    pub(crate) fn reached<'r>(
+        &self,
+        anchors: &'r [RootCertificate],
+    ) -> Result<Vec<&'r RootCertificate>, webpki::Error> {
+        self.with(|leaf, algorithms| leaf.reached(anchors, algorithms))
+    }
+
+    fn with<T>(&self, verify: impl FnOnce(&TestedLeaf<'_>, &[&dyn SignatureVerificationAlgorithm]) -> T) -> T {
+        let keys =
+            [alg_id::ECDSA_P256, alg_id::ECDSA_P384, alg_id::ECDSA_P521, alg_id::ED25519, alg_id::RSA_ENCRYPTION];
+        let unsigned = keys.map(|key| Unsigned { key, leaf: &self.signed });
+        let unsigned = unsigned.iter().map(|algorithm| algorithm as &dyn SignatureVerificationAlgorithm);
+        let algorithms: Vec<_> = ALGORITHMS.iter().copied().chain(unsigned).collect();
+        verify(&TestedLeaf { der: &self.der, chain: &self.sent, name: self.name, now: self.now }, &algorithms)
+    }
 }
 
 /// Takes one leaf as signed, and nothing else, by an issuer with a key of this kind.

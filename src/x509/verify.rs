@@ -37,6 +37,11 @@ pub(crate) struct TestedLeaf<'a> {
 // === impl TestedLeaf ===
 
 impl TestedLeaf<'_> {
+    /// Whether the leaf is valid with this anchor alone.
+    pub(crate) fn reaches(&self, root: &RootCertificate, algorithms: &[&dyn SignatureVerificationAlgorithm]) -> bool {
+        self.verify(std::slice::from_ref(&root.anchor), algorithms).is_ok()
+    }
+
     /// Returns the anchors with each of which the leaf is valid.
     ///
     /// # Errors
@@ -48,8 +53,7 @@ impl TestedLeaf<'_> {
     ) -> Result<Vec<&'a RootCertificate>, webpki::Error> {
         let all: Vec<_> = anchors.iter().map(|root| root.anchor.clone()).collect();
         self.verify(&all, algorithms)?;
-        let is_valid = |root: &&RootCertificate| self.verify(std::slice::from_ref(&root.anchor), algorithms).is_ok();
-        Ok(anchors.iter().filter(is_valid).collect())
+        Ok(anchors.iter().filter(|root| self.reaches(root, algorithms)).collect())
     }
 
     /// Verifies the leaf as a client and as a server do.

@@ -82,6 +82,16 @@ impl MeshAuthority {
         Ok(Self(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?))
     }
 
+    /// Signs a certificate for a proxy. Returns it in DER, and its key in PKCS #8.
+    ///
+    /// # Errors
+    /// Fails if the name is none of DNS.
+    pub fn signs_leaf(&self, identity: &str) -> Result<(Vec<u8>, Vec<u8>)> {
+        let (key, mut params) = (KeyPair::generate()?, CertificateParams::new(vec![identity.to_owned()])?);
+        params.distinguished_name = DistinguishedName::new();
+        Ok((params.signed_by(&key, &self.0)?.der().to_vec(), key.serialize_der()))
+    }
+
     pub fn der(&self) -> &[u8] {
         self.0.der()
     }

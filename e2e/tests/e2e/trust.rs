@@ -1,16 +1,24 @@
 //! `linkerd-operator trust`, run as a user runs it, against a real API server without the operator.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{ControlPlane, TestNamespace, command::Ended, identity::MeshAuthority};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+    server::WebPkiClientVerifier,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::{io::AsyncReadExt, net::TcpListener, process::Command};
+use tokio_rustls::TlsAcceptor;
 
 /// The namespace of a control plane, which is also that of its workloads.
 struct TrustMesh {
@@ -48,6 +56,34 @@ impl TrustMesh {
         let name = "linkerd-identity-trust-roots";
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca-bundle.crt": bundle}});
         self.apply::<ConfigMap>(name, &object).await
+    }
+
+    /// Replaces the Secret by one of the form of Linkerd's chart.
+    async fn put_issuer_of_chart(&self, issuer: &MeshAuthority) -> Result<()> {
+        let (name, secrets) = ("linkerd-identity-issuer", self.namespace.api::<Secret>());
+        secrets.delete(name, &DeleteParams::default()).await?;
+        let secret =
+            json!({"metadata": {"name": name}, "stringData": {"crt.pem": issuer.pem(), "key.pem": issuer.key_pem()}});
+        secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+        Ok(())
+    }
+
+    /// Runs a command in a shell, with kubectl.
+    async fn shell(&self, command: &str) -> Result<()> {
+        let tools = self.folder.path().join("tools");
+        if !tools.exists() {
+            fs::create_dir(&tools)?;
+            symlink(self.control_plane.kubectl_path()?, tools.join("kubectl"))?;
+        }
+        let mut shell = Command::new("bash");
+        let path = format!("{}:{}", tools.display(), std::env::var("PATH")?);
+        shell
+            .args(["-euo", "pipefail", "-c", command])
+            .env("KUBECONFIG", self.control_plane.kubeconfig())
+            .env("PATH", path);
+        let ended = Ended::of(shell, Duration::from_secs(30)).await?;
+        ensure!(ended.code == Some(0), "{command}: {ended:?}");
+        Ok(())
     }
 
     async fn put_issuer(&self, certificates: &str, key: &str) -> Result<()> {
@@ -121,8 +157,8 @@ async fn a_root_is_replaced_over_a_bridge_and_each_step_is_told() -> Result<()> 
     mesh.expect(0, "nothing to do").await?;
 
     let folder = mesh.new_root(&old).await?;
-    mesh.put_bundle(&read(&folder, "ca-bundle.crt")?).await?;
-    let report = mesh.expect(0, "With a bridge nothing has to restart").await?;
+    mesh.put_bundle(&format!("{}{}", read(&folder, "ca.crt")?, old.pem())).await?;
+    let report = mesh.expect(0, "with a bridge nothing has to restart").await?;
     assert_eq!((&report["workloadsBehind"], &report["behind"][1]["name"]), (&json!(2), &json!("web-2")));
     assert_eq!(report["behind"][1]["refuses"], false);
 
@@ -131,7 +167,7 @@ async fn a_root_is_replaced_over_a_bridge_and_each_step_is_told() -> Result<()> 
 
     mesh.put_bundle(&read(&folder, "ca.crt")?).await?;
     mesh.put_pod("web-3", &read(&folder, "ca.crt")?).await?;
-    let report = mesh.expect(0, "nothing is urgent: 2 proxies know only an older root").await?;
+    let report = mesh.expect(2, "put the root root.linkerd.cluster.local (").await?;
     let trusted: Vec<_> =
         report["roots"].as_array().context("no roots")?.iter().map(|root| &root["trustedBy"]).collect();
     assert_eq!(trusted, [&json!(1), &json!(2)], "the newest root is the first");
@@ -150,6 +186,43 @@ async fn a_root_is_replaced_over_a_bridge_and_each_step_is_told() -> Result<()> 
     Ok(())
 }
 
+/// The commands are those of the output, word for word.
+#[tokio::test]
+async fn the_printed_commands_replace_the_root_and_keep_the_other_roots_of_the_bundle() -> Result<()> {
+    let (old, west) = (MeshAuthority::root("root.linkerd.cluster.local")?, MeshAuthority::root("west")?);
+    for is_of_chart in [false, true] {
+        let mesh = TrustMesh::create(&old).await?;
+        // The last line has no end, as after an edit by hand.
+        mesh.put_bundle(format!("{}{}", old.pem(), west.pem()).trim_end()).await?;
+        if is_of_chart {
+            mesh.put_issuer_of_chart(&old.signs("identity.linkerd.cluster.local")?).await?;
+        }
+        fs::write(mesh.path("old.crt")?, old.pem())?;
+        fs::write(mesh.path("old.key")?, old.key_pem())?;
+        let folder = mesh.path("my pki; true")?;
+        let (root, key) = (mesh.path("old.crt")?, mesh.path("old.key")?);
+        let namespace = mesh.namespace.name();
+        let args = ["trust", "new", &folder, "--namespace", namespace, "--bridge-from", &root, "--old-key", &key];
+        let printed = Ended::operator(&args, Duration::from_secs(30)).await?.stdout;
+        let commands: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("   ")).collect();
+        let [save, join, write, tls, _, chart, retire] = commands[..] else { anyhow::bail!("{printed}") };
+        for command in [save, join, write, if is_of_chart { chart } else { tls }] {
+            mesh.shell(command).await?;
+        }
+        let report = mesh.expect(0, "wait until all proxies have renewed").await?;
+        let roots = report["roots"].as_array().context("no roots")?;
+        let reached: Vec<_> = roots.iter().map(|root| (&root["inBundle"], &root["reached"])).collect();
+        assert_eq!(reached.iter().filter(|it| **it == (&json!(true), &json!(true))).count(), 2, "{report:#}");
+        assert_eq!(reached.iter().filter(|it| **it == (&json!(true), &json!(false))).count(), 1, "{report:#}");
+        mesh.shell(retire).await?;
+        let (_, report) = mesh.report().await?;
+        assert_eq!(report["roots"].as_array().map(Vec::len), Some(1), "{report:#}");
+        mesh.shell(&format!("kubectl replace --force -f '{folder}/before.yaml'")).await?;
+        mesh.expect(0, "every proxy trusts west").await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_user_without_the_secret_of_the_issuer_sees_the_rest() -> Result<()> {
     let root = MeshAuthority::root("root.linkerd.cluster.local")?;
@@ -164,9 +237,13 @@ async fn a_user_without_the_secret_of_the_issuer_sees_the_rest() -> Result<()> {
         "subjects": [{"apiGroup": rbac, "kind": "User", "name": name}]});
     mesh.control_plane.apply(&[role, binding]).await?;
     let ended = mesh.trust(&["--as", name]).await?;
-    ensure!(ended.code == Some(0), "{ended:?}");
-    for part in ["1 of 1", "unknown", "Secret linkerd-identity-issuer cannot be read", "let somebody run this command"]
-    {
+    ensure!(ended.code == Some(2), "{ended:?}");
+    for part in [
+        "1 of 1",
+        "it is unknown whether proxies accept",
+        "Secret linkerd-identity-issuer: ",
+        "let somebody run this command",
+    ] {
         ensure!(ended.stdout.contains(part), "no {part}: {}", ended.stdout);
     }
     let nobody = mesh.trust(&["--as", "nobody"]).await?;
@@ -181,7 +258,7 @@ async fn files_that_exist_and_keys_of_others_are_left_alone() -> Result<()> {
     let folder = mesh.new_root(&old).await?;
     let before = read(&folder, "ca.crt")?;
     let again = Ended::operator(&["trust", "new", &folder], Duration::from_secs(30)).await?;
-    ensure!(again.code == Some(1) && again.stderr.contains("ca.crt: File exists"), "{again:?}");
+    ensure!(again.code == Some(1) && again.stderr.contains("ca.crt exists: give another folder"), "{again:?}");
     assert_eq!(read(&folder, "ca.crt")?, before);
     fs::write(mesh.path("other.key")?, other.key_pem())?;
     let args =
@@ -190,5 +267,66 @@ async fn files_that_exist_and_keys_of_others_are_left_alone() -> Result<()> {
     ensure!(wrong.code == Some(1) && wrong.stderr.contains("the key is not the key of the old root"), "{wrong:?}");
     let bridge = Ended::operator(&[&args[..], &[&mesh.path("old.key")?]].concat(), Duration::from_secs(30)).await?;
     ensure!(bridge.code == Some(0) && bridge.stdout.starts_with("-----BEGIN CERTIFICATE-----\n"), "{bridge:?}");
+    Ok(())
+}
+
+const WEB: &str = "web.app.serviceaccount.identity.linkerd.cluster.local";
+
+/// Serves TLS as a proxy does: with a certificate of this issuer, and for clients with a certificate under this root only.
+async fn serve(issuer: &MeshAuthority, root: &MeshAuthority) -> Result<SocketAddr> {
+    let provider = Arc::new(ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from(root.der().to_vec()))?;
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
+    let (leaf, key) = issuer.signs_leaf(WEB)?;
+    let chain = [leaf, issuer.der().to_vec()].map(CertificateDer::from).to_vec();
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key)))?;
+    let (acceptor, listener) = (TlsAcceptor::from(Arc::new(config)), TcpListener::bind("127.0.0.1:0").await?);
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            if let Ok(mut accepted) = acceptor.accept(stream).await {
+                _ = accepted.read(&mut [0]).await;
+            }
+        }
+    });
+    Ok(address)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
+    let (root, other) = (MeshAuthority::root("root.linkerd.cluster.local")?, MeshAuthority::root("other")?);
+    let mesh = TrustMesh::create(&root).await?;
+    let issuer = root.signs("identity.linkerd.cluster.local")?;
+    let kubeconfig = mesh.control_plane.kubeconfig().display().to_string();
+    let probe = async |proxy: SocketAddr, more: &[&str]| {
+        let proxy = proxy.to_string();
+        let namespace = mesh.namespace.name();
+        let args = ["trust", "probe", &proxy, "--namespace", namespace, "--kubeconfig", &kubeconfig];
+        Ended::operator(&[&args[..], more].concat(), Duration::from_secs(30)).await
+    };
+    // The proxy refuses a client without a certificate, after it has presented its own.
+    let good = probe(serve(&issuer, &root).await?, &["--identity", WEB]).await?;
+    ensure!(good.code == Some(0), "{good:?}");
+    for part in
+        ["OK   accepted by proxies that trust root.linkerd.cluster.local", WEB, "identity.linkerd.cluster.local"]
+    {
+        ensure!(good.stdout.contains(part), "no {part}: {}", good.stdout);
+    }
+    let foreign = other.signs("identity.linkerd.cluster.local")?;
+    let refused = probe(serve(&foreign, &other).await?, &["--identity", WEB]).await?;
+    ensure!(refused.code == Some(1) && refused.stdout.starts_with("PROBLEM   refused with each root"), "{refused:?}");
+    let another_name =
+        probe(serve(&issuer, &root).await?, &["--identity", "db.app.serviceaccount.identity.linkerd.cluster.local"])
+            .await?;
+    ensure!(another_name.code == Some(1) && another_name.stdout.contains("PROBLEM"), "{another_name:?}");
+    let silent = TcpListener::bind("127.0.0.1:0").await?;
+    let silent = probe(silent.local_addr()?, &["--identity", WEB]).await?;
+    ensure!(silent.code == Some(1) && silent.stderr.contains("did not answer in time"), "{silent:?}");
+    let unnamed = probe(serve(&issuer, &root).await?, &[]).await?;
+    ensure!(unnamed.code == Some(1) && unnamed.stderr.contains("give --identity"), "{unnamed:?}");
     Ok(())
 }

@@ -4,9 +4,9 @@
 //! never replaced; a private key is readable by its owner only; nothing is sent anywhere.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, DirBuilder, OpenOptions},
     io::Write,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -24,7 +24,10 @@ use crate::x509::{
 };
 
 const KEY_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
 const CERTIFICATE_MODE: u32 = 0o644;
+/// The maximum length of a trust domain, in bytes.
+const LONGEST_DOMAIN: usize = 253;
 /// The maximum length of a file that is read, in bytes.
 const LONGEST_FILE: u64 = 1 << 20;
 
@@ -54,8 +57,12 @@ pub struct NewRootArgs {
     #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
     pub bridge_days: u16,
 
+    /// Namespace of Linkerd's control plane, in the commands that are printed
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd", value_parser = domain)]
+    pub namespace: String,
+
     /// Trust domain of the mesh
-    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local", value_parser = domain)]
     pub trust_domain: String,
 }
 
@@ -82,6 +89,12 @@ pub struct BridgeArgs {
     pub out: Option<PathBuf>,
 }
 
+fn domain(text: &str) -> Result<String, String> {
+    let is_of_dns = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let is_domain = (1..=LONGEST_DOMAIN).contains(&text.len()) && text.bytes().all(is_of_dns);
+    is_domain.then(|| text.to_owned()).ok_or_else(|| "it is not a DNS name".to_owned())
+}
+
 fn days() -> impl TypedValueParser<Value = u16> {
     clap::value_parser!(u16).range(1..=36_500)
 }
@@ -90,8 +103,11 @@ fn days() -> impl TypedValueParser<Value = u16> {
 pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
     let now = Timestamp::now();
     // All that may be wrong with what was given comes before the first file.
+    if args.issuer_days > args.days {
+        bail!("the issuer would end after its root: give fewer --issuer-days, or more --days");
+    }
     let old = match (&args.bridge_from, &args.old_key) {
-        (Some(certificate), Some(key)) => Some((root(certificate)?, read(key)?)),
+        (Some(certificate), Some(key)) => Some((root(certificate)?, read_key(key)?)),
         _ => None,
     };
     let made = |made: Result<NewAuthority, _>| made.map_err(|error| anyhow!("cannot make a certificate: {error}"));
@@ -102,58 +118,74 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
     let bridged = bridged.context("cannot sign a bridge")?.map(|bridge| pem::certificate(&bridge.der));
 
     let folder = &args.folder;
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let bundle = match &old {
-        Some((old, _)) => format!("{}{}", new.certificate, pem::certificate(&old.der)),
-        None => new.certificate.clone(),
-    };
+    let created = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder);
+    created.with_context(|| format!("cannot create {}", folder.display()))?;
     let chain = format!("{}{}", issuer.certificate, bridged.as_deref().unwrap_or_default());
-    for (name, text, mode) in [
+    let files = [
         ("ca.crt", &*new.certificate, CERTIFICATE_MODE),
         ("ca.key", &new.key, KEY_MODE),
         ("issuer.crt", &chain, CERTIFICATE_MODE),
         ("issuer.key", &issuer.key, KEY_MODE),
-        ("ca-bundle.crt", &bundle, CERTIFICATE_MODE),
-    ] {
+    ];
+    // All or none: half of the files of two runs would not belong together.
+    if let Some(existing) =
+        files.iter().map(|(name, ..)| folder.join(name)).find(|file| file.symlink_metadata().is_ok())
+    {
+        bail!("{} exists: give another folder", existing.display());
+    }
+    for (name, text, mode) in files {
         create(&folder.join(name), text, mode)?;
     }
-    write(&advice(folder, bridged.is_some()))?;
+    write(&advice(folder, &args.namespace, bridged.is_some()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns what the files are, and what to do with them.
-fn advice(folder: &Path, is_bridged: bool) -> String {
-    let at = folder.display();
-    let (issuer, bundle) = match is_bridged {
-        true => ("the issuer, and the bridge after it", "the new root and the old one"),
-        false => ("the issuer", "the new root alone: add the old one"),
-    };
+/// Returns what the files are, and the commands that use them. They keep the roots that the bundle has.
+fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
+    let at = quoted(&folder.display().to_string());
+    let chain = if is_bridged { "the issuer, and the bridge after it" } else { "the issuer" };
     let order = match is_bridged {
         true => "No proxy has to restart. In this order:",
-        false => "Without a bridge, each proxy must restart after step 1 and before step 2. In this order:",
+        false => "Without a bridge, each proxy must restart between step 1 and step 2. In this order:",
     };
+    let apply = "--dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -";
+    let create = format!("kubectl -n {namespace} create secret");
+    let tls = format!("{create} tls linkerd-identity-issuer --cert={at}/issuer.crt --key={at}/issuer.key {apply}");
+    let files = format!("--from-file=crt.pem={at}/issuer.crt --from-file=key.pem={at}/issuer.key");
+    let chart = format!("{create} generic linkerd-identity-issuer {files} {apply}");
     format!(
-        "{at}/ca.crt          the new root\n\
-         {at}/ca.key          its key: keep it off the cluster, and off this machine\n\
-         {at}/issuer.crt      {issuer}\n\
-         {at}/issuer.key      the key of the issuer\n\
-         {at}/ca-bundle.crt   {bundle}\n\
+        "{at}/ca.crt       the new root\n\
+         {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
+         {at}/issuer.crt   {chain}\n\
+         {at}/issuer.key   the key of the issuer\n\
          \n\
          {order}\n\
-         1. Write ca-bundle.crt into the bundle of the mesh:\n   \
-            kubectl -n linkerd create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt \
-         --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -\n\
-         2. Write the issuer into its Secret. If Linkerd's chart wrote it, name the keys crt.pem and key.pem:\n   \
-            kubectl -n linkerd create secret generic linkerd-identity-issuer --type=kubernetes.io/tls \
-         --from-file=tls.crt={at}/issuer.crt --from-file=tls.key={at}/issuer.key \
-         --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -\n\
-         3. Ask when the old root may leave the bundle: linkerd-operator trust\n"
+         0. Save what there is, to go back:\n   \
+            kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer -o yaml > \
+         {at}/before.yaml\n\
+         1. Add the root to the bundle:\n   \
+            {{ cat {at}/ca.crt; kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
+         -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
+            kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt {apply}\n\
+         2. Write the issuer into its Secret, of cert-manager's form:\n   \
+            {tls}\n   \
+            or of the form of Linkerd's chart:\n   \
+            {chart}\n\
+         3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
+            kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
+         {apply}\n"
     )
+}
+
+/// Returns a text as one word of a shell.
+fn quoted(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'/' | b'_');
+    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// Signs a new root with the old one.
 pub(super) fn write_bridge(args: &BridgeArgs) -> Result<ExitCode> {
-    let (new, old, key) = (root(&args.root)?, root(&args.old_root)?, read(&args.old_key)?);
+    let (new, old, key) = (root(&args.root)?, root(&args.old_root)?, read_key(&args.old_key)?);
     let bridge = bridge(&new, &old, &key, Timestamp::now(), lifetime(args.days)).context("cannot sign a bridge")?;
     let pem = pem::certificate(&bridge.der);
     match &args.out {
@@ -180,6 +212,14 @@ fn parse(text: &str) -> Result<ChainCertificate> {
         bail!("it has {} certificates: give a file with one", others.len() + 1);
     }
     Ok(own)
+}
+
+/// Reads a private key. `openssl ecparam -genkey` writes the parameters of the curve before it.
+fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    const END: &[u8] = b"-----END EC PARAMETERS-----";
+    let text = read(file)?;
+    let end = text.windows(END.len()).position(|window| window == END).map(|at| at + END.len());
+    Ok(Zeroizing::new(text.get(end.unwrap_or_default()..).unwrap_or_default().to_vec()))
 }
 
 fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {

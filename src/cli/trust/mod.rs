@@ -6,7 +6,9 @@
 
 mod authority;
 mod cert_manager;
+mod links;
 mod print;
+mod probe;
 mod read;
 
 use std::process::ExitCode;
@@ -15,7 +17,10 @@ use anyhow::Result;
 use clap::{Args as ClapArgs, Subcommand};
 use clap_complete::ArgValueCompleter;
 
-use self::authority::{BridgeArgs, NewRootArgs};
+use self::{
+    authority::{BridgeArgs, NewRootArgs},
+    probe::ProbeArgs,
+};
 use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
 use crate::trust::{TrustReport, report::TrustVerdict};
 
@@ -46,12 +51,15 @@ pub enum TrustCommand {
     New(NewRootArgs),
     /// Signs a new root with the key of the old one, so that no proxy has to restart
     Bridge(BridgeArgs),
+    /// Prints the certificate that a proxy presents, and who accepts it
+    Probe(Box<ProbeArgs>),
 }
 
 pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
     match args.command {
         Some(TrustCommand::New(new)) => authority::new_root(&new),
         Some(TrustCommand::Bridge(bridge)) => authority::write_bridge(&bridge),
+        Some(TrustCommand::Probe(args)) => probe::probe(&args).await,
         None => {
             let seen = read::read(&args.cluster.client()?, &args.namespace).await?;
             let report = TrustReport::new(&seen);

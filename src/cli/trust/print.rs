@@ -26,10 +26,7 @@ pub(super) fn text(report: &TrustReport, now: Timestamp, wide: bool) -> String {
         _ = writeln!(text, "{mark}   {}", printable(&problem.message));
     }
     if report.problems.is_empty() {
-        text.push_str(match report.issuer.unknown {
-            None => "OK   all proxies accept the certificates of all others\n",
-            Some(_) => "UNKNOWN   whether all proxies accept the certificates of all others\n",
-        });
+        text.push_str("OK   all proxies accept the certificates of all others\n");
     }
     _ = writeln!(text, "Next   {}", printable(&report.next_step.sentence));
     for command in &report.next_step.commands {
@@ -37,6 +34,9 @@ pub(super) fn text(report: &TrustReport, now: Timestamp, wide: bool) -> String {
     }
     text.push('\n');
     table(&mut text, &roots(report, now, wide));
+    if report.more_roots > 0 {
+        _ = writeln!(text, "and {} more, which few proxies trust", report.more_roots);
+    }
     text.push('\n');
     issuer(&mut text, report, now);
     proxies(&mut text, report);
@@ -93,8 +93,8 @@ fn proxies(text: &mut String, report: &TrustReport) {
         (it.behind, "lack a root of it"),
         (it.refusing, "refuse new certificates"),
         (it.from_config_map, "read the bundle when they start, and do not show it"),
-        (it.cut_off, "trust nothing that the mesh trusts, and hold nothing"),
-        (it.unread, "have too many different bundles to compare"),
+        (it.cut_off, "trust no root of the mesh"),
+        (it.unread, "have too many different sets of roots to compare"),
     ];
     let parts: Vec<_> =
         parts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -107,7 +107,11 @@ fn behind(report: &TrustReport) -> Vec<Vec<String>> {
     let mut rows = vec![header];
     rows.extend(report.behind.iter().map(|row| {
         let lacks = if row.refuses {
-            format!("{}; refuses new certificates", row.lacks.join(", "))
+            [row.lacks.join(", "), "refuses new certificates".to_owned()]
+                .into_iter()
+                .filter(|it| !it.is_empty())
+                .collect::<Vec<_>>()
+                .join("; ")
         } else {
             row.lacks.join(", ")
         };

@@ -13,20 +13,24 @@ use k8s_openapi::{
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde::Deserialize;
 
-use super::cert_manager;
+use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS},
     client,
     go::duration,
-    trust::seen::{LeafSettings, MeshedWorkload, SeenIssuer, SeenProxies, SeenTrust},
+    response_limit::PageTooLarge,
+    trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
     values::{Document, Path},
 };
 
 const ISSUER: &str = "linkerd-identity-issuer";
 /// The key of the bundle in its ConfigMap.
-const BUNDLE: &str = "ca-bundle.crt";
+pub(super) const BUNDLE: &str = "ca-bundle.crt";
+/// The maximum length of the name of an object.
+const LONGEST_NAME: usize = 253;
+const APPS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"];
 /// The number of Pods of a page.
-const PAGE: u32 = 500;
+const PAGE: u32 = 200;
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 /// As in Linkerd's chart.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(20);
@@ -93,15 +97,17 @@ struct MeshedPodStatus {
 /// Fails if the Pods cannot be listed: without them, nothing can be said about the next step.
 pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> {
     let config_maps = Api::<core::ConfigMap>::namespaced(client.clone(), namespace);
-    let values = config_maps.get_opt(INJECTORS_CONFIG_MAP).await.ok().flatten();
-    let values = values.and_then(|map| map.data?.remove("values"));
-    let values = values.and_then(|text| Document::parse(&text).ok());
+    let values = values(&config_maps).await;
     let bundle = match config_maps.get_opt(TRUST_ROOTS).await {
         Ok(Some(map)) => {
-            map.data.and_then(|mut data| data.remove(BUNDLE)).ok_or_else(|| format!("it has no key {BUNDLE}"))
+            let written = written(&map.metadata);
+            let mut data = map.data.unwrap_or_default();
+            let found = data.remove(BUNDLE).map(|pem| SeenBundle { pem, written });
+            let keys = || data.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            found.ok_or_else(|| NotSeen::Missing(format!("it has no key {BUNDLE}, but: {}", keys())))
         }
-        Ok(None) => Err("it does not exist".to_owned()),
-        Err(error) => Err(format!("it cannot be read: {}", client::describe(&error))),
+        Ok(None) => Err(NotSeen::Missing("it does not exist".to_owned())),
+        Err(error) => Err(NotSeen::Unread(format!("ConfigMap {TRUST_ROOTS}: {}", client::describe(&error)))),
     };
     Ok(SeenTrust {
         namespace: namespace.to_owned(),
@@ -110,38 +116,51 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> 
         proxies: proxies(client, namespace).await?,
         renewed_root: cert_manager::renewed_root(client, namespace, ISSUER).await,
         settings: settings(values.as_ref()),
+        linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
     })
 }
 
-/// Returns the file of the issuer: of its Secret, or else the copy in Linkerd's configuration.
-async fn issuer(client: &Client, namespace: &str, values: Option<&Document>) -> Result<SeenIssuer, String> {
-    let secrets = Api::<IssuerSecret>::namespaced(client.clone(), namespace);
-    let why = match secrets.get_opt(ISSUER).await {
-        Ok(Some(secret)) => {
-            let written = secret.metadata.managed_fields.iter().flatten().filter_map(written_data).max();
-            let found = secret.data.tls.or(secret.data.crt);
-            match found.and_then(|ByteString(pem)| String::from_utf8(pem).ok()) {
-                Some(pem) => return Ok(SeenIssuer { pem, written }),
-                None => format!("Secret {ISSUER} has neither tls.crt nor crt.pem"),
-            }
-        }
-        Ok(None) => format!("Secret {ISSUER} does not exist in namespace {namespace}"),
-        Err(error) => format!("Secret {ISSUER} cannot be read: {}", client::describe(&error)),
-    };
-    let copy = values.and_then(|values| text(values, &["identity", "issuer", "tls", "crtPEM"]));
-    match copy.filter(|copy| !copy.trim().is_empty()) {
-        Some(copy) => Ok(SeenIssuer { pem: copy.to_owned(), written: None }),
-        None => Err(why),
-    }
+/// Returns Linkerd's configuration, if it can be read.
+async fn values(config_maps: &Api<core::ConfigMap>) -> Option<Document> {
+    let map = config_maps.get_opt(INJECTORS_CONFIG_MAP).await.ok()??;
+    Document::parse(map.data?.get("values")?).ok()
 }
 
-/// Returns when this manager wrote the data of an object.
-fn written_data(entry: &ManagedFieldsEntry) -> Option<Timestamp> {
-    let fields = &entry.fields_v1.as_ref()?.0;
-    // A manager that applies `stringData` owns that field, although the API server moves it to `data`.
-    fields.get("f:data").or_else(|| fields.get("f:stringData"))?;
-    Some(entry.time.as_ref()?.0)
+/// Returns what Linkerd's configuration says about leaves.
+pub(super) async fn leaf_settings(client: &Client, namespace: &str) -> LeafSettings {
+    settings(values(&Api::namespaced(client.clone(), namespace)).await.as_ref())
+}
+
+/// Returns the file of the issuer. Linkerd chooses its key by the scheme in its configuration.
+async fn issuer(client: &Client, namespace: &str, values: Option<&Document>) -> Result<SeenIssuer, NotSeen> {
+    let secrets = Api::<IssuerSecret>::namespaced(client.clone(), namespace);
+    let secret = match secrets.get_opt(ISSUER).await {
+        Ok(Some(secret)) => secret,
+        Ok(None) => return Err(NotSeen::Missing(format!("Secret {ISSUER} does not exist in namespace {namespace}"))),
+        Err(error) => return Err(NotSeen::Unread(format!("Secret {ISSUER}: {}", client::describe(&error)))),
+    };
+    let written = written(&secret.metadata);
+    let IssuerCertificates { tls, crt } = secret.data;
+    let (found, key) = match values.and_then(|values| text(values, &["identity", "issuer", "scheme"])) {
+        Some("kubernetes.io/tls") => (tls, "tls.crt"),
+        Some("linkerd.io/tls") => (crt, "crt.pem"),
+        _ => (tls.or(crt), "tls.crt or crt.pem"),
+    };
+    let pem = found.and_then(|ByteString(pem)| String::from_utf8(pem).ok()).filter(|pem| !pem.trim().is_empty());
+    pem.map(|pem| SeenIssuer { pem, written })
+        .ok_or_else(|| NotSeen::Missing(format!("Secret {ISSUER} has no certificate in {key}")))
+}
+
+/// Returns when the data of an object was written last.
+fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
+    let of_data = |entry: &ManagedFieldsEntry| {
+        let fields = &entry.fields_v1.as_ref()?.0;
+        // A manager that applies `stringData` owns that field, although the API server moves it to `data`.
+        fields.get("f:data").or_else(|| fields.get("f:stringData"))?;
+        Some(entry.time.as_ref()?.0)
+    };
+    metadata.managed_fields.iter().flatten().filter_map(of_data).max()
 }
 
 fn text<'a>(values: &'a Document, path: &[&str]) -> Option<&'a str> {
@@ -163,18 +182,29 @@ fn settings(values: Option<&Document>) -> LeafSettings {
 
 async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
     let pods = Api::<MeshedPod>::all(client.clone());
-    let mut params = ListParams::default().labels(&format!("{CONTROL_PLANE_NAMESPACE_LABEL}={namespace}")).limit(PAGE);
+    let labels = format!("{CONTROL_PLANE_NAMESPACE_LABEL}={namespace}");
+    let (mut limit, mut token) = (PAGE, None);
     let mut proxies = SeenProxies::default();
     loop {
-        let page = pods.list(&params).await.context("cannot list the Pods of the mesh")?;
+        let mut params = ListParams::default().labels(&labels).limit(limit);
+        params.continue_token.clone_from(&token);
+        let page = match pods.list(&params).await {
+            Ok(page) => page,
+            // Pods may have up to 1.5 MiB each.
+            Err(error) if PageTooLarge::caused(&error) && limit > 1 => {
+                limit /= 2;
+                continue;
+            }
+            Err(error) => return Err(error).context("cannot list the Pods of the mesh"),
+        };
         for pod in &page.items {
             if let Some(bundle) = pod.bundle() {
                 proxies.add(pod.workload(), bundle);
             }
         }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params.continue_token = Some(token),
-            None => return Ok(proxies),
+        token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if token.is_none() {
+            return Ok(proxies);
         }
     }
 }
@@ -191,8 +221,9 @@ impl MeshedPod {
         }
         let mut containers = self.spec.init_containers.iter().chain(&self.spec.containers).flatten();
         let proxy = containers.find(|container| container.name == PROXY_NAME)?;
-        let variable = proxy.env.iter().flatten().find(|variable| variable.name == TRUST_ANCHORS_ENV);
-        Some(variable.and_then(|variable| variable.value.as_deref()))
+        // The kubelet uses the last one, and replaces references in it.
+        let variable = proxy.env.iter().flatten().rfind(|variable| variable.name == TRUST_ANCHORS_ENV);
+        Some(variable.and_then(|variable| variable.value.as_deref()).filter(|value| !value.contains("$(")))
     }
 
     /// Returns the owner of the Pod; the Deployment of a ReplicaSet, whose name ends with the hash in a label of the Pod.
@@ -200,6 +231,9 @@ impl MeshedPod {
         let namespace = self.namespace().unwrap_or_default();
         let owner = self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
         let owner = owner.or_else(|| self.metadata.owner_references.as_ref()?.first());
+        // Who creates a Pod writes its owner, and the API server checks nothing of it.
+        let owner = owner.filter(|owner| is_name(&owner.name) && is_kind(&owner.kind));
+        let owner = owner.filter(|owner| !APPS.contains(&owner.kind.as_str()) || owner.api_version == "apps/v1");
         let (kind, name) = match owner {
             None => ("Pod".to_owned(), self.name_any()),
             Some(owner) => {
@@ -213,6 +247,16 @@ impl MeshedPod {
         };
         MeshedWorkload { namespace, kind, name }
     }
+}
+
+/// Whether a text has the form of names of workloads (RFC 1123).
+fn is_name(text: &str) -> bool {
+    let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    text.len() <= LONGEST_NAME && text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.bytes().all(is_of_name)
+}
+
+fn is_kind(text: &str) -> bool {
+    text.len() <= LONGEST_NAME && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]
@@ -237,12 +281,16 @@ mod tests {
         let reference =
             json!([{"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "valueFrom": {"configMapKeyRef": {}}}]);
         let native = json!([{"name": "linkerd-proxy", "env": [{"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": "native"}]}]);
+        let variable = |value: &str| json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": value});
+        let (twice, replaced) = (json!([variable("first"), variable("last")]), json!([variable("$(OTHER)")]));
         for (over, expected) in [
             (json!({}), Some(Some("pem"))),
             (json!({"status": {"phase": "Pending"}}), Some(Some("pem"))),
             (json!({"spec": {"initContainers": native}}), Some(Some("native"))),
             (json!({"spec": {"containers": [{"name": "linkerd-proxy", "env": reference}]}}), Some(None)),
             (json!({"spec": {"containers": [{"name": "linkerd-proxy", "env": null}]}}), Some(None)),
+            (json!({"spec": {"containers": [{"name": "linkerd-proxy", "env": twice}]}}), Some(Some("last"))),
+            (json!({"spec": {"containers": [{"name": "linkerd-proxy", "env": replaced}]}}), Some(None)),
             (json!({"spec": {"containers": [{"name": "app"}]}}), None),
             (json!({"spec": null, "status": null}), None),
             (json!({"status": {"phase": "Succeeded"}}), None),
@@ -257,14 +305,21 @@ mod tests {
         let owned = |kind: &str, name: &str| {
             json!({"metadata": {"ownerReferences": [
             {"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "1"},
-            {"apiVersion": "v1", "kind": kind, "name": name, "uid": "2", "controller": true}]}})
+            {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": "2", "controller": true}]}})
         };
+        let mut foreign = owned("Deployment", "web");
+        foreign["metadata"]["ownerReferences"][1]["apiVersion"] = json!("none/v1");
         for (over, kind, name) in [
             (owned("ReplicaSet", "web-5d4f8c7b9"), "Deployment", "web"),
             (owned("ReplicaSet", "mine"), "ReplicaSet", "mine"),
             (owned("StatefulSet", "db"), "StatefulSet", "db"),
             (owned("Rollout", "web-5d4f8c7b9"), "Rollout", "web-5d4f8c7b9"),
             (json!({}), "Pod", "web-5d4f8c7b9-x2x7q"),
+            (foreign, "Pod", "web-5d4f8c7b9-x2x7q"),
+            (owned("Deployment", "web; reboot"), "Pod", "web-5d4f8c7b9-x2x7q"),
+            (owned("Deployment", "$(reboot)"), "Pod", "web-5d4f8c7b9-x2x7q"),
+            (owned("`reboot`", "web"), "Pod", "web-5d4f8c7b9-x2x7q"),
+            (owned("Deployment", &"x".repeat(70_000)), "Pod", "web-5d4f8c7b9-x2x7q"),
         ] {
             let workload = pod(&over).workload();
             assert_eq!((&*workload.namespace, &*workload.kind, &*workload.name), ("app", kind, name));

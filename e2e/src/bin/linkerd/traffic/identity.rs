@@ -113,7 +113,7 @@ impl MeshTrust {
         ensure!(ended.code == Some(0), "trust new: {}", ended.stderr);
         let read = |name: &str| fs::read_to_string(new.join(name)).with_context(|| format!("no {name}"));
         self.issuer.put(&[("crt.pem", &read("issuer.crt")?), ("key.pem", &read("issuer.key")?)])?;
-        self.anchors = read("ca-bundle.crt")?;
+        self.anchors = format!("{}{}", read("ca.crt")?, self.root.pem());
         self.roots.put(&[("ca-bundle.crt", &self.anchors)])?;
         read("ca.crt")
     }

@@ -1,0 +1,238 @@
+//! `trust probe`: the certificate that one proxy presents, by a TLS handshake.
+//!
+//! In: a Pod, whose admin port is forwarded, or an address; the identity of the proxy. Out: its certificate, the chain that
+//! it sends, and the roots of the mesh with which others accept it. Always holds: the handshake proves that the proxy has
+//! the key of the certificate; nothing is sent after it; everything has a deadline.
+
+use std::{fmt::Write, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::Args as ClapArgs;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Pod},
+    jiff::Timestamp,
+};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use serde::Serialize;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    super::{OutputFormat, cluster_flags::ClusterFlags, connect::ByteStream, terminal::write},
+    read,
+};
+use crate::{
+    api::TRUST_ROOTS,
+    text::printable,
+    trust::report::in_time,
+    x509::{
+        anchors::AnchorBundle,
+        certificate::ChainCertificate,
+        verify::{ALGORITHMS, TestedLeaf, sentence},
+    },
+};
+
+/// The admin port of a proxy.
+const ADMIN: u16 = 4191;
+const DEADLINE: Duration = Duration::from_secs(15);
+/// The maximum number of certificates that are looked at.
+const LONGEST_CHAIN: usize = 16;
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ProbeArgs {
+    /// NAMESPACE/POD, or IP:PORT of a proxy
+    #[arg(value_name = "NAMESPACE/POD|IP:PORT")]
+    pub proxy: String,
+
+    /// Identity of the proxy; if absent, that of the Pod's ServiceAccount
+    #[arg(long, value_name = "NAME")]
+    pub identity: Option<String>,
+
+    /// Namespace of Linkerd's control plane
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd")]
+    pub namespace: String,
+
+    /// Output format
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    pub output: OutputFormat,
+
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+}
+
+/// What a proxy presented.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Presented {
+    identity: String,
+    expires: Timestamp,
+    /// The names of the other certificates that it sent.
+    sent: Vec<String>,
+    /// The roots of the bundle with which its certificate is accepted.
+    accepted_by: Vec<String>,
+    /// Why it is accepted with none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+/// Keeps what a server presents, and trusts every one: what is presented is judged afterwards.
+#[derive(Debug)]
+struct Witness {
+    presented: Mutex<Vec<CertificateDer<'static>>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+pub(super) async fn probe(args: &ProbeArgs) -> Result<ExitCode> {
+    let client = args.cluster.client()?;
+    let (stream, identity) = match args.proxy.split_once('/') {
+        Some((namespace, pod)) => of_pod(&client, args, namespace, pod).await?,
+        None => {
+            let identity = args.identity.clone().context("an address has no ServiceAccount: give --identity")?;
+            let connected = timeout(DEADLINE, TcpStream::connect(&args.proxy)).await;
+            let stream = connected.context("no connection in time").and_then(|connected| Ok(connected?));
+            let stream = stream.with_context(|| format!("cannot connect to {}", args.proxy))?;
+            (Box::new(stream) as Box<dyn ByteStream>, identity)
+        }
+    };
+    let chain = timeout(DEADLINE, handshake(stream, &identity)).await.context("the proxy did not answer in time")??;
+    let bundle = Api::<ConfigMap>::namespaced(client, &args.namespace).get(TRUST_ROOTS).await;
+    let bundle = bundle.with_context(|| format!("cannot read ConfigMap {TRUST_ROOTS}"))?;
+    let bundle = bundle.data.and_then(|mut data| data.remove(read::BUNDLE)).unwrap_or_default();
+    let anchors = AnchorBundle::parse(bundle.as_bytes()).map_err(anyhow::Error::msg)?;
+    let now = Timestamp::now();
+    let presented = judge(&chain, &anchors, &identity, now)?;
+    write(&args.output.print(&presented, || text(&presented, now))?)?;
+    Ok(if presented.refused.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Forwards the admin port of a Pod's proxy. Returns the identity of its ServiceAccount, too.
+async fn of_pod(
+    client: &Client,
+    args: &ProbeArgs,
+    namespace: &str,
+    name: &str,
+) -> Result<(Box<dyn ByteStream>, String)> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let pod = pods.get(name).await.with_context(|| format!("cannot read Pod {namespace}/{name}"))?;
+    let identity = match &args.identity {
+        Some(identity) => identity.clone(),
+        None => {
+            let account = pod.spec.and_then(|spec| spec.service_account_name).unwrap_or_else(|| "default".to_owned());
+            let domain = read::leaf_settings(client, &args.namespace).await.trust_domain;
+            format!("{account}.{namespace}.serviceaccount.identity.{}.{domain}", args.namespace)
+        }
+    };
+    let forwarded = timeout(DEADLINE, pods.portforward(name, &[ADMIN])).await.context("no port-forward in time")?;
+    let mut forwarded = forwarded.with_context(|| format!("cannot forward port {ADMIN} of Pod {namespace}/{name}"))?;
+    let stream = forwarded.take_stream(ADMIN).context("the port-forward has no stream")?;
+    Ok((Box::new(stream), identity))
+}
+
+/// Returns the certificates that a server with this name presents, its own first.
+async fn handshake(stream: Box<dyn ByteStream>, identity: &str) -> Result<Vec<CertificateDer<'static>>> {
+    let provider = Arc::new(ring::default_provider());
+    let witness = Arc::new(Witness::new(&provider));
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&witness) as Arc<dyn ServerCertVerifier>)
+        .with_no_client_auth();
+    config.resumption = rustls::client::Resumption::disabled();
+    let name = ServerName::try_from(identity.to_owned()).with_context(|| format!("{identity} is not a name"))?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+    let presented = std::mem::take(&mut *witness.presented.lock());
+    // A proxy that refuses clients without a certificate says so after it has presented its own.
+    match connected {
+        _ if !presented.is_empty() => Ok(presented),
+        Ok(_) => bail!("the proxy presented no certificate"),
+        Err(error) => Err(error).context("the TLS handshake failed: is this the identity of the proxy?"),
+    }
+}
+
+fn judge(
+    presented: &[CertificateDer<'static>],
+    anchors: &AnchorBundle,
+    identity: &str,
+    now: Timestamp,
+) -> Result<Presented> {
+    let (leaf, chain) = presented.split_first().context("the proxy presented no certificate")?;
+    let parse = |der: &CertificateDer<'_>| ChainCertificate::parse(der);
+    let own = parse(leaf).context("the certificate of the proxy cannot be read")?;
+    let chain: Vec<_> = chain.iter().take(LONGEST_CHAIN).cloned().collect();
+    let tested = TestedLeaf { der: leaf, chain: &chain, name: identity, now };
+    let (accepted_by, refused) = match tested.reached(anchors.roots(), ALGORITHMS) {
+        Ok(roots) => (roots.iter().map(|root| root.name.clone()).collect(), None),
+        Err(error) => (Vec::new(), Some(sentence(&error))),
+    };
+    let sent = chain.iter().filter_map(|der| Some(parse(der)?.name())).collect();
+    Ok(Presented { identity: identity.to_owned(), expires: own.not_after, sent, accepted_by, refused })
+}
+
+fn text(presented: &Presented, now: Timestamp) -> String {
+    let mut text = String::new();
+    let list = |names: &[String]| names.iter().map(|name| printable(name).into_owned()).collect::<Vec<_>>().join(", ");
+    // Writing to a String cannot fail.
+    _ = match &presented.refused {
+        None => writeln!(text, "OK   accepted by proxies that trust {}", list(&presented.accepted_by)),
+        Some(why) => writeln!(text, "PROBLEM   refused with each root of the bundle: {}", printable(why)),
+    };
+    _ = writeln!(text, "Identity   {}, ends {}", printable(&presented.identity), in_time(presented.expires, now));
+    _ = writeln!(text, "Sent       {}", list(&presented.sent));
+    text
+}
+
+// === impl Witness ===
+
+impl Witness {
+    fn new(provider: &CryptoProvider) -> Self {
+        Self { presented: Mutex::default(), algorithms: provider.signature_verification_algorithms }
+    }
+}
+
+impl ServerCertVerifier for Witness {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let all = std::iter::once(end_entity).chain(intermediates);
+        *self.presented.lock() = all.map(|der| der.clone().into_owned()).collect();
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("proxies speak TLS 1.3".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let verified = verify_tls13_signature(message, cert, dss, &self.algorithms);
+        if verified.is_err() {
+            self.presented.lock().clear();
+        }
+        verified
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
