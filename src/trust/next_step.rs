@@ -97,10 +97,13 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
 /// The step if certificates are refused, or soon will be.
 fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind: &[BehindRow]) -> Option<RotationStep> {
     if issuer.own.not_after <= seen.now {
-        return Some(RotationStep::only(
-            "sign a new issuer with the key of its root. If the root has expired, too, replace it with a bridge, and then \
-             restart linkerd-identity",
-        ));
+        return Some(RotationStep {
+            sentence:
+                "sign a new issuer with the key of its root. If the root has expired, too, replace it with a bridge, \
+                       and then restart linkerd-identity"
+                    .to_owned(),
+            commands: vec![new_issuer(seen)],
+        });
     }
     if issuer.begins_with_bridge {
         return Some(RotationStep::only("write the certificate of the issuer before the bridge into its Secret"));
@@ -137,28 +140,26 @@ fn at_rest(
     behind: &[BehindRow],
 ) -> RotationStep {
     if issuer.own.not_after.duration_since(seen.now) <= seen.settings.lifetime {
-        return RotationStep::only("renew the issuer: sign a new one with the key of the same root");
+        return RotationStep {
+            sentence: "renew the issuer, with the key of the same root".to_owned(),
+            commands: vec![new_issuer(seen)],
+        };
     }
     if behind.iter().any(|row| row.refuses) {
         let sentence = "create these Pods again, or delete them: they trust no root of the mesh";
         return restart(sentence, behind.iter().filter(|row| row.refuses));
     }
     match home.and_then(|home| Some((home, home.not_after?))) {
-        Some((home, end)) if end.duration_since(seen.now) <= ROTATE => {
-            let domain = match seen.settings.trust_domain.as_str() {
-                "cluster.local" => String::new(),
-                other => format!(" --trust-domain {other}"),
-            };
-            RotationStep {
-                sentence: format!(
-                    "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
-                    named(home)
-                ),
-                commands: vec![format!(
-                    "linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key{domain}"
-                )],
-            }
-        }
+        Some((home, end)) if end.duration_since(seen.now) <= ROTATE => RotationStep {
+            sentence: format!(
+                "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
+                named(home)
+            ),
+            commands: vec![format!(
+                "linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key{}",
+                of_mesh(seen)
+            )],
+        },
         Some((home, end)) => {
             let on_bridge = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.in_bundle)));
             let bridge = issuer.others.iter().map(|certificate| certificate.not_after).min();
@@ -221,6 +222,23 @@ fn retire(old: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> Rota
             rounded(seen.settings.lifetime)
         )),
     }
+}
+
+fn new_issuer(seen: &SeenTrust) -> String {
+    format!("linkerd-operator trust issuer ./issuer --root ca.crt --key ca.key{}", of_mesh(seen))
+}
+
+/// Returns the flags for what is not as by default.
+fn of_mesh(seen: &SeenTrust) -> String {
+    let mut flags = String::new();
+    for (flag, value, default) in
+        [("--namespace", &seen.namespace, "linkerd"), ("--trust-domain", &seen.settings.trust_domain, "cluster.local")]
+    {
+        if value != default {
+            flags.push_str(&format!(" {flag} {value}"));
+        }
+    }
+    flags
 }
 
 fn restart<'a>(sentence: impl Into<String>, rows: impl Iterator<Item = &'a BehindRow>) -> RotationStep {

@@ -9,7 +9,7 @@
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SerialNumber,
+    PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SerialNumber,
 };
 use zeroize::Zeroizing;
 
@@ -18,8 +18,9 @@ use super::{
     certificate::{ChainCertificate, sha256},
     chain::UnsignedLeaf,
     der::{self, DerWriter},
-    ecdsa::{SigningKey, SubjectKey, UnusableKey},
-    leaf::encoded,
+    ecdsa::{Curve, SigningKey, SubjectKey, UnusableKey},
+    leaf::{VERSION, certificate, encoded, positive},
+    pem,
     verify::sentence,
 };
 use crate::text::hex;
@@ -28,8 +29,6 @@ use crate::text::hex;
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 /// The number of digits of the key in the name of a root.
 const DIGITS: usize = 8;
-/// The version 3, in its explicit tag.
-const VERSION: &[u8] = &[0xa0, 0x03, 0x02, 0x01, 0x02];
 /// The extension basicConstraints: critical, a CA.
 const AUTHORITY: &[u8] = &[0x30, 0x0f, 6, 3, 0x55, 0x1d, 0x13, 1, 1, 0xff, 4, 5, 0x30, 3, 1, 1, 0xff];
 /// The extension keyUsage: critical, keyCertSign and cRLSign.
@@ -47,26 +46,85 @@ pub(crate) struct NewAuthority {
     pair: KeyPair,
 }
 
-/// The reason why there is no bridge.
+/// The reason why nothing is signed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoBridge {
-    #[error("the key file of the old root {0}")]
+pub(crate) enum NotSigned {
+    #[error("the key file of the root {0}")]
     Key(String),
-    #[error("the key is not the key of the old root")]
+    #[error("the key is not the key of the root that signs")]
     OtherKey,
     #[error(
-        "the certificate of the {0} root is none of a root: it must sign itself, and be a certificate authority. For an \
+        "the certificate of the {0} is none of a root: it must sign itself, and be a certificate authority. For an \
          intermediate certificate, give the root that signed it"
     )]
     NoRoot(&'static str),
-    #[error("the old root allows no certificate authority below it (pathlen:0), so no bridge can be signed with it")]
+    #[error(
+        "the root allows no certificate authority below it (pathlen:0), so it can sign neither a bridge nor an issuer"
+    )]
     PathLength,
     #[error("proxies that know only the old root would refuse this bridge: {0}")]
     Refused(String),
     #[error("both roots have the same name and the same key, so no bridge is needed")]
     SameRoot,
+    #[error("the name of the root has parts that cannot be written again: sign the issuer with openssl")]
+    Name,
     #[error("the system has no random numbers")]
     Signing,
+}
+
+/// The private key of a root that may sign.
+struct RootKey {
+    key: SigningKey,
+    /// The public key, an uncompressed point.
+    point: Vec<u8>,
+    algorithm: &'static rcgen::SignatureAlgorithm,
+}
+
+// === impl RootKey ===
+
+impl RootKey {
+    /// `name` is the root in messages.
+    fn of(root: &ChainCertificate, key: &[u8], name: &'static str) -> Result<Self, NotSigned> {
+        if !is_root(root) {
+            return Err(NotSigned::NoRoot(name));
+        }
+        if root.path_length() == Some(0) {
+            return Err(NotSigned::PathLength);
+        }
+        let other = || NotSigned::Key("is of a kind that is not supported: use openssl".to_owned());
+        let public = SubjectKey::parse(&root.key_info).map_err(|_| other())?;
+        let key = SigningKey::from_pem(key, &public).map_err(|problem| match problem {
+            UnusableKey::File(sentence) => NotSigned::Key(sentence),
+            UnusableKey::Mismatch => NotSigned::OtherKey,
+        })?;
+        let SubjectKey::Ecdsa { curve, point } = public else { return Err(other()) };
+        let algorithm = match curve {
+            Curve::P256 => &PKCS_ECDSA_P256_SHA256,
+            Curve::P384 => &PKCS_ECDSA_P384_SHA384,
+        };
+        Ok(Self { key, point, algorithm })
+    }
+}
+
+impl rcgen::PublicKeyData for RootKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.point
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        self.algorithm
+    }
+}
+
+impl rcgen::SigningKey for RootKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        self.key.sign(message).map(|signature| signature.as_ref().to_vec()).ok_or(rcgen::Error::RemoteKeyError)
+    }
+}
+
+/// Whether a certificate is one of a root: it signs itself, and may sign others.
+fn is_root(certificate: &ChainCertificate) -> bool {
+    certificate.is_authority() && certificate.is_signed_by(certificate)
 }
 
 // === impl NewAuthority ===
@@ -100,12 +158,43 @@ impl NewAuthority {
         now: Timestamp,
         lifetime: SignedDuration,
     ) -> Result<Self, rcgen::Error> {
+        Self::issuer_by(&Issuer::from_params(&self.params, &self.pair), trust_domain, now, lifetime)
+    }
+
+    fn issuer_by(
+        signer: &Issuer<'_, impl rcgen::SigningKey>,
+        trust_domain: &str,
+        now: Timestamp,
+        lifetime: SignedDuration,
+    ) -> Result<Self, rcgen::Error> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let params =
             params(&format!("identity.linkerd.{trust_domain}"), BasicConstraints::Constrained(0), now, lifetime);
-        let certificate = params.signed_by(&pair, &Issuer::from_params(&self.params, &self.pair))?.pem();
+        let certificate = params.signed_by(&pair, signer)?.pem();
         Ok(Self { certificate, key: Zeroizing::new(pair.serialize_pem()), params, pair })
     }
+}
+
+/// Makes an issuer under a root, whose private key is in a file in PEM.
+///
+/// # Errors
+/// When the key cannot be used, or the root cannot sign.
+pub(crate) fn issuer_of(
+    root: &ChainCertificate,
+    key: &[u8],
+    trust_domain: &str,
+    now: Timestamp,
+    lifetime: SignedDuration,
+) -> Result<NewAuthority, NotSigned> {
+    let signer = RootKey::of(root, key, "root")?;
+    let signer =
+        Issuer::from_ca_cert_der(&root.der.as_slice().into(), signer).map_err(|_| NotSigned::NoRoot("root"))?;
+    let issuer = NewAuthority::issuer_by(&signer, trust_domain, now, lifetime).map_err(|_| NotSigned::Signing)?;
+    let blocks = pem::blocks(issuer.certificate.as_bytes());
+    let made = blocks.first().and_then(|block| ChainCertificate::parse(&block.as_ref().ok()?.der));
+    // The library writes the name of the root anew, and verifiers compare bytes.
+    made.filter(|made| made.is_signed_by(root)).ok_or(NotSigned::Name)?;
+    Ok(issuer)
 }
 
 fn params(name: &str, constraints: BasicConstraints, now: Timestamp, lifetime: SignedDuration) -> CertificateParams {
@@ -115,7 +204,7 @@ fn params(name: &str, constraints: BasicConstraints, now: Timestamp, lifetime: S
     params.is_ca = IsCa::Ca(constraints);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.use_authority_key_identifier_extension = true;
-    params.serial_number = Some(SerialNumber::from_slice(&serial()));
+    params.serial_number = Some(SerialNumber::from_slice(&positive(rand::random())));
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let at = |time: Timestamp| epoch + std::time::Duration::from_secs(time.as_second().try_into().unwrap_or_default());
     let (begin, end) = validity(now, lifetime);
@@ -133,46 +222,29 @@ pub(crate) fn bridge(
     old_key: &[u8],
     now: Timestamp,
     lifetime: SignedDuration,
-) -> Result<ChainCertificate, NoBridge> {
+) -> Result<ChainCertificate, NotSigned> {
     if new.is_twin_of(old) {
-        return Err(NoBridge::SameRoot);
+        return Err(NotSigned::SameRoot);
     }
-    for (root, name) in [(new, "new"), (old, "old")] {
-        if !root.is_authority() || !root.is_signed_by(root) {
-            return Err(NoBridge::NoRoot(name));
-        }
+    if !is_root(new) {
+        return Err(NotSigned::NoRoot("new root"));
     }
-    if old.path_length() == Some(0) {
-        return Err(NoBridge::PathLength);
-    }
-    let public = SubjectKey::parse(&old.key_info);
-    let public = public.map_err(|_| NoBridge::Key("is of a kind that is not supported: use openssl".to_owned()))?;
-    let key = SigningKey::from_pem(old_key, &public).map_err(|problem| match problem {
-        UnusableKey::File(sentence) => NoBridge::Key(sentence),
-        UnusableKey::Mismatch => NoBridge::OtherKey,
-    })?;
+    let RootKey { key, .. } = RootKey::of(old, old_key, "old root")?;
     let signed = to_be_signed(new, old, key.algorithm(), validity(now, lifetime));
-    let signature = key.sign(&signed).ok_or(NoBridge::Signing)?;
-    let mut writer = DerWriter::with_capacity(signed.len() + 128);
-    writer.prepend(signature.as_ref());
-    // No unused bits.
-    writer.prepend(&[0]);
-    writer.wrap(der::BIT_STRING, 0);
-    writer.prepend(key.algorithm());
-    writer.prepend(&signed);
-    writer.wrap(der::SEQUENCE, 0);
-    let bridge = ChainCertificate::parse(&writer.finish()).ok_or(NoBridge::Signing)?;
+    let signature = key.sign(&signed).ok_or(NotSigned::Signing)?;
+    let der = certificate(key.algorithm(), &signed, signature.as_ref());
+    let bridge = ChainCertificate::parse(&der).ok_or(NotSigned::Signing)?;
     verify(&bridge, old, now)?;
     Ok(bridge)
 }
 
 /// Verifies a leaf over the bridge, as a proxy does that knows only the old root.
-fn verify(bridge: &ChainCertificate, old: &ChainCertificate, now: Timestamp) -> Result<(), NoBridge> {
+fn verify(bridge: &ChainCertificate, old: &ChainCertificate, now: Timestamp) -> Result<(), NotSigned> {
     const ANY: &str = "any.any.serviceaccount.identity.linkerd.cluster.local";
-    let refused = |error: &webpki::Error| NoBridge::Refused(sentence(error));
-    let old = RootCertificate::parse(&old.der).ok_or(NoBridge::NoRoot("old"))?;
+    let refused = |error: &webpki::Error| NotSigned::Refused(sentence(error));
+    let old = RootCertificate::parse(&old.der).ok_or(NotSigned::NoRoot("old root"))?;
     let chain = [bridge.clone()];
-    let leaf = UnsignedLeaf::new(&chain, ANY, now).ok_or(NoBridge::Signing)?;
+    let leaf = UnsignedLeaf::new(&chain, ANY, now).ok_or(NotSigned::Signing)?;
     leaf.reached(std::slice::from_ref(&old)).map(|_| ()).map_err(|error| refused(&error))
 }
 
@@ -212,17 +284,10 @@ fn to_be_signed(
     writer.wrap(der::SEQUENCE, position);
     writer.prepend(&old.subject);
     writer.prepend(algorithm);
-    writer.element(der::INTEGER, &serial());
+    writer.element(der::INTEGER, &positive(rand::random()));
     writer.prepend(VERSION);
     writer.wrap(der::SEQUENCE, 0);
     writer.finish()
-}
-
-/// Returns a random number that is positive, and has no zeros in front.
-fn serial() -> [u8; 16] {
-    let mut serial: [u8; 16] = rand::random();
-    serial[0] = serial[0] & 0x7f | 0x40;
-    serial
 }
 
 fn validity(now: Timestamp, lifetime: SignedDuration) -> (Timestamp, Timestamp) {
@@ -299,9 +364,9 @@ mod tests {
         let short = TestCa { pem: params.self_signed(&short_key).unwrap().pem(), key: short_key, params };
         let no_authority = new.signs("leaf", |params| params.is_ca = IsCa::ExplicitNoCa);
         for (new, old, key, why) in [
-            (&new, &old, &*new.key.serialize_pem(), "the key is not the key of the old root"),
-            (&new, &old, "", "the key file of the old root has no private key"),
-            (&new, &old, &new.pem, "the key file of the old root begins with a block CERTIFICATE"),
+            (&new, &old, &*new.key.serialize_pem(), "the key is not the key of the root that signs"),
+            (&new, &old, "", "the key file of the root has no private key"),
+            (&new, &old, &new.pem, "the key file of the root begins with a block CERTIFICATE"),
             (&old, &old, &key, "both roots have the same name and the same key"),
             (
                 &new,
@@ -316,6 +381,31 @@ mod tests {
         ] {
             let problem = made(new, old, key).unwrap_err();
             assert!(problem.contains(why), "{problem}");
+        }
+    }
+
+    #[test]
+    fn an_issuer_is_signed_with_the_key_of_a_root_that_others_made() {
+        let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+        let TestCa { mut params, .. } = TestCa::root("many");
+        params.distinguished_name.push(DnType::OrganizationName, "Example");
+        params.distinguished_name.push(DnType::CountryName, rcgen::DnValue::PrintableString("DE".try_into().unwrap()));
+        let many = TestCa { pem: params.self_signed(&p384).unwrap().pem(), key: p384, params };
+        for root in [TestCa::root("old"), many] {
+            let signed = |certificate: &str, key: &KeyPair| {
+                issuer_of(&parse(certificate), key.serialize_pem().as_bytes(), "cluster.local", now(), WEEK)
+            };
+            let issuer = signed(&root.pem, &root.key).ok().unwrap();
+            let parsed = parse(&issuer.certificate);
+            assert_eq!((parsed.name().as_str(), parsed.path_length()), ("identity.linkerd.cluster.local", Some(0)));
+            assert_eq!(reached(&[&parsed], &[&root.pem], 0).len(), 1);
+            let public = SubjectKey::parse(&parsed.key_info).unwrap();
+            assert!(SigningKey::from_pem(issuer.key.as_bytes(), &public).is_ok());
+            let other = TestCa::root("other");
+            assert_eq!(signed(&root.pem, &other.key).err().map(|why| why.to_string().contains("key")), Some(true));
+            let below = root.signs("below", |_| {});
+            let problem = signed(&below.pem, &below.key).err().unwrap().to_string();
+            assert!(problem.contains("the certificate of the root is none of a root"), "{problem}");
         }
     }
 }

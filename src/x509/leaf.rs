@@ -9,7 +9,7 @@ use jiff::{Timestamp, civil::DateTime, tz::Offset};
 use super::der::{self, DerWriter};
 
 /// The version 3, in its explicit tag.
-const VERSION: &[u8] = &[0xa0, 0x03, 0x02, 0x01, 0x02];
+pub(super) const VERSION: &[u8] = &[0xa0, 0x03, 0x02, 0x01, 0x02];
 /// The extension keyUsage: critical, digitalSignature and keyEncipherment.
 const KEY_USAGE: &[u8] = &[0x30, 0x0e, 6, 3, 0x55, 0x1d, 0x0f, 1, 1, 0xff, 4, 4, 3, 2, 0x05, 0xa0];
 /// The extension extKeyUsage: serverAuth and clientAuth.
@@ -101,16 +101,21 @@ impl LeafTemplate {
 
     /// Returns the certificate of what was signed.
     pub(crate) fn certificate(&self, signed: &[u8], signature: &[u8]) -> Vec<u8> {
-        let mut writer = DerWriter::with_capacity(signed.len() + self.algorithm.len() + signature.len() + 16);
-        writer.prepend(signature);
-        // No unused bits.
-        writer.prepend(&[0]);
-        writer.wrap(der::BIT_STRING, 0);
-        writer.prepend(&self.algorithm);
-        writer.prepend(signed);
-        writer.wrap(der::SEQUENCE, 0);
-        writer.finish()
+        certificate(&self.algorithm, signed, signature)
     }
+}
+
+/// Returns the certificate of what was signed with this algorithm, an AlgorithmIdentifier in DER.
+pub(crate) fn certificate(algorithm: &[u8], signed: &[u8], signature: &[u8]) -> Vec<u8> {
+    let mut writer = DerWriter::with_capacity(signed.len() + algorithm.len() + signature.len() + 16);
+    writer.prepend(signature);
+    // No unused bits.
+    writer.prepend(&[0]);
+    writer.wrap(der::BIT_STRING, 0);
+    writer.prepend(algorithm);
+    writer.prepend(signed);
+    writer.wrap(der::SEQUENCE, 0);
+    writer.finish()
 }
 
 /// Writes the last extension. RFC 5280 requires that it is critical when the subject is empty.
@@ -126,7 +131,7 @@ fn subject_alternative_name(writer: &mut DerWriter, leaf: &LeafParts<'_>) {
 }
 
 /// Returns a serial number of as many bytes that is positive, and has no zeros in front.
-fn positive(mut serial: [u8; 16]) -> [u8; 16] {
+pub(crate) fn positive(mut serial: [u8; 16]) -> [u8; 16] {
     serial[0] = serial[0] & 0x7f | 0x40;
     serial
 }

@@ -224,6 +224,27 @@ async fn the_printed_commands_replace_the_root_and_keep_the_other_roots_of_the_b
 }
 
 #[tokio::test]
+async fn an_issuer_is_renewed_under_its_root() -> Result<()> {
+    let root = MeshAuthority::root("root.linkerd.cluster.local")?;
+    let mesh = TrustMesh::create(&root).await?;
+    mesh.put_pod("web-1", &root.pem()).await?;
+    fs::write(mesh.path("ca.crt")?, root.pem())?;
+    fs::write(mesh.path("ca.key")?, root.key_pem())?;
+    let (folder, ca, key) = (mesh.path("issuer")?, mesh.path("ca.crt")?, mesh.path("ca.key")?);
+    let namespace = mesh.namespace.name();
+    let args = ["trust", "issuer", &folder, "--root", &ca, "--key", &key, "--days", "20", "--namespace", namespace];
+    let made = Ended::operator(&args, Duration::from_secs(30)).await?;
+    ensure!(made.code == Some(0) && !made.stdout.contains("PRIVATE"), "{made:?}");
+    let tls = made.stdout.lines().find_map(|line| line.strip_prefix("   ")).context("no command")?;
+    mesh.shell(tls).await?;
+    let report = mesh.expect(0, "nothing to do").await?;
+    let expires: k8s_openapi::jiff::Timestamp = report["issuer"]["expires"].as_str().context("no end")?.parse()?;
+    let left = expires.duration_since(k8s_openapi::jiff::Timestamp::now()).as_hours();
+    ensure!((19 * 24..=20 * 24).contains(&left), "{left} h");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_user_without_the_secret_of_the_issuer_sees_the_rest() -> Result<()> {
     let root = MeshAuthority::root("root.linkerd.cluster.local")?;
     let mesh = TrustMesh::create(&root).await?;

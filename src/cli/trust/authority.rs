@@ -18,11 +18,13 @@ use zeroize::Zeroizing;
 
 use super::super::terminal::write;
 use crate::x509::{
-    authority::{NewAuthority, bridge},
+    authority::{NewAuthority, bridge, issuer_of},
     certificate::ChainCertificate,
     chain, pem,
 };
 
+/// The end of a command that writes an object as `kubectl create` prints it.
+const APPLY: &str = "--dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -";
 const KEY_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
 const CERTIFICATE_MODE: u32 = 0o644;
@@ -57,7 +59,34 @@ pub struct NewRootArgs {
     #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
     pub bridge_days: u16,
 
-    /// Namespace of Linkerd's control plane, in the commands that are printed
+    /// Namespace of Linkerd's control plane
+    #[arg(long, short, value_name = "NAME", default_value = "linkerd", value_parser = domain)]
+    pub namespace: String,
+
+    /// Trust domain of the mesh
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local", value_parser = domain)]
+    pub trust_domain: String,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct IssuerArgs {
+    /// Folder for the new files
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+
+    /// Certificate of the root
+    #[arg(long, value_name = "FILE")]
+    pub root: PathBuf,
+
+    /// Private key of the root: ECDSA, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+
+    /// Days until the issuer ends
+    #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
+    pub days: u16,
+
+    /// Namespace of Linkerd's control plane
     #[arg(long, short, value_name = "NAME", default_value = "linkerd", value_parser = domain)]
     pub namespace: String,
 
@@ -118,24 +147,16 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
     let bridged = bridged.context("cannot sign a bridge")?.map(|bridge| pem::certificate(&bridge.der));
 
     let folder = &args.folder;
-    let created = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder);
-    created.with_context(|| format!("cannot create {}", folder.display()))?;
     let chain = format!("{}{}", issuer.certificate, bridged.as_deref().unwrap_or_default());
-    let files = [
-        ("ca.crt", &*new.certificate, CERTIFICATE_MODE),
-        ("ca.key", &new.key, KEY_MODE),
-        ("issuer.crt", &chain, CERTIFICATE_MODE),
-        ("issuer.key", &issuer.key, KEY_MODE),
-    ];
-    // All or none: half of the files of two runs would not belong together.
-    if let Some(existing) =
-        files.iter().map(|(name, ..)| folder.join(name)).find(|file| file.symlink_metadata().is_ok())
-    {
-        bail!("{} exists: give another folder", existing.display());
-    }
-    for (name, text, mode) in files {
-        create(&folder.join(name), text, mode)?;
-    }
+    create_all(
+        folder,
+        &[
+            ("ca.crt", &*new.certificate, CERTIFICATE_MODE),
+            ("ca.key", &new.key, KEY_MODE),
+            ("issuer.crt", &chain, CERTIFICATE_MODE),
+            ("issuer.key", &issuer.key, KEY_MODE),
+        ],
+    )?;
     write(&advice(folder, &args.namespace, bridged.is_some()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -148,11 +169,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
         true => "No proxy has to restart. In this order:",
         false => "Without a bridge, each proxy must restart between step 1 and step 2. In this order:",
     };
-    let apply = "--dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -";
-    let create = format!("kubectl -n {namespace} create secret");
-    let tls = format!("{create} tls linkerd-identity-issuer --cert={at}/issuer.crt --key={at}/issuer.key {apply}");
-    let files = format!("--from-file=crt.pem={at}/issuer.crt --from-file=key.pem={at}/issuer.key");
-    let chart = format!("{create} generic linkerd-identity-issuer {files} {apply}");
+    let (apply, secret) = (APPLY, write_secret(&at, namespace));
     format!(
         "{at}/ca.crt       the new root\n\
          {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
@@ -167,14 +184,36 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
             {{ cat {at}/ca.crt; kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
          -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt {apply}\n\
-         2. Write the issuer into its Secret, of cert-manager's form:\n   \
-            {tls}\n   \
-            or of the form of Linkerd's chart:\n   \
-            {chart}\n\
+         2. Write the issuer into its Secret, {secret}\
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n"
     )
+}
+
+/// Returns the end of the sentence that begins with the Secret, and its commands. `at` is the folder, quoted.
+fn write_secret(at: &str, namespace: &str) -> String {
+    let create = format!("kubectl -n {namespace} create secret");
+    let tls = format!("{create} tls linkerd-identity-issuer --cert={at}/issuer.crt --key={at}/issuer.key {APPLY}");
+    let files = format!("--from-file=crt.pem={at}/issuer.crt --from-file=key.pem={at}/issuer.key");
+    let chart = format!("{create} generic linkerd-identity-issuer {files} {APPLY}");
+    format!("of cert-manager's form:\n   {tls}\n   or of the form of Linkerd's chart:\n   {chart}\n")
+}
+
+/// Makes an issuer under a root.
+pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
+    let (root, key) = (root(&args.root)?, read_key(&args.key)?);
+    let issuer = issuer_of(&root, &key, &args.trust_domain, Timestamp::now(), lifetime(args.days));
+    let issuer = issuer.context("cannot sign an issuer")?;
+    create_all(
+        &args.folder,
+        &[("issuer.crt", &issuer.certificate, CERTIFICATE_MODE), ("issuer.key", &issuer.key, KEY_MODE)],
+    )?;
+    let secret = write_secret(&quoted(&args.folder.display().to_string()), &args.namespace);
+    write(&format!(
+        "No proxy has to restart. If a bridge is in use, append it to issuer.crt. Write the issuer into its Secret, {secret}"
+    ))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns a text as one word of a shell.
@@ -228,6 +267,17 @@ fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
         bail!("{} is longer than {LONGEST_FILE} bytes", file.display());
     }
     Ok(Zeroizing::new(fs::read(file).with_context(|| format!("cannot read {}", file.display()))?))
+}
+
+/// Writes files with their modes into a folder: all or none, because half of the files of two runs do not belong together.
+fn create_all(folder: &Path, files: &[(&str, &str, u32)]) -> Result<()> {
+    let created = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder);
+    created.with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut paths = files.iter().map(|(name, ..)| folder.join(name));
+    if let Some(existing) = paths.find(|file| file.symlink_metadata().is_ok()) {
+        bail!("{} exists: give another folder", existing.display());
+    }
+    files.iter().try_for_each(|(name, text, mode)| create(&folder.join(name), text, *mode))
 }
 
 /// Writes a file that does not exist yet.

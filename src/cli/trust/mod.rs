@@ -1,7 +1,7 @@
 //! `linkerd-operator trust` prints what the proxies of a mesh trust, and the next step of a rotation of its roots.
 //!
 //! In: a cluster, which is only read; the operator need not be installed. Out: a [`TrustReport`], and exit code 1 if
-//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new` and `bridge` write files on this
+//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new`, `issuer` and `bridge` write files on this
 //! machine, and read no cluster. Always holds: no private key is printed, and none of the cluster is read into a value.
 
 mod authority;
@@ -18,7 +18,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use clap_complete::ArgValueCompleter;
 
 use self::{
-    authority::{BridgeArgs, NewRootArgs},
+    authority::{BridgeArgs, IssuerArgs, NewRootArgs},
     probe::ProbeArgs,
 };
 use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
@@ -49,6 +49,8 @@ pub struct TrustArgs {
 pub enum TrustCommand {
     /// Makes a root, its issuer, and a bridge from the old root
     New(NewRootArgs),
+    /// Makes an issuer under a root
+    Issuer(IssuerArgs),
     /// Signs a new root with the key of the old one, so that no proxy has to restart
     Bridge(BridgeArgs),
     /// Prints the certificate that a proxy presents, and who accepts it
@@ -58,6 +60,7 @@ pub enum TrustCommand {
 pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
     match args.command {
         Some(TrustCommand::New(new)) => authority::new_root(&new),
+        Some(TrustCommand::Issuer(issuer)) => authority::new_issuer(&issuer),
         Some(TrustCommand::Bridge(bridge)) => authority::write_bridge(&bridge),
         Some(TrustCommand::Probe(args)) => probe::probe(&args).await,
         None => {
