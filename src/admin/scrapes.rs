@@ -6,7 +6,13 @@
 //! slowly clients read them. With thousands of streams, a text has some MiB, and making it takes most of a second in a
 //! debug build.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use hyper::body::Bytes;
 use prometheus::Registry;
@@ -32,6 +38,8 @@ pub struct Scrapes {
     registry: Registry,
     /// Locked while a text is made, and in the pause before it.
     latest: Arc<Mutex<Option<LatestScrape>>>,
+    /// The number of requests that wait for the lock.
+    waiting: Arc<AtomicUsize>,
     texts: Arc<Semaphore>,
 }
 
@@ -41,6 +49,22 @@ struct LatestScrape {
     next: Instant,
     /// The result, as long as requests wait that it answers.
     scrape: Option<Scrape>,
+}
+
+/// A request that waits for the lock. It is counted until it has the lock, or its client disconnects.
+struct WaitingRequest(Arc<AtomicUsize>);
+
+impl WaitingRequest {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for WaitingRequest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A text with its place.
@@ -59,7 +83,7 @@ impl AsRef<[u8]> for MetricsText {
 
 impl Scrapes {
     pub fn new(registry: Registry) -> Self {
-        Self { registry, latest: Arc::default(), texts: Arc::new(Semaphore::new(TEXTS)) }
+        Self { registry, latest: Arc::default(), waiting: Arc::default(), texts: Arc::new(Semaphore::new(TEXTS)) }
     }
 
     /// Answers a request that arrives now.
@@ -68,24 +92,30 @@ impl Scrapes {
     /// Fails if a metric family is inconsistent.
     pub(super) async fn scrape(&self) -> Scrape {
         let arrived = Instant::now();
+        let waiting = WaitingRequest::new(&self.waiting);
         let mut latest = Arc::clone(&self.latest).lock_owned().await;
-        let is_awaited = is_awaited(&latest);
+        drop(waiting);
         if let Some(latest) = &mut *latest {
             if let Some(shared) = latest.scrape.take().filter(|_| arrived <= latest.begun) {
-                latest.scrape = is_awaited.then(|| shared.clone());
+                latest.scrape = is_awaited(&self.waiting).then(|| shared.clone());
                 return shared;
             }
             sleep_until(latest.next).await;
         }
         let Ok(place) = Arc::clone(&self.texts).acquire_owned().await else { return closed() };
-        let registry = self.registry.clone();
+        let (registry, waiting) = (self.registry.clone(), Arc::clone(&self.waiting));
         // The thread holds the lock, so that a client that disconnects does not make room for another text.
-        spawn_blocking(move || make(&registry, place, latest)).await.unwrap_or_else(|_| closed())
+        spawn_blocking(move || make(&registry, place, latest, &waiting)).await.unwrap_or_else(|_| closed())
     }
 }
 
 /// Makes a text, and shares it with the requests that wait.
-fn make(registry: &Registry, place: OwnedSemaphorePermit, mut latest: OwnedMutexGuard<Option<LatestScrape>>) -> Scrape {
+fn make(
+    registry: &Registry,
+    place: OwnedSemaphorePermit,
+    mut latest: OwnedMutexGuard<Option<LatestScrape>>,
+    waiting: &AtomicUsize,
+) -> Scrape {
     let begun = Instant::now();
     let scrape = metrics::encode(registry).map_err(|error| error.to_string()).map(|mut text| {
         text.shrink_to_fit();
@@ -93,13 +123,12 @@ fn make(registry: &Registry, place: OwnedSemaphorePermit, mut latest: OwnedMutex
     });
     let ended = Instant::now();
     let next = ended + (PAUSE * (ended - begun)).min(LONGEST_PAUSE);
-    *latest = Some(LatestScrape { begun, next, scrape: is_awaited(&latest).then(|| scrape.clone()) });
+    *latest = Some(LatestScrape { begun, next, scrape: is_awaited(waiting).then(|| scrape.clone()) });
     scrape
 }
 
-/// Returns whether other requests wait for the lock. Each has a reference, besides that of [`Scrapes`] and this one.
-fn is_awaited(latest: &OwnedMutexGuard<Option<LatestScrape>>) -> bool {
-    Arc::strong_count(OwnedMutexGuard::mutex(latest)) > 2
+fn is_awaited(waiting: &AtomicUsize) -> bool {
+    waiting.load(Ordering::Relaxed) > 0
 }
 
 /// The result if a collector panics, or if the process ends.
