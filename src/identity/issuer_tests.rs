@@ -17,7 +17,6 @@ use super::{
 use crate::x509::{
     anchors::AnchorBundle,
     certificate::sha256,
-    chain,
     testing::{DAY, NOW, TestCa, der, now, pem_of, valid},
 };
 
@@ -470,33 +469,5 @@ proptest! {
         drop(Issuer::load(&changed(file), key.as_bytes(), &roots, &domain(), now()));
         drop(Issuer::load(file.as_bytes(), &changed(key), &roots, &domain(), now()));
         drop(AnchorBundle::parse(&changed(fixture("rsa-root.crt"))));
-    }
-}
-
-/// Others find out without the key which roots an issuer reaches. The leaf that has a signature decides here.
-#[test]
-fn the_roots_of_an_issuer_are_found_without_its_key() {
-    let (old, new, other) = (TestCa::root("old"), TestCa::root("new"), TestCa::root("other"));
-    let bridge = old.signs_again(&new, |_| {});
-    let expired = old.signs_again(&new, |params| valid(params, -2 * DAY, -DAY));
-    let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
-    let issuers = [new.signs("issuer", |_| {}), new.signs_key("issuer", p384, |_| {})];
-    let constrained = new.signs("constrained", |params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
-    let below = constrained.signs("below", |_| {});
-    let roots = [&old, &new, &other];
-    let mut files: Vec<Vec<&TestCa>> = vec![vec![&old], vec![&new], vec![&below, &constrained]];
-    for issuer in &issuers {
-        files.extend([vec![issuer], vec![issuer, &bridge], vec![issuer, &expired], vec![issuer, &new, &bridge]]);
-    }
-    let anchors = AnchorBundle::parse(pem_of(&roots).as_bytes()).unwrap();
-    let name = domain().identity_service();
-    for (at, file) in files.iter().enumerate() {
-        let with_key = load_of(file, &roots).ok().map(|issuer| issuer.roots().to_vec());
-        let (own, others) = chain::read(pem_of(file).as_bytes()).unwrap();
-        let sent = chain::sent(own, others, now());
-        let reached = chain::UnsignedLeaf::new(&sent, &name, now()).and_then(|leaf| leaf.reached(anchors.roots()).ok());
-        let without = reached.map(|roots| roots.into_iter().map(|root| root.sha256).collect::<Vec<_>>());
-        assert_eq!(without, with_key, "file {at}");
-        assert_eq!(with_key.is_none(), at == 2, "file {at}");
     }
 }

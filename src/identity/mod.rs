@@ -29,7 +29,7 @@ mod review;
 mod server;
 mod service;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod username;
 pub(crate) mod validity;
 

@@ -27,7 +27,7 @@ pub(super) fn fixture(title: &str) -> &'static str {
     part.split("## ").next().unwrap()
 }
 
-pub(super) fn domain() -> IdentityDomain {
+pub(crate) fn domain() -> IdentityDomain {
     IdentityDomain::new("linkerd", "cluster.local").unwrap()
 }
 
@@ -48,7 +48,7 @@ pub(super) fn load(file: &str, key: &str, roots: &str) -> Result<Issuer, IssuerP
 }
 
 /// Loads an issuer from the certificates in its file, the first with the key, and the trust anchors.
-pub(super) fn load_of(file: &[&TestCa], roots: &[&TestCa]) -> Result<Issuer, IssuerProblem> {
+pub(crate) fn load_of(file: &[&TestCa], roots: &[&TestCa]) -> Result<Issuer, IssuerProblem> {
     load(&pem_of(file), &file[0].key.serialize_pem(), &pem_of(roots))
 }
 

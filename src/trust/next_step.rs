@@ -72,7 +72,7 @@ pub(super) fn next_step(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[Behin
 
 /// The step if something needed is not known.
 fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<RotationStep> {
-    let unread = |what: &str| RotationStep::only(format!("let somebody run this command who may read {what}"));
+    let unread = |what: &str| RotationStep::only(format!("run this command as a user who can read {what}"));
     match &seen.bundle {
         Err(NotSeen::Unread(_)) => return Some(unread("the ConfigMaps of Linkerd's namespace")),
         Err(NotSeen::Missing(_)) if roots.groups.is_empty() => {

@@ -110,7 +110,7 @@ pub struct ProxyTotals {
     pub refusing: usize,
     /// Those that read the bundle when they start, such as the control plane's: they do not show it.
     pub from_config_map: usize,
-    /// Those with a bundle that nobody else in the mesh trusts. They connect to nobody, and hold nothing.
+    /// Those that trust no root of the mesh. They hold no step.
     pub cut_off: usize,
     /// Those with one of too many different bundles.
     pub unread: usize,

@@ -19,7 +19,7 @@ use crate::x509::{
 
 /// The part of all proxies that makes a root one of the mesh, also within one namespace.
 const SHARE: usize = 10;
-/// The maximum number of roots outside the bundle for which it is found out whether certificates reach them.
+/// The maximum number of roots outside the bundle that are tested for whether certificates reach them.
 const MAX_TESTED: usize = 200;
 
 /// The roots, the issuer and the proxies, put together.

@@ -15,7 +15,7 @@ const MAX_BUNDLES: usize = 500;
 const MAX_ROOTS: usize = 50;
 /// The maximum length of an environment variable in Linux, in bytes.
 const LONGEST_BUNDLE: usize = 128 << 10;
-/// How long a proxy may take from a change of the issuer until it asks again, beside the lifetime of its certificate.
+/// How long a proxy may take from a change of the issuer until its next request, beside the lifetime of its certificate.
 const SPARE: SignedDuration = SignedDuration::from_mins(3);
 /// The maximum number of workloads that are remembered for each bundle.
 const MAX_WORKLOADS: usize = 1_000;

@@ -274,7 +274,7 @@ fn a_root_that_leaves_the_bundle_too_early_is_reported() {
     assert_eq!(mesh(-3600, -2 * DAY).verdict(), TrustVerdict::Good, "the issuer was renewed later");
 }
 
-/// A certificate with the name and the key of a root is the same root for proxies, whoever signed it and until when.
+/// Proxies treat two certificates with the same name and the same key as one root.
 #[test]
 fn a_twin_of_a_root_in_the_pod_of_a_tenant_changes_nothing() {
     let pki = Pki::new();
@@ -379,12 +379,12 @@ fn what_cannot_be_read_is_said_and_the_rest_is_shown() {
     let report = mesh.report();
     assert_eq!((report.verdict, report.roots[0].reached, report.roots[0].trusted_by), (TrustVerdict::Warning, None, 2));
     reports(&report, TrustVerdict::Warning, "it is unknown whether proxies accept new certificates: Secret");
-    mesh.next("let somebody run this command who may read the Secret");
+    mesh.next("run this command as a user who can read the Secret");
     mesh.0.issuer = Err(NotSeen::Missing("Secret linkerd-identity-issuer does not exist".to_owned()));
     reports(&mesh.report(), TrustVerdict::Broken, "Secret linkerd-identity-issuer does not exist");
     mesh.next("restore the Secret");
     mesh.0.bundle = Err(NotSeen::Unread("ConfigMap linkerd-identity-trust-roots: forbidden".to_owned()));
-    mesh.next("let somebody run this command who may read the ConfigMaps");
+    mesh.next("run this command as a user who can read the ConfigMaps");
     mesh.0.bundle = Err(NotSeen::Missing("it does not exist".to_owned()));
     reports(&mesh.report(), TrustVerdict::Broken, "ConfigMap linkerd-identity-trust-roots: it does not exist");
     mesh.next("restore the bundle");

@@ -54,7 +54,7 @@ pub(crate) enum NotSigned {
     #[error("the key is not the key of the root that signs")]
     OtherKey,
     #[error(
-        "the certificate of the {0} is none of a root: it must sign itself, and be a certificate authority. For an \
+        "the certificate of the {0} is not a root certificate: a root signs itself, and is a certificate authority. For an \
          intermediate certificate, give the root that signed it"
     )]
     NoRoot(&'static str),
@@ -372,11 +372,11 @@ mod tests {
                 &new,
                 &no_authority,
                 &no_authority.key.serialize_pem(),
-                "the certificate of the old root is none of a root",
+                "the certificate of the old root is not a root certificate",
             ),
             (&new, &intermediate, &intermediate.key.serialize_pem(), "give the root that signed it"),
-            (&intermediate, &old, &key, "the certificate of the new root is none of a root"),
-            (&no_authority, &old, &key, "the certificate of the new root is none of a root"),
+            (&intermediate, &old, &key, "the certificate of the new root is not a root certificate"),
+            (&no_authority, &old, &key, "the certificate of the new root is not a root certificate"),
             (&new, &short, &short.key.serialize_pem(), "allows no certificate authority below it"),
         ] {
             let problem = made(new, old, key).unwrap_err();
@@ -405,7 +405,7 @@ mod tests {
             assert_eq!(signed(&root.pem, &other.key).err().map(|why| why.to_string().contains("key")), Some(true));
             let below = root.signs("below", |_| {});
             let problem = signed(&below.pem, &below.key).err().unwrap().to_string();
-            assert!(problem.contains("the certificate of the root is none of a root"), "{problem}");
+            assert!(problem.contains("the certificate of the root is not a root certificate"), "{problem}");
         }
     }
 }

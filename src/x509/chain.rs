@@ -20,7 +20,7 @@ use super::{
 const LONGEST_FILE: usize = 16;
 /// How long the leaf that tests a chain is valid, before and after the time of the test.
 const TEST_VALIDITY: SignedDuration = SignedDuration::from_secs(1);
-/// An algorithm that nobody signs with: a number of the arc that is reserved for examples.
+/// The identifier of no real algorithm: it is from the arc that is reserved for examples.
 const NO_ALGORITHM: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x88, 0x37, 0x01];
 
 /// Returns the first certificate of a file, which is the issuer's, and the others.
@@ -141,5 +141,47 @@ impl SignatureVerificationAlgorithm for Unsigned<'_> {
     fn signature_alg_id(&self) -> AlgorithmIdentifier {
         // Without the tag and the length of its sequence.
         const { AlgorithmIdentifier::from_slice(NO_ALGORITHM.split_at(2).1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, IsCa, KeyPair, PKCS_ECDSA_P384_SHA384};
+
+    use super::*;
+    use crate::{
+        identity::testing::{domain, load_of},
+        x509::{
+            anchors::AnchorBundle,
+            testing::{DAY, TestCa, now, pem_of, valid},
+        },
+    };
+
+    /// The oracle is the identity service, which signs a leaf with the key.
+    #[test]
+    fn the_roots_of_an_issuer_are_found_without_its_key() {
+        let (old, new, other) = (TestCa::root("old"), TestCa::root("new"), TestCa::root("other"));
+        let bridge = old.signs_again(&new, |_| {});
+        let expired = old.signs_again(&new, |params| valid(params, -2 * DAY, -DAY));
+        let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+        let issuers = [new.signs("issuer", |_| {}), new.signs_key("issuer", p384, |_| {})];
+        let constrained = new.signs("constrained", |params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
+        let below = constrained.signs("below", |_| {});
+        let roots = [&old, &new, &other];
+        let mut files: Vec<Vec<&TestCa>> = vec![vec![&old], vec![&new], vec![&below, &constrained]];
+        for issuer in &issuers {
+            files.extend([vec![issuer], vec![issuer, &bridge], vec![issuer, &expired], vec![issuer, &new, &bridge]]);
+        }
+        let anchors = AnchorBundle::parse(pem_of(&roots).as_bytes()).unwrap();
+        let name = domain().identity_service();
+        for (at, file) in files.iter().enumerate() {
+            let with_key = load_of(file, &roots).ok().map(|issuer| issuer.roots().to_vec());
+            let (own, others) = read(pem_of(file).as_bytes()).unwrap();
+            let sent = sent(own, others, now());
+            let reached = UnsignedLeaf::new(&sent, &name, now()).and_then(|leaf| leaf.reached(anchors.roots()).ok());
+            let without = reached.map(|roots| roots.into_iter().map(|root| root.sha256).collect::<Vec<_>>());
+            assert_eq!(without, with_key, "file {at}");
+            assert_eq!(with_key.is_none(), at == 2, "file {at}");
+        }
     }
 }

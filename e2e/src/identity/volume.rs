@@ -85,7 +85,7 @@ impl MeshAuthority {
     /// Signs a certificate for a proxy. Returns it in DER, and its key in PKCS #8.
     ///
     /// # Errors
-    /// Fails if the name is none of DNS.
+    /// Fails if the name is not a DNS name.
     pub fn signs_leaf(&self, identity: &str) -> Result<(Vec<u8>, Vec<u8>)> {
         let (key, mut params) = (KeyPair::generate()?, CertificateParams::new(vec![identity.to_owned()])?);
         params.distinguished_name = DistinguishedName::new();

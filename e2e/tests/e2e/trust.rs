@@ -263,7 +263,7 @@ async fn a_user_without_the_secret_of_the_issuer_sees_the_rest() -> Result<()> {
         "1 of 1",
         "it is unknown whether proxies accept",
         "Secret linkerd-identity-issuer: ",
-        "let somebody run this command",
+        "run this command as a user who can read",
     ] {
         ensure!(ended.stdout.contains(part), "no {part}: {}", ended.stdout);
     }

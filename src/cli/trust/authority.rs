@@ -177,7 +177,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          {at}/issuer.key   the key of the issuer\n\
          \n\
          {order}\n\
-         0. Save what there is, to go back:\n   \
+         0. Save the present objects, for a rollback:\n   \
             kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer -o yaml > \
          {at}/before.yaml\n\
          1. Add the root to the bundle:\n   \

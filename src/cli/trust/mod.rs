@@ -2,7 +2,7 @@
 //!
 //! In: a cluster, which is only read; the operator need not be installed. Out: a [`TrustReport`], and exit code 1 if
 //! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new`, `issuer` and `bridge` write files on this
-//! machine, and read no cluster. Always holds: no private key is printed, and none of the cluster is read into a value.
+//! machine, and read no cluster. Always holds: no private key is printed, and the key in the Secret is skipped.
 
 mod authority;
 mod cert_manager;
@@ -53,7 +53,7 @@ pub enum TrustCommand {
     Issuer(IssuerArgs),
     /// Signs a new root with the key of the old one, so that no proxy has to restart
     Bridge(BridgeArgs),
-    /// Prints the certificate that a proxy presents, and who accepts it
+    /// Prints the certificate that a proxy presents, and the roots that verify it
     Probe(Box<ProbeArgs>),
 }
 

@@ -231,7 +231,7 @@ impl MeshedPod {
         let namespace = self.namespace().unwrap_or_default();
         let owner = self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
         let owner = owner.or_else(|| self.metadata.owner_references.as_ref()?.first());
-        // Who creates a Pod writes its owner, and the API server checks nothing of it.
+        // The creator of a Pod chooses its owner references, and the API server does not verify them.
         let owner = owner.filter(|owner| is_name(&owner.name) && is_kind(&owner.kind));
         let owner = owner.filter(|owner| !APPS.contains(&owner.kind.as_str()) || owner.api_version == "apps/v1");
         let (kind, name) = match owner {

@@ -43,8 +43,8 @@ pub struct Injected {
     /// The hash of the configuration; `None` if the proxy was injected without a LinkerdConfig.
     pub marker: Option<Box<str>>,
     pub proxy_version: Option<Box<str>>,
-    /// `None` if the Pod does not show them, as where the proxy gets them from a ConfigMap when it starts. Nobody can
-    /// change them in a Pod, unlike Linkerd's annotation with their hash.
+    /// `None` if the Pod does not show them, as where the proxy gets them from a ConfigMap when it starts. They are
+    /// immutable in a Pod, unlike Linkerd's annotation with their hash.
     pub trust_anchors: Option<Arc<AnchorSet>>,
     /// Whether an annotation of the Pod or its namespace selects the proxy.
     pub pinned: bool,

@@ -62,7 +62,7 @@ impl<'a> PodCounts<'a> {
             }
             pod_counts.suspects +=
                 i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
-            // A Pod that does not run talks to nobody, and costs a tenant nothing.
+            // A Pod that is not running opens no connection, and a tenant can create any number of such Pods.
             let runs = meshed && pod.phase == PodPhase::Running;
             if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_anchors.as_ref()).filter(|_| runs) {
                 let key = (Arc::clone(carried), Arc::clone(&pod.key.namespace));
