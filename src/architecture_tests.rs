@@ -13,11 +13,12 @@ use self::file_graph::{circles, file_graph, one_way_around};
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 7] = [
+const JOBS: [&str; 8] = [
     "destination",
     "external_workload",
     "identity",
     "linkerd_config",
+    "linkerd_trust",
     "proxy_injector",
     "service_profile_validator",
     "webhook_certificates",
@@ -164,8 +165,27 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("trust", &["text", "x509"]),
+    ("trust", &["api", "go", "text", "values", "x509"]),
     ("summary", &["api", "cluster", "reasons", "text"]),
+    (
+        "linkerd_trust",
+        &[
+            "api",
+            "cluster",
+            "contain",
+            "controller",
+            "events",
+            "lease",
+            "queue",
+            "retry",
+            "tasks",
+            "text",
+            "trust",
+            "values",
+            "write",
+            "x509",
+        ],
+    ),
     ("explain", &["api", "cluster", "linkerd_config", "rollout", "summary", "text", "values"]),
     (
         "dashboard",
@@ -244,6 +264,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "identity",
             "lease",
             "linkerd_config",
+            "linkerd_trust",
             "listen",
             "metrics",
             "proxy_injector",

@@ -17,10 +17,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    api::LinkerdConfig,
+    api::{LinkerdConfig, LinkerdTrust},
     args::Args,
     drop_in::DROP_INS,
-    reasons::{CONDITIONS, ConditionReasons, EVENTS, ReasonEntry, ReasonGroup, WORKLOADS},
+    reasons::{CONDITIONS, ConditionReasons, EVENTS, ReasonEntry, ReasonGroup, TRUST_CONDITIONS, WORKLOADS},
     testing::{files, repository},
 };
 
@@ -323,11 +323,19 @@ fn the_page_of_the_custom_resource_is_generated_from_its_definition() {
     );
     text.push('\n');
     fields(&properties["spec"], "spec", &mut text);
+    let trust = serde_json::to_value(LinkerdTrust::crd()).unwrap();
+    let of_trust = &trust["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    text.push_str(
+        "\n## LinkerdTrust\n\nA cluster-scoped resource. [Trust anchors](../guides/trust-anchors.md) has examples.\n\n",
+    );
+    fields(&of_trust["spec"], "spec", &mut text);
     assert_generated("reference/crd.md", &text);
     let mut text = "# Status of a LinkerdConfig\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
         `kubectl explain linkerdconfig.status` prints the same text.\n\n"
         .to_owned();
     fields(&properties["status"], "status", &mut text);
+    text.push_str("\n## LinkerdTrust\n\n`kubectl explain linkerdtrust.status` prints the same text.\n\n");
+    fields(&of_trust["status"], "status", &mut text);
     assert_generated("../internals/src/status.md", &text);
 }
 
@@ -370,6 +378,11 @@ fn the_page_of_reasons_is_generated_from_the_catalogue() {
         .to_owned();
     for ConditionReasons { condition, question, reasons } in CONDITIONS {
         write!(text, "\n### {condition}\n\n{question}\n\n").unwrap();
+        text.push_str(&entries(reasons));
+    }
+    text.push_str("\n## Conditions of a LinkerdTrust\n\nExpiring exists only while it is True.\n");
+    for ConditionReasons { condition, question, reasons } in TRUST_CONDITIONS {
+        write!(text, "\n### {condition} of a LinkerdTrust\n\n{question}\n\n").unwrap();
         text.push_str(&entries(reasons));
     }
     text.push_str("\n## Workloads\n");

@@ -58,6 +58,7 @@ pub mod identity;
 pub mod injection_probe;
 pub mod lease;
 pub mod linkerd_config;
+pub mod linkerd_trust;
 mod listen;
 pub mod manager;
 pub mod memory;

@@ -62,6 +62,7 @@ pub mod restarts;
 mod rig;
 mod shared;
 pub mod shipped;
+pub mod shown_proxy;
 pub mod slow_client;
 pub mod tls;
 pub mod validator;

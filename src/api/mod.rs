@@ -7,10 +7,12 @@ pub mod endpoint_slice;
 mod external_workload;
 mod label_selector;
 pub mod linkerd_config;
+pub mod linkerd_trust;
 mod metadata;
 mod namespaced_name;
 pub mod quantity;
 mod resource;
+mod schema;
 mod server;
 mod service_profile;
 mod uid;
@@ -21,6 +23,7 @@ pub use external_workload::{
 };
 pub use label_selector::{LabelSelectorObject, LabelSelectorRequirementObject};
 pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
+pub use linkerd_trust::{LinkerdTrust, LinkerdTrustSpec, LinkerdTrustStatus};
 pub use metadata::{
     BareMetadataOf, LinkerdMetadataOf, MetadataOf, last_update, lean_metadata, metadata_without_annotations,
     version_number,

@@ -333,6 +333,7 @@ fn each_manifest_has_a_template() {
 fn the_templates_of_the_crds_are_generated_from_them() {
     let crds = [
         ("linkerdconfigs", ""),
+        ("linkerdtrusts", ""),
         ("linkerd/externalworkloads", LINKERDS),
         ("linkerd/servers", LINKERDS),
         ("linkerd/serviceprofiles", LINKERDS),

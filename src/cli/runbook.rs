@@ -29,7 +29,7 @@ macro_rules! runbooks {
 }
 
 /// All pages, in the order of `config/prometheus/alerts.yaml`.
-const RUNBOOKS: [Runbook; 14] = runbooks![
+const RUNBOOKS: [Runbook; 16] = runbooks![
     "LinkerdOperatorDown",
     "LinkerdOperatorDegraded",
     "LinkerdOperatorWatchStale",
@@ -38,6 +38,8 @@ const RUNBOOKS: [Runbook; 14] = runbooks![
     "LinkerdConfigDenied",
     "LinkerdConfigStalled",
     "LinkerdConfigNotReady",
+    "LinkerdTrustBroken",
+    "LinkerdTrustExpires",
     "LinkerdConfigRolloutHalted",
     "LinkerdConfigPodsWithoutProxy",
     "LinkerdOperatorInjectorDown",

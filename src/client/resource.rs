@@ -4,7 +4,7 @@
 //! names is closed, so that the label of a metric has few values, whatever a path contains.
 
 /// The resources that the manager reads or writes.
-pub(super) const RESOURCES: [&str; 23] = [
+pub(super) const RESOURCES: [&str; 24] = [
     "configmaps",
     "controllerrevisions.apps",
     "daemonsets.apps",
@@ -15,6 +15,7 @@ pub(super) const RESOURCES: [&str; 23] = [
     "jobs.batch",
     "leases.coordination.k8s.io",
     "linkerdconfigs.config.linkerd.io",
+    "linkerdtrusts.config.linkerd.io",
     "mutatingwebhookconfigurations.admissionregistration.k8s.io",
     "namespaces",
     "nodes",

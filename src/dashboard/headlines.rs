@@ -1,17 +1,18 @@
 //! The banner of the page: the problems, worst first. Pure.
 //!
-//! In: the lines of `/ready`, the watches, the expiry of the certificate, the summaries of LinkerdConfigs. Out:
+//! In: the lines of `/ready`, the watches, the expiry of the certificate, the summaries of LinkerdConfigs, LinkerdTrusts. Out:
 //! sentences, each with what to do. Always holds: there is a first sentence, also if nothing is wrong; a kind that the
 //! cluster does not serve is no problem, unless it is LinkerdConfig.
 
-use std::{cmp::Reverse, time::Duration};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use super::overview::ConfigRow;
 use crate::{
-    cluster::{Kind, WatchReport},
+    api::linkerd_trust::{TrustCondition, TrustPhase, TrustReason},
+    cluster::{Kind, WatchReport, kinds::linkerd_trust::LinkerdTrust},
     summary::Attention,
     webhook::expired_at,
 };
@@ -22,6 +23,7 @@ const BRIEF: Duration = Duration::from_secs(10);
 const SHOWN: usize = 20;
 const PROCESS: &str = "Process";
 const CHECK: &str = "linkerd-operator check";
+const TRUST: &str = "linkerd-operator trust";
 
 /// One sentence about what needs attention, or that nothing does.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -88,6 +90,31 @@ impl Headline {
         }
     }
 
+    /// Returns what a LinkerdTrust reports; `None` if nothing is in progress and no certificate ends soon.
+    fn of_trust(LinkerdTrust { name, status, .. }: &LinkerdTrust) -> Option<Self> {
+        let condition = |type_: TrustCondition, is: &str| {
+            status.conditions.iter().find(|it| it.type_ == type_.as_str() && it.status == is)
+        };
+        let not_ready = condition(TrustCondition::Ready, "False").or(condition(TrustCondition::Accepted, "False"));
+        let found = not_ready.or(condition(TrustCondition::Expiring, "True"))?;
+        let waits = status.has(TrustCondition::Ready, TrustReason::RotationInProgress);
+        let attention = match status.phase {
+            Some(TrustPhase::Renewing) if waits => Attention::Progressing,
+            _ if waits => Attention::Waiting,
+            _ => Attention::Problem,
+        };
+        Some(Self {
+            attention,
+            subject: format!("LinkerdTrust {name}"),
+            reason: found.reason.clone(),
+            title: found.message.clone(),
+            sentence: None,
+            next: Some(status.next_step.clone()).filter(|next| !next.is_empty() && !waits),
+            command: (attention > Attention::Progressing).then(|| TRUST.to_owned()),
+            since: Some(found.last_transition_time.0),
+        })
+    }
+
     /// The headline of a page on which nothing needs attention.
     fn all_is_well(process: &ProcessState<'_>, configs: &[ConfigRow]) -> Self {
         let quiet = |title: &str| Self {
@@ -111,7 +138,12 @@ impl Headline {
 }
 
 /// Returns what needs attention, worst first; at least one sentence.
-pub(super) fn headlines(process: &ProcessState<'_>, configs: &[ConfigRow], now: Timestamp) -> Vec<Headline> {
+pub(super) fn headlines(
+    process: &ProcessState<'_>,
+    configs: &[ConfigRow],
+    trusts: &[Arc<LinkerdTrust>],
+    now: Timestamp,
+) -> Vec<Headline> {
     let mut all = Vec::new();
     // A replica that is not ready may show an old state of all else.
     let not_ready = of_process(process);
@@ -119,6 +151,7 @@ pub(super) fn headlines(process: &ProcessState<'_>, configs: &[ConfigRow], now: 
     all.extend(first);
     all.extend(certificate(process, now));
     all.extend(configs.iter().filter(|row| row.summary.attention > Attention::Done).map(Headline::of_config));
+    all.extend(trusts.iter().filter_map(|trust| Headline::of_trust(trust)));
     all.extend(last);
     all.sort_by_key(|headline| Reverse(headline.attention));
     all.truncate(SHOWN);

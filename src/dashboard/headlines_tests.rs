@@ -58,7 +58,7 @@ fn process<'a>(ready: bool, waiting_for: &'a [String], watches: &'a [WatchReport
 
 /// Returns the attention, the subject and the reason of each headline, and the first title.
 fn shown(process: &ProcessState<'_>, configs: &[ConfigRow]) -> (Vec<(Attention, String, String)>, String) {
-    let all = headlines(process, configs, now());
+    let all = headlines(process, configs, &[], now());
     let first = all[0].title.clone();
     (all.into_iter().map(|it| (it.attention, it.subject, it.reason)).collect(), first)
 }
@@ -69,7 +69,7 @@ fn problem(subject: &str, reason: &str) -> (Attention, String, String) {
 
 #[test]
 fn a_halted_rollout_is_the_banner_with_the_command_and_the_time() {
-    let first = headlines(&process(true, &[], &[]), &[complete("other"), halted()], now()).remove(0);
+    let first = headlines(&process(true, &[], &[]), &[complete("other"), halted()], &[], now()).remove(0);
     assert_eq!((first.subject.as_str(), first.reason.as_str()), ("LinkerdConfig mesh", "RolloutHalted"));
     assert_eq!(first.title, "Workloads failed, and no further restart begins");
     assert_eq!(first.sentence.as_deref(), Some("1 workload failed: ads/Deployment/web"));
@@ -100,7 +100,7 @@ fn an_expired_certificate_is_one_problem_with_its_source() {
         process.not_after = Some("2026-11-27T09:00:00Z".parse().unwrap());
         let (all, first) = shown(&process, &[complete("mesh")]);
         assert_eq!((all, first.as_str()), (vec![problem(PROCESS, "CertificateExpired")], title));
-        assert_eq!(headlines(&process, &[], now())[0].sentence.as_deref(), sentence);
+        assert_eq!(headlines(&process, &[], &[], now())[0].sentence.as_deref(), sentence);
     }
 }
 
@@ -147,4 +147,32 @@ fn if_nothing_is_wrong_the_sentence_is_that_of_the_linkerd_config_in_effect() {
 fn the_page_has_a_bounded_number_of_sentences() {
     let texts: Vec<String> = (0..100).map(|number| format!("cluster c{number} is not reachable")).collect();
     assert_eq!(shown(&process(true, &texts, &[]), &[]).0.len(), 20);
+}
+
+#[test]
+fn a_linkerd_trust_is_a_headline_while_something_is_broken_ends_or_is_to_be_done() {
+    let trust = |phase: &str, conditions: &[(&str, &str, &str)]| {
+        let condition = |(type_, status, reason): &(&str, &str, &str)| json!({"type": type_, "status": status, "reason": reason, "message": reason, "lastTransitionTime": SINCE});
+        let conditions: Vec<Value> = conditions.iter().map(condition).collect();
+        let status = json!({"phase": phase, "nextStep": "do this", "conditions": conditions});
+        let object = json!({"metadata": {"name": "mesh"}, "spec": {}, "status": status});
+        Arc::new(LinkerdTrust::project(serde_json::from_value(object).unwrap(), &mut Problems::default()))
+    };
+    let first = |trust: Arc<LinkerdTrust>| {
+        let Headline { subject, reason, next, attention, .. } =
+            headlines(&process(true, &[], &[]), &[complete("mesh")], &[trust], now()).remove(0);
+        (subject, reason, next, attention)
+    };
+    let of = |reason: &str, next: Option<&str>, attention| {
+        ("LinkerdTrust mesh".to_owned(), reason.to_owned(), next.map(str::to_owned), attention)
+    };
+    assert_eq!(first(trust("Steady", &[("Ready", "True", "Synced")])).0, "LinkerdConfig mesh");
+    let broken = trust("Steady", &[("Ready", "False", "Broken"), ("Expiring", "True", "CertificateEnds")]);
+    assert_eq!(first(broken), of("Broken", Some("do this"), Attention::Problem));
+    let ends = trust("Steady", &[("Ready", "True", "Synced"), ("Expiring", "True", "CertificateEnds")]);
+    assert_eq!(first(ends), of("CertificateEnds", Some("do this"), Attention::Problem));
+    // The message of the condition has the next step.
+    let waits = |phase| first(trust(phase, &[("Ready", "False", "RotationInProgress")]));
+    assert_eq!(waits("Retiring"), of("RotationInProgress", None, Attention::Waiting));
+    assert_eq!(waits("Renewing"), of("RotationInProgress", None, Attention::Progressing));
 }

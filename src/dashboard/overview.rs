@@ -148,7 +148,9 @@ impl Overview {
             not_after: dashboard.certificate.as_ref().and_then(|certificate| certificate.not_after()),
             has_configs: watches.iter().any(|watch| watch.kind == Kind::LinkerdConfig),
         };
-        let headlines = headlines(&process, &linkerd_configs, now);
+        let trusts =
+            cluster.map(|cluster| cluster.read().linkerd_trusts.iter().take(SHOWN).cloned().collect::<Vec<_>>());
+        let headlines = headlines(&process, &linkerd_configs, &trusts.unwrap_or_default(), now);
         let leases: Vec<LeaseRow> = dashboard.leases.iter().map(LeaseRow::from).collect();
         let replicas = cluster.zip(dashboard.pod.as_ref()).and_then(|(cluster, pod)| replicas(cluster, pod));
         let tiles = [

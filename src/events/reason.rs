@@ -70,6 +70,10 @@ pub enum Reason {
     IssuerIsTrustAnchor,
     TrustAnchorsUpdated,
     TrustAnchorExpired,
+    TrustPhaseChanged,
+    TrustBroken,
+    TrustRepaired,
+    TrustExpiresSoon,
 }
 
 // === impl Reporter ===
@@ -147,7 +151,9 @@ impl Reason {
             | Self::IssuerValidationFailed
             | Self::IssuerExpiresSoon
             | Self::IssuerIsTrustAnchor
-            | Self::TrustAnchorExpired => "Warning",
+            | Self::TrustAnchorExpired
+            | Self::TrustBroken
+            | Self::TrustExpiresSoon => "Warning",
             _ => "Normal",
         }
     }

@@ -23,6 +23,7 @@ use crate::{
     identity::{self, ShownIdentity},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
+    linkerd_trust::{self, LinkerdTrustObserver},
     proxy_injector::{self, InjectorObserver},
     rollout::RolloutObserver,
     webhook::Handler,
@@ -33,6 +34,7 @@ pub(super) struct Observers {
     destination: Option<Arc<DestinationObserver>>,
     external_workload: Option<Arc<ExternalWorkloadObserver>>,
     linkerd_config: Option<(Arc<LinkerdConfigObserver>, Arc<RolloutObserver>)>,
+    linkerd_trust: Option<Arc<LinkerdTrustObserver>>,
     links: Option<Arc<LinksObserver>>,
     proxy_injector: Option<Arc<InjectorObserver>>,
 }
@@ -53,6 +55,11 @@ impl Observers {
                 .then(|| ExternalWorkloadObserver::new(registry))
                 .transpose()?,
             linkerd_config,
+            // It reads what LinkerdConfigs need anyway, and shares their Lease.
+            linkerd_trust: args
+                .enable_linkerd_config
+                .then(|| LinkerdTrustObserver::new(namespace, registry))
+                .transpose()?,
             links: enables_multicluster(args).then(|| LinksObserver::new(namespace)),
             proxy_injector: args.enable_proxy_injector.then(|| {
                 let replaces_injector = args.replaces == Some(DropIn::ProxyInjector);
@@ -70,6 +77,7 @@ impl Observers {
             all.push(Arc::clone(configs) as Arc<dyn Observer>);
             all.push(Arc::clone(rollouts) as Arc<dyn Observer>);
         }
+        all.extend(self.linkerd_trust.clone().map(|observer| observer as Arc<dyn Observer>));
         all.extend(self.links.clone().map(|observer| observer as Arc<dyn Observer>));
         all.extend(self.proxy_injector.clone().map(|observer| observer as Arc<dyn Observer>));
         all
@@ -173,7 +181,10 @@ impl Observers {
         let namespaces = linkerd_config::Namespaces { control_plane: namespace.as_str().into(), operator: own.into() };
         let Some(deps) = parts.controller_deps(&leadership) else { return Ok(()) };
         let (rollouts, stop) = (Arc::clone(rollouts), process.stop.clone());
-        linkerd_config::spawn(&deps, observer, rollouts, namespaces, stop, &mut process.writers)?;
+        linkerd_config::spawn(&deps, observer, rollouts, namespaces, stop.clone(), &mut process.writers)?;
+        if let Some(observer) = &self.linkerd_trust {
+            linkerd_trust::spawn(&deps, observer, namespace, stop, &mut process.writers)?;
+        }
         Ok(())
     }
 }

@@ -18,6 +18,11 @@ pub const EVENTS: &[ReasonGroup] = &[
         reasons: LINKERD_CONFIGS,
     },
     ReasonGroup {
+        title: "LinkerdTrusts",
+        place: "The object is the LinkerdTrust, in the namespace default. Conflicted and ValidationFailed are written for it, too.",
+        reasons: LINKERD_TRUSTS,
+    },
+    ReasonGroup {
         title: "Rollouts",
         place: "The object is the LinkerdConfig for reasons that begin with Rollout, and otherwise the workload.",
         reasons: ROLLOUTS,
@@ -91,6 +96,28 @@ const EXTERNAL_WORKLOADS: &[ReasonEntry] = &[
         WARNING,
         "The API server rejected the write of an EndpointSlice. It is retried at most a minute apart.",
         "Remove the cause that the note quotes: a quota, a policy, a missing role.",
+    ),
+];
+
+const LINKERD_TRUSTS: &[ReasonEntry] = &[
+    entry(
+        "TrustPhaseChanged",
+        NORMAL,
+        "The rotation of the trust anchors reached another phase.",
+        "Do the next step that the note names.",
+    ),
+    entry(
+        "TrustBroken",
+        WARNING,
+        "Proxies refuse certificates, or will when they renew theirs.",
+        "Do what status.nextStep says.",
+    ),
+    fine("TrustRepaired", NORMAL, "What was broken is repaired."),
+    entry(
+        "TrustExpiresSoon",
+        WARNING,
+        "A certificate ends within 30 days, or has ended.",
+        "Replace the certificate that the note names.",
     ),
 ];
 

@@ -8,13 +8,15 @@ mod conditions;
 mod events;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod workloads;
 
 pub use conditions::CONDITIONS;
 pub use events::EVENTS;
+pub use trust::TRUST_CONDITIONS;
 pub use workloads::WORKLOADS;
 
-/// A condition of a LinkerdConfig, with all its reasons.
+/// A condition of a LinkerdConfig or a LinkerdTrust, with all its reasons.
 pub struct ConditionReasons {
     pub condition: &'static str,
     /// The question that the condition answers.

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_reason_has_one_entry_in_each_place() {
-    let conditions = CONDITIONS.iter().map(|it| (it.condition, it.reasons));
+    let conditions = CONDITIONS.iter().chain(TRUST_CONDITIONS).map(|it| (it.condition, it.reasons));
     let groups = WORKLOADS.iter().chain(EVENTS).map(|it| (it.title, it.reasons));
     for (place, reasons) in conditions.chain(groups) {
         let names: BTreeSet<&str> = reasons.iter().map(|entry| entry.reason).collect();
@@ -14,7 +14,8 @@ fn a_reason_has_one_entry_in_each_place() {
 
 #[test]
 fn each_text_is_made_of_sentences_that_a_terminal_shows_as_they_are() {
-    let entries = CONDITIONS.iter().map(|it| it.reasons).chain(WORKLOADS.iter().chain(EVENTS).map(|it| it.reasons));
+    let conditions = CONDITIONS.iter().chain(TRUST_CONDITIONS).map(|it| it.reasons);
+    let entries = conditions.chain(WORKLOADS.iter().chain(EVENTS).map(|it| it.reasons));
     for entry in entries.flatten() {
         assert!(entry.meaning.ends_with('.') || entry.meaning.ends_with("message."), "{}", entry.reason);
         assert!(entry.remedy.is_empty() || entry.remedy.ends_with('.'), "{}", entry.reason);

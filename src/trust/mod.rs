@@ -5,11 +5,18 @@
 //! certificate may be issued if each proxy trusts a root that it reaches; a root may leave the bundle if each
 //! certificate reaches another one. Nothing is stored, so the same cluster has the same report.
 
+pub(crate) mod declared;
 mod next_step;
+mod plan;
 pub mod report;
 mod roots;
+pub mod rotation;
+#[cfg(test)]
+mod rotation_tests;
 pub mod seen;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use self::{report::TrustReport, seen::SeenTrust};
+pub use self::{plan::TrustPlan, report::TrustReport, seen::SeenTrust};

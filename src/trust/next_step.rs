@@ -9,13 +9,14 @@ use serde::Serialize;
 use super::{
     report::{BehindRow, day, in_time, named, proxies, rounded},
     roots::{IssuerReach, MeshRoots, pods},
+    rotation::{RotationProgress, toward},
     seen::{NotSeen, SeenTrust},
 };
 use crate::{text::and_more, x509::anchors::RootCertificate};
 
 /// A root should be replaced earlier than this before its end.
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
-/// The maximum number of clusters in a sentence.
+/// The maximum number of clusters or roots in a sentence.
 const SHOWN: usize = 10;
 /// The maximum number of commands.
 const MAX_COMMANDS: usize = 5;
@@ -45,7 +46,12 @@ impl RotationStep {
     }
 }
 
-pub(super) fn next_step(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> RotationStep {
+pub(super) fn next_step(
+    seen: &SeenTrust,
+    roots: &MeshRoots<'_>,
+    behind: &[BehindRow],
+    progress: &RotationProgress,
+) -> RotationStep {
     if let Some(step) = without_knowledge(seen, roots) {
         return step;
     }
@@ -53,9 +59,13 @@ pub(super) fn next_step(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[Behin
     if let Some(step) = repair(seen, roots, issuer, behind) {
         return step;
     }
+    let home = issuer.home.and_then(|home| roots.find(&home));
+    if seen.desired.is_some() {
+        let step = toward(seen, roots, progress).map(|step| step.in_all_clusters(seen));
+        return step.unwrap_or_else(|| at_rest(seen, roots, issuer, home, behind));
+    }
     let others: Vec<_> =
         roots.all.iter().filter(|root| roots.in_bundle.contains(&root.id) && Some(root.id) != issuer.home).collect();
-    let home = issuer.home.and_then(|home| roots.find(&home));
     // Certificates reach the old root over the bridge.
     if let Some(old) = others.iter().find(|root| issuer.reached.contains(&root.id)) {
         return retire(old, seen, issuer).in_all_clusters(seen);
@@ -85,6 +95,11 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
         _ => {}
     }
     match &roots.issuer {
+        Err(NotSeen::Unread(_)) if seen.leaves.is_some() => {
+            return Some(RotationStep::only(
+                "wait until a proxy has shown its certificate, or permit connections to proxies",
+            ));
+        }
         Err(NotSeen::Unread(_)) => return Some(unread("the Secret linkerd-identity-issuer")),
         Err(NotSeen::Missing(_)) => return Some(RotationStep::only("restore the Secret linkerd-identity-issuer")),
         Ok(_) => {}
@@ -122,6 +137,17 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
         let sentence =
             "restart these workloads: their proxies refuse new certificates. Or go back to the issuer before";
         return Some(restart(sentence, refusing.into_iter()));
+    }
+    let needs_more = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
+    if needs_more > 0 {
+        let left =
+            roots.all.iter().filter(|root| !roots.in_bundle.contains(&root.id) && roots.presented_by(&root.id) > 0);
+        let left: Vec<_> = left.map(|root| named(root)).collect();
+        return Some(RotationStep::only(format!(
+            "put back into the bundle, until {} have renewed their certificates: {}",
+            proxies(needs_more),
+            and_more(left.iter().take(SHOWN), left.len(), ", ")
+        )));
     }
     let left = roots.left_too_early(seen)?;
     Some(RotationStep::only(format!(

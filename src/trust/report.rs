@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{
     next_step::{RotationStep, next_step},
     roots::{IssuerReach, MeshRoots, ProxyGroup, pods},
+    rotation::RotationProgress,
     seen::{MeshedWorkload, NotSeen, SeenTrust},
 };
 use crate::{
@@ -46,6 +47,8 @@ pub struct TrustReport {
     pub behind: Vec<BehindRow>,
     /// The number of all such workloads.
     pub workloads_behind: usize,
+    #[serde(skip)]
+    pub progress: RotationProgress,
 }
 
 /// How urgent a report is.
@@ -62,7 +65,13 @@ pub enum TrustVerdict {
 pub struct TrustProblem {
     pub verdict: TrustVerdict,
     pub message: String,
+    /// Whether it is the end of a certificate, which comes by itself.
+    #[serde(skip)]
+    pub is_end: bool,
 }
+
+#[derive(Default)]
+struct ProblemList(Vec<TrustProblem>);
 
 /// A trust anchor.
 #[derive(Debug, PartialEq, Serialize)]
@@ -73,8 +82,13 @@ pub struct RootRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
     pub in_bundle: bool,
+    #[serde(skip)]
+    pub desired: bool,
     /// The number of proxies that trust it.
     pub trusted_by: usize,
+    /// The number of proxies that present a certificate which reaches it, if they were asked.
+    #[serde(skip)]
+    pub presented_by: usize,
     /// Whether new certificates of proxies reach it; absent if the issuer is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reached: Option<bool>,
@@ -139,6 +153,7 @@ impl TrustReport {
         let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|bundle| parse(&bundle.pem));
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
         let behind = behind(&roots);
+        let progress = RotationProgress::of(seen, &roots);
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
         let row = |root: &&RootCertificate| RootRow {
@@ -146,13 +161,16 @@ impl TrustReport {
             sha256: hex(root.sha256),
             expires: root.not_after,
             in_bundle: roots.in_bundle.contains(&root.id),
+            desired: roots.desired.contains(&root.id),
+            presented_by: roots.presented_by(&root.id),
             trusted_by: pods(roots.groups.iter().filter(|group| group.trusts.contains(&root.id))),
             reached: roots.issuer.as_ref().ok().map(|issuer| issuer.reached.contains(&root.id)),
         };
         Self {
             namespace: seen.namespace.clone(),
             verdict: problems.first().map_or(TrustVerdict::Good, |problem| problem.verdict),
-            next_step: next_step(seen, &roots, &behind),
+            next_step: next_step(seen, &roots, &behind, &progress),
+            progress,
             problems,
             roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
             more_roots: roots.all.len().saturating_sub(MAX_ROOTS),
@@ -161,6 +179,18 @@ impl TrustReport {
             workloads_behind: behind.len(),
             behind: behind.into_iter().take(MAX_WORKLOADS).collect(),
         }
+    }
+}
+
+// === impl ProblemList ===
+
+impl ProblemList {
+    fn add(&mut self, verdict: TrustVerdict, message: String) {
+        self.0.push(TrustProblem { verdict, message, is_end: false });
+    }
+
+    fn end(&mut self, verdict: TrustVerdict, message: String) {
+        self.0.push(TrustProblem { verdict, message, is_end: true });
     }
 }
 
@@ -265,22 +295,21 @@ fn what_to_do(workload: &MeshedWorkload) -> String {
 }
 
 fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen>) -> Vec<TrustProblem> {
-    let mut found = Vec::new();
-    let mut report = |verdict, message: String| found.push(TrustProblem { verdict, message });
+    let mut found = ProblemList::default();
     match unreadable {
         Some(NotSeen::Missing(why)) => {
-            report(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
+            found.add(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
         }
         Some(NotSeen::Unread(why)) => {
-            report(TrustVerdict::Warning, format!("it is unknown what new Pods trust: {why}"));
+            found.add(TrustVerdict::Warning, format!("it is unknown what new Pods trust: {why}"));
         }
         None => {}
     }
     match &roots.issuer {
-        Ok(issuer) => of_issuer(seen, roots, issuer, &mut report),
-        Err(NotSeen::Missing(why)) => report(TrustVerdict::Broken, why.clone()),
+        Ok(issuer) => of_issuer(seen, roots, issuer, &mut found),
+        Err(NotSeen::Missing(why)) => found.add(TrustVerdict::Broken, why.clone()),
         Err(NotSeen::Unread(why)) => {
-            report(TrustVerdict::Warning, format!("it is unknown whether proxies accept new certificates: {why}"));
+            found.add(TrustVerdict::Warning, format!("it is unknown whether proxies accept new certificates: {why}"));
         }
     }
     for root in roots.all.iter().filter(|root| roots.in_bundle.contains(&root.id)) {
@@ -293,23 +322,28 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
                  operator's does",
                 named(root)
             );
-            report(TrustVerdict::Broken, message);
+            found.end(TrustVerdict::Broken, message);
         } else if is_needed && expires.duration_since(seen.now) <= SOON {
-            report(TrustVerdict::Warning, format!("the root {} ends {}", named(root), in_time(expires, seen.now)));
+            found.end(TrustVerdict::Warning, format!("the root {} ends {}", named(root), in_time(expires, seen.now)));
         }
     }
     let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
     if cut_off > 0 {
         let message =
             format!("{} of few workloads trust no root of the mesh: create their Pods again", proxies(cut_off));
-        report(TrustVerdict::Warning, message);
+        found.add(TrustVerdict::Warning, message);
+    }
+    let unaccepted = roots.leaves.as_ref().map_or(0, |leaves| leaves.unaccepted);
+    if unaccepted > 0 {
+        let message = format!("{unaccepted} of the proxies present certificates that no root of the mesh verifies");
+        found.add(TrustVerdict::Warning, message);
     }
     if seen.proxies.others > 0 {
         let message = format!(
             "{} have too many different sets of roots to compare, so nothing is known about them",
             proxies(seen.proxies.others)
         );
-        report(TrustVerdict::Warning, message);
+        found.add(TrustVerdict::Warning, message);
     }
     if let Some(renewed) = &seen.renewed_root {
         let date = renewed.renewal.map_or_else(
@@ -321,38 +355,33 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
              new root: give each root a Certificate of its own, instead of {} for all",
             renewed.certificate
         );
-        report(TrustVerdict::Warning, message);
+        found.add(TrustVerdict::Warning, message);
     }
-    found
+    found.0
 }
 
-fn of_issuer(
-    seen: &SeenTrust,
-    roots: &MeshRoots<'_>,
-    issuer: &IssuerReach,
-    report: &mut impl FnMut(TrustVerdict, String),
-) {
+fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, found: &mut ProblemList) {
     let ends = issuer.own.not_after;
     if ends <= seen.now {
         let message = format!("the issuer {} has expired: no proxy gets a certificate", issuer.own.name());
-        report(TrustVerdict::Broken, message);
+        found.end(TrustVerdict::Broken, message);
         return;
     }
     if ends.duration_since(seen.now) <= seen.settings.lifetime {
         let message =
             format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), in_time(ends, seen.now));
-        report(TrustVerdict::Warning, message);
+        found.end(TrustVerdict::Warning, message);
     }
     if issuer.begins_with_bridge {
         let message =
             "the file of the issuer begins with a bridge: write the certificate of the issuer first".to_owned();
-        report(TrustVerdict::Broken, message);
+        found.add(TrustVerdict::Broken, message);
         return;
     }
     let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
     if let Some(why) = issuer.refused.as_ref().filter(|_| !roots.in_bundle.is_empty()) {
         let message = format!("new Pods refuse the certificates of the issuer {}: {why}", issuer.own.name());
-        report(TrustVerdict::Broken, message);
+        found.add(TrustVerdict::Broken, message);
     }
     if refusing > 0 {
         let message = format!(
@@ -361,7 +390,13 @@ fn of_issuer(
             proxies(refusing),
             rounded(seen.settings.lifetime)
         );
-        report(TrustVerdict::Broken, message);
+        found.add(TrustVerdict::Broken, message);
+    }
+    let needs_more = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
+    if needs_more > 0 && !roots.in_bundle.is_empty() {
+        let message =
+            format!("new Pods refuse the certificates of {}: a root left the bundle too early", proxies(needs_more));
+        found.add(TrustVerdict::Broken, message);
     }
     if let Some(left) = roots.left_too_early(seen) {
         let message = format!(
@@ -371,7 +406,7 @@ fn of_issuer(
             in_time(left.switched, seen.now),
             left.renewed
         );
-        report(TrustVerdict::Warning, message);
+        found.add(TrustVerdict::Warning, message);
     }
     for bridge in &issuer.others {
         if bridge.not_after.duration_since(seen.now) <= SOON {
@@ -380,7 +415,7 @@ fn of_issuer(
                 bridge.name(),
                 in_time(bridge.not_after, seen.now)
             );
-            report(TrustVerdict::Warning, message);
+            found.end(TrustVerdict::Warning, message);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::seen::{BundleProxies, NotSeen, SeenTrust};
+use super::seen::{BundleProxies, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust};
 use crate::x509::{
     anchor_set::Fingerprint,
     anchors::{AnchorBundle, RootCertificate},
@@ -21,14 +21,32 @@ use crate::x509::{
 const SHARE: usize = 10;
 /// The maximum number of roots outside the bundle that are tested for whether certificates reach them.
 const MAX_TESTED: usize = 200;
+/// The same for each chain that proxies present: tenants can present any.
+const MAX_TESTED_OF_LEAVES: usize = 20;
+/// Puts desired roots before those that any number of proxies trust.
+const DESIRED: usize = usize::MAX / 2;
 
 /// The roots, the issuer and the proxies, put together.
 pub(super) struct MeshRoots<'a> {
     /// Those of the bundle, the ones that end last first, and then the others, the ones that most proxies trust first.
     pub(super) all: Vec<&'a RootCertificate>,
     pub(super) in_bundle: BTreeSet<Fingerprint>,
+    /// The roots that the mesh shall have.
+    pub(super) desired: BTreeSet<Fingerprint>,
     pub(super) issuer: Result<IssuerReach, NotSeen>,
     pub(super) groups: Vec<ProxyGroup<'a>>,
+    /// `None` if no proxy was asked for its certificate.
+    pub(super) leaves: Option<LeafReach<'a>>,
+}
+
+/// What the certificates of proxies reach.
+pub(super) struct LeafReach<'a> {
+    /// The roots that certificates reach, and the proxies that present such ones.
+    groups: Vec<(BTreeSet<Fingerprint>, &'a PresentedChain)>,
+    /// The number of proxies whose certificates reach no root of the mesh. Everyone who can create a Pod can present such
+    /// ones, so they hold no step.
+    pub(super) unaccepted: usize,
+    pub(super) unobserved: usize,
 }
 
 /// The issuer, and what its leaves reach.
@@ -70,21 +88,25 @@ impl<'a> MeshRoots<'a> {
         let mut of_bundle: Vec<_> = bundle.map(AnchorBundle::roots).unwrap_or_default().iter().collect();
         of_bundle.sort_by_key(|root| std::cmp::Reverse((root.not_after, root.not_before)));
         let in_bundle: BTreeSet<_> = of_bundle.iter().map(|root| root.id).collect();
+        let desired = seen.desired.as_ref().map_or_else(|| in_bundle.clone(), ids);
         let others = others(seen, &in_bundle);
-        let issuer = match &seen.issuer {
-            Ok(issuer) => IssuerReach::of(&issuer.pem, &of_bundle, &others, seen)
-                .map(|reach| IssuerReach { written: issuer.written, ..reach })
-                .map_err(NotSeen::Missing),
-            Err(why) => Err(why.clone()),
-        };
         let groups = seen.proxies.bundles.values().map(|proxies| ProxyGroup {
             trusts: proxies.roots.iter().map(|root| root.id).collect(),
             proxies,
             is_cut_off: false,
         });
-        let groups = groups.collect();
-        let mut roots = Self { all: [of_bundle, others].concat(), in_bundle, issuer, groups };
-        roots.mark_cut_off();
+        let groups: Vec<_> = groups.collect();
+        let mut of_mesh = common(&groups);
+        of_mesh.extend(in_bundle.iter().chain(&desired));
+        let leaves = seen.leaves.as_ref().map(|leaves| LeafReach::of(leaves, &of_bundle, &others, &of_mesh, seen));
+        let issuer = match &leaves {
+            Some(leaves) => leaves.issuer(),
+            None => seen.issuer.clone(),
+        };
+        let issuer =
+            issuer.and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, seen).map_err(NotSeen::Missing));
+        let mut roots = Self { all: [of_bundle, others].concat(), in_bundle, desired, issuer, groups, leaves };
+        roots.mark_cut_off(&of_mesh);
         roots
     }
 
@@ -119,34 +141,47 @@ impl<'a> MeshRoots<'a> {
         (bundle >= switched && seen.now < renewed).then_some(LeftTooEarly { root, switched, renewed })
     }
 
+    /// The number of proxies that present a certificate which reaches the root.
+    pub(super) fn presented_by(&self, root: &Fingerprint) -> usize {
+        self.leaves.as_ref().map_or(0, |leaves| leaves.with(|reached| reached.contains(root)))
+    }
+
     /// Marks the groups without a root of the mesh. Everyone who can create a Pod can write such a proxy into it, so they
-    /// hold nothing. A root of the mesh is one of the bundle, one that certificates reach and the issuer's file has, or one
-    /// that proxies of two namespaces or a tenth of all proxies trust.
-    fn mark_cut_off(&mut self) {
-        let mut trusted = HashMap::<Fingerprint, (BTreeSet<&str>, usize)>::new();
-        for group in &self.groups {
-            for root in &group.trusts {
-                let (namespaces, pods) = trusted.entry(*root).or_default();
-                namespaces.extend(group.proxies.workloads.keys().map(|workload| workload.namespace.as_str()));
-                *pods += group.proxies.pods;
-            }
-        }
-        let all = pods(self.groups.iter());
-        let is_common = |root: &Fingerprint| {
-            trusted.get(root).is_some_and(|(namespaces, pods)| namespaces.len() > 1 || pods * SHARE >= all)
-        };
+    /// hold nothing.
+    fn mark_cut_off(&mut self, of_mesh: &BTreeSet<Fingerprint>) {
         let reached = self.reached();
         for group in &mut self.groups {
-            let is_of_mesh =
-                |root: &Fingerprint| self.in_bundle.contains(root) || reached.contains(root) || is_common(root);
-            group.is_cut_off = !group.trusts.iter().any(is_of_mesh);
+            group.is_cut_off = group.trusts.is_disjoint(of_mesh) && group.trusts.is_disjoint(&reached);
         }
     }
 }
 
-/// Returns the roots that proxies trust beside the bundle's, the ones that most trust first.
+/// Returns the roots that proxies of two namespaces trust, or a tenth of all proxies: beside those of the bundle, they are
+/// the roots of the mesh.
+fn common(groups: &[ProxyGroup<'_>]) -> BTreeSet<Fingerprint> {
+    let mut trusted = HashMap::<Fingerprint, (BTreeSet<&str>, usize)>::new();
+    for group in groups {
+        for root in &group.trusts {
+            let (namespaces, pods) = trusted.entry(*root).or_default();
+            namespaces.extend(group.proxies.workloads.keys().map(|workload| workload.namespace.as_str()));
+            *pods += group.proxies.pods;
+        }
+    }
+    let all = pods(groups.iter());
+    let is_common = |namespaces: &BTreeSet<&str>, pods: usize| namespaces.len() > 1 || pods * SHARE >= all;
+    trusted.into_iter().filter(|(_, (namespaces, pods))| is_common(namespaces, *pods)).map(|(root, _)| root).collect()
+}
+
+fn ids(bundle: &AnchorBundle) -> BTreeSet<Fingerprint> {
+    bundle.roots().iter().map(|root| root.id).collect()
+}
+
+/// Returns the roots beside the bundle's: the desired ones, and then those of proxies, the ones that most trust first.
 fn others<'a>(seen: &'a SeenTrust, in_bundle: &BTreeSet<Fingerprint>) -> Vec<&'a RootCertificate> {
     let mut found = BTreeMap::<Fingerprint, (&RootCertificate, usize)>::new();
+    for root in seen.desired.iter().flat_map(AnchorBundle::roots).filter(|root| !in_bundle.contains(&root.id)) {
+        found.insert(root.id, (root, DESIRED));
+    }
     for proxies in seen.proxies.bundles.values() {
         for root in proxies.roots.iter().filter(|root| !in_bundle.contains(&root.id)) {
             found.entry(root.id).or_insert((root, 0)).1 += proxies.pods;
@@ -165,17 +200,17 @@ pub(super) fn pods<'a>(groups: impl Iterator<Item = &'a ProxyGroup<'a>>) -> usiz
 
 impl IssuerReach {
     fn of(
-        pem: &str,
+        issuer: &SeenIssuer,
         of_bundle: &[&RootCertificate],
         others: &[&RootCertificate],
         seen: &SeenTrust,
     ) -> Result<Self, String> {
-        let (own, further) = chain::read(pem.as_bytes()).map_err(|why| format!("the file of the issuer {why}"))?;
-        let name =
-            format!("linkerd-identity.{0}.serviceaccount.identity.{0}.{1}", seen.namespace, seen.settings.trust_domain);
+        let empty = "the file of the issuer has no certificate";
+        let (own, further) = issuer.chain.split_first().ok_or(empty)?;
+        let name = seen.identity_service();
         let bundle: Vec<RootCertificate> = of_bundle.iter().map(|root| (*root).clone()).collect();
-        let sent = chain::sent(own.clone(), further, seen.now);
-        let leaf = UnsignedLeaf::new(&sent, &name, seen.now).ok_or("the file of the issuer has no certificate")?;
+        let sent = chain::sent(own.clone(), further.to_vec(), seen.now);
+        let leaf = UnsignedLeaf::new(&sent, &name, seen.now).ok_or(empty)?;
         let refused = leaf.reached(&bundle).err().map(|error| sentence(&error));
         let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED));
         let reached = tested.filter(|root| leaf.reaches(root)).map(|root| root.id).collect();
@@ -187,8 +222,49 @@ impl IssuerReach {
         let without: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
         let home = UnsignedLeaf::new(&without, &name, seen.now);
         let home = home.and_then(|leaf| of_bundle.iter().find(|root| leaf.reaches(root)).map(|root| root.id));
-        let begins_with_bridge = is_bridge(&own);
-        let others = sent.into_iter().skip(1).collect();
-        Ok(Self { own, others, reached, home, begins_with_bridge, refused, written: None })
+        let begins_with_bridge = is_bridge(own);
+        let others = sent.iter().skip(1).cloned().collect();
+        Ok(Self { own: own.clone(), others, reached, home, begins_with_bridge, refused, written: issuer.written })
+    }
+}
+
+// === impl LeafReach ===
+
+impl<'a> LeafReach<'a> {
+    fn of(
+        leaves: &'a SeenLeaves,
+        of_bundle: &[&RootCertificate],
+        others: &[&RootCertificate],
+        of_mesh: &BTreeSet<Fingerprint>,
+        seen: &SeenTrust,
+    ) -> Self {
+        let name = seen.identity_service();
+        let reached = |presented: &PresentedChain| -> BTreeSet<Fingerprint> {
+            let leaf = UnsignedLeaf::new(&presented.chain, &name, seen.now);
+            let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED_OF_LEAVES));
+            let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
+            tested.filter(reaches).map(|root| root.id).collect()
+        };
+        let all = leaves.chains.iter().map(|presented| (reached(presented), presented));
+        let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|(reached, _)| !reached.is_disjoint(of_mesh));
+        let unaccepted = refused.into_iter().map(|(_, presented)| presented.proxies).sum();
+        Self { groups, unaccepted, unobserved: leaves.unobserved }
+    }
+
+    /// Returns the issuer of the newest certificate.
+    fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
+        let newest = self.groups.iter().map(|(_, presented)| *presented).max_by_key(|presented| presented.newest);
+        newest
+            .map(|presented| SeenIssuer { chain: presented.chain.clone(), written: None })
+            .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh yet".to_owned()))
+    }
+
+    fn with(&self, is_meant: impl Fn(&BTreeSet<Fingerprint>) -> bool) -> usize {
+        self.groups.iter().filter(|(reached, _)| is_meant(reached)).map(|(_, presented)| presented.proxies).sum()
+    }
+
+    /// The number of proxies whose certificate reaches none of these roots.
+    pub(super) fn without(&self, roots: &BTreeSet<Fingerprint>) -> usize {
+        self.with(|reached| reached.is_disjoint(roots))
     }
 }

@@ -4,19 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::x509::{
-    anchor_set::Fingerprint,
-    anchors::{AnchorBundle, RootCertificate},
+use crate::{
+    go::duration,
+    values::{Document, Path},
+    x509::{
+        anchor_set::{AnchorSet, Fingerprint},
+        anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
+        chain,
+    },
 };
 
 /// The maximum number of different sets of roots of proxies. Injectors write a few; tenants may write any number by hand.
 const MAX_BUNDLES: usize = 500;
-/// The maximum number of roots of one proxy that are looked at.
-const MAX_ROOTS: usize = 50;
-/// The maximum length of an environment variable in Linux, in bytes.
-const LONGEST_BUNDLE: usize = 128 << 10;
 /// How long a proxy may take from a change of the issuer until its next request, beside the lifetime of its certificate.
 const SPARE: SignedDuration = SignedDuration::from_mins(3);
+/// The lifetime of a leaf in Linkerd's chart.
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+/// The clock skew in Linkerd's chart.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(20);
 /// The maximum number of workloads that are remembered for each bundle.
 const MAX_WORKLOADS: usize = 1_000;
 
@@ -25,9 +31,14 @@ const MAX_WORKLOADS: usize = 1_000;
 pub struct SeenTrust {
     /// The namespace of the control plane.
     pub namespace: String,
+    /// The roots that the mesh shall have; `None` for those of the bundle.
+    pub(crate) desired: Option<AnchorBundle>,
     /// `linkerd-identity-trust-roots`.
     pub bundle: Result<SeenBundle, NotSeen>,
     pub issuer: Result<SeenIssuer, NotSeen>,
+    /// What proxies present, which also shows the issuer; `None` if they were not asked. Then the file of the issuer and
+    /// time decide.
+    pub leaves: Option<SeenLeaves>,
     pub proxies: SeenProxies,
     /// The root that cert-manager renews by itself, if it does.
     pub renewed_root: Option<RenewedRoot>,
@@ -53,17 +64,33 @@ pub struct SeenBundle {
     pub written: Option<Timestamp>,
 }
 
-/// The file of the issuer, without its key.
-#[derive(Debug)]
+/// The issuer, without its key.
+#[derive(Clone, Debug)]
 pub struct SeenIssuer {
-    /// The certificates that are sent with each leaf, in PEM.
-    pub pem: String,
+    /// Its certificate, and then the ones that are sent beside it.
+    pub(crate) chain: Vec<ChainCertificate>,
     /// When it was written. Older leaves may be of another issuer.
     pub written: Option<Timestamp>,
 }
 
-/// What Linkerd's configuration says about leaves.
+/// The certificates that proxies present, by the chain that they send.
+#[derive(Debug, Default)]
+pub struct SeenLeaves {
+    pub(super) chains: Vec<PresentedChain>,
+    /// Proxies whose certificate was not observed.
+    pub unobserved: usize,
+}
+
+/// The proxies that send one chain beside their certificate.
 #[derive(Debug)]
+pub(super) struct PresentedChain {
+    pub(super) chain: Vec<ChainCertificate>,
+    pub(super) proxies: usize,
+    pub(super) newest: Timestamp,
+}
+
+/// What Linkerd's configuration says about leaves.
+#[derive(Clone, Debug)]
 pub struct LeafSettings {
     pub trust_domain: String,
     /// How long a leaf is valid.
@@ -90,7 +117,8 @@ pub struct MeshedWorkload {
 /// The proxies of the mesh, by the bundle in their environment.
 #[derive(Debug, Default)]
 pub struct SeenProxies {
-    pub(super) bundles: BTreeMap<Vec<Fingerprint>, BundleProxies>,
+    /// By the digest of the bundle.
+    pub(super) bundles: BTreeMap<Fingerprint, BundleProxies>,
     /// Proxies that read their bundle when they start, as those of the control plane do.
     pub from_config_map: usize,
     /// Proxies with other bundles than the ones that are remembered.
@@ -107,9 +135,60 @@ pub(super) struct BundleProxies {
     pub(super) workloads: BTreeMap<MeshedWorkload, usize>,
 }
 
+// === impl SeenTrust ===
+
+impl SeenTrust {
+    /// The name of the identity service. The names of other leaves are as valid or invalid.
+    pub(super) fn identity_service(&self) -> String {
+        let (namespace, domain) = (&self.namespace, &self.settings.trust_domain);
+        format!("linkerd-identity.{namespace}.serviceaccount.identity.{namespace}.{domain}")
+    }
+}
+
+// === impl SeenIssuer ===
+
+impl SeenIssuer {
+    /// Reads the file of an issuer.
+    pub fn read(pem: &str, written: Option<Timestamp>) -> Result<Self, NotSeen> {
+        let unreadable = |why| NotSeen::Missing(format!("the file of the issuer {why}"));
+        let (own, others) = chain::read(pem.as_bytes()).map_err(unreadable)?;
+        Ok(Self { chain: [vec![own], others].concat(), written })
+    }
+}
+
+// === impl SeenLeaves ===
+
+impl SeenLeaves {
+    /// Adds proxies that send this chain beside their certificates, the newest of which was issued at this time.
+    pub(crate) fn add(&mut self, chain: &[ChainCertificate], proxies: usize, newest: Timestamp) {
+        self.chains.push(PresentedChain { chain: chain.to_vec(), proxies, newest });
+    }
+
+    /// The chains, and how many proxies send each.
+    #[cfg(test)]
+    pub(crate) fn chains(&self) -> Vec<(&[ChainCertificate], usize)> {
+        self.chains.iter().map(|presented| (&*presented.chain, presented.proxies)).collect()
+    }
+}
+
 // === impl LeafSettings ===
 
 impl LeafSettings {
+    /// Reads Linkerd's configuration. A value that is missing is that of Linkerd's chart.
+    pub fn of(values: Option<&Document>) -> Self {
+        let text = |path: &[&str]| values.and_then(|values| values.get(&Path::from(path))?.as_str());
+        let issuer = |field: &str| {
+            let nanos = duration::parse(text(&["identity", "issuer", field])?)?;
+            Some(SignedDuration::from_nanos(nanos)).filter(SignedDuration::is_positive)
+        };
+        let domain = text(&["identityTrustDomain"]).filter(|domain| !domain.is_empty());
+        Self {
+            trust_domain: domain.unwrap_or("cluster.local").to_owned(),
+            lifetime: issuer("issuanceLifetime").unwrap_or(DAY),
+            clock_skew: issuer("clockSkewAllowance").unwrap_or(CLOCK_SKEW),
+        }
+    }
+
     /// Returns when all proxies have renewed their certificates after a change of the issuer.
     pub(super) fn renewed(&self, switched: Timestamp) -> Timestamp {
         let longest = self.lifetime + self.clock_skew * 2 + SPARE;
@@ -120,29 +199,24 @@ impl LeafSettings {
 // === impl SeenProxies ===
 
 impl SeenProxies {
-    /// Adds the Pod of a workload with this bundle in the environment of its proxy; `None` if it is a reference.
-    pub fn add(&mut self, workload: MeshedWorkload, bundle: Option<&str>) {
-        let Some(bundle) = bundle else {
-            self.from_config_map += 1;
+    /// Adds Pods of a workload with these anchors in the environment of their proxies; `None` if it is a reference.
+    pub fn add(&mut self, workload: MeshedWorkload, anchors: Option<&AnchorSet>, pods: usize) {
+        let Some(anchors) = anchors else {
+            self.from_config_map += pods;
             return;
         };
-        let parsed = Some(bundle).filter(|bundle| bundle.len() <= LONGEST_BUNDLE);
-        let parsed = parsed.and_then(|bundle| AnchorBundle::parse(bundle.as_bytes()).ok());
-        let mut roots = parsed.map(AnchorBundle::into_roots).unwrap_or_default();
-        // The order and the text between certificates do not matter, and injectors differ in them.
-        roots.sort_by_key(|root| root.id);
-        roots.dedup_by_key(|root| root.id);
-        roots.truncate(MAX_ROOTS);
-        let key: Vec<Fingerprint> = roots.iter().map(|root| root.id).collect();
-        if self.bundles.len() == MAX_BUNDLES && !self.bundles.contains_key(&key) {
-            self.others += 1;
-            return;
+        let key = anchors.digest();
+        if !self.bundles.contains_key(&key) {
+            if self.bundles.len() == MAX_BUNDLES {
+                self.others += pods;
+                return;
+            }
+            self.bundles.insert(key, BundleProxies { roots: anchors.roots(), pods: 0, workloads: BTreeMap::new() });
         }
-        let new = || BundleProxies { roots, pods: 0, workloads: BTreeMap::new() };
-        let found = self.bundles.entry(key).or_insert_with(new);
-        found.pods += 1;
+        let Some(found) = self.bundles.get_mut(&key) else { return };
+        found.pods += pods;
         if found.workloads.len() < MAX_WORKLOADS || found.workloads.contains_key(&workload) {
-            *found.workloads.entry(workload).or_default() += 1;
+            *found.workloads.entry(workload).or_default() += pods;
         }
     }
 }

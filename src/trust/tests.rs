@@ -1,100 +1,17 @@
 //! The situations of a rotation, with real certificates and the verification of proxies.
 
-use std::collections::BTreeSet;
-
-use jiff::{SignedDuration, Timestamp};
-
 use super::{
-    TrustReport,
     report::{ProxyTotals, TrustVerdict},
-    seen::{LeafSettings, MeshedWorkload, NotSeen, RenewedRoot, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
+    seen::{LeafSettings, NotSeen, RenewedRoot, SeenIssuer, SeenProxies},
+    testing::{Mesh, Pki, at, reports, root_of, workload},
 };
-use crate::x509::testing::{DAY, TestCa, now, pem_of, valid};
-
-/// Two roots, an issuer of each, and the bridge from the old one.
-struct Pki {
-    old: TestCa,
-    new: TestCa,
-    old_issuer: TestCa,
-    new_issuer: TestCa,
-    bridge: TestCa,
-}
-
-/// A mesh.
-struct Mesh(SeenTrust);
-
-impl Pki {
-    fn new() -> Self {
-        let (old, new) = (root_of("old", -300 * DAY), root_of("new", -DAY));
-        let issuer = |root: &TestCa, name: &str| root.signs(name, |_| {});
-        let bridge = old.signs_again(&new, |_| {});
-        Self { old_issuer: issuer(&old, "old issuer"), new_issuer: issuer(&new, "new issuer"), bridge, old, new }
-    }
-}
-
-/// A root that is valid from this second on, for 400 days.
-fn root_of(name: &str, begin: i64) -> TestCa {
-    let TestCa { key, mut params, .. } = TestCa::root(name);
-    valid(&mut params, begin, begin + 400 * DAY);
-    let pem = params.self_signed(&key).unwrap().pem();
-    TestCa { key, params, pem }
-}
-
-fn at(seconds: i64) -> Timestamp {
-    now() + SignedDuration::from_secs(seconds)
-}
-
-impl Mesh {
-    /// A mesh with this bundle, whose issuer was written two days ago.
-    fn new(bundle: &[&TestCa], issuer: &[&TestCa]) -> Self {
-        Self(SeenTrust {
-            namespace: "linkerd".to_owned(),
-            bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)) }),
-            issuer: Ok(SeenIssuer { pem: pem_of(issuer), written: Some(at(-2 * DAY)) }),
-            proxies: SeenProxies::default(),
-            renewed_root: None,
-            settings: LeafSettings {
-                trust_domain: "cluster.local".to_owned(),
-                lifetime: SignedDuration::from_hours(24),
-                clock_skew: SignedDuration::from_secs(20),
-            },
-            linked_clusters: BTreeSet::new(),
-            now: now(),
-        })
-    }
-
-    /// Adds Pods of a Deployment with these anchors.
-    fn pods(mut self, name: &str, count: usize, anchors: &[&TestCa]) -> Self {
-        for _ in 0..count {
-            self.0.proxies.add(workload("Deployment", name), Some(&pem_of(anchors)));
-        }
-        self
-    }
-
-    fn report(&self) -> TrustReport {
-        TrustReport::new(&self.0)
-    }
-
-    fn verdict(&self) -> TrustVerdict {
-        self.report().verdict
-    }
-
-    #[track_caller]
-    fn next(&self, beginning: &str) {
-        let report = self.report();
-        assert!(report.next_step.sentence.contains(beginning), "{report:#?}");
-    }
-}
-
-fn workload(kind: &str, name: &str) -> MeshedWorkload {
-    MeshedWorkload { namespace: "app".to_owned(), kind: kind.to_owned(), name: name.to_owned() }
-}
-
-#[track_caller]
-fn reports(report: &TrustReport, verdict: TrustVerdict, part: &str) {
-    let found = report.problems.iter().any(|it| it.verdict == verdict && it.message.contains(part));
-    assert!(found, "no {verdict:?} with {part:?} in {report:#?}");
-}
+use crate::{
+    values::Document,
+    x509::{
+        anchor_set::AnchorSet,
+        testing::{DAY, TestCa, valid},
+    },
+};
 
 #[test]
 fn a_mesh_with_one_root_has_nothing_to_do_until_two_months_before_its_end() {
@@ -249,7 +166,7 @@ fn an_issuer_that_no_proxy_accepts_is_reported_with_the_reason() {
     assert!(expired.next_step.sentence.starts_with("sign a new issuer"), "{expired:#?}");
     reports(&of(&[&too_deep, &constrained]), TrustVerdict::Broken, "pathLenConstraint");
     let mut garbage = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
-    garbage.0.issuer = Ok(SeenIssuer { pem: "garbage".to_owned(), written: None });
+    garbage.0.issuer = SeenIssuer::read("garbage", None);
     reports(&garbage.report(), TrustVerdict::Broken, "the file of the issuer has no certificate");
 }
 
@@ -363,7 +280,7 @@ fn a_command_has_no_text_that_a_shell_would_obey() {
     for (kind, name) in
         [("Deployment", "web; reboot"), ("StatefulSet", "$(reboot)"), ("`reboot`", "a"), ("Pod", "a\nb")]
     {
-        mesh.0.proxies.add(workload(kind, name), Some(&pki.old.pem));
+        mesh.0.proxies.add(workload(kind, name), Some(&AnchorSet::of(&pki.old.pem)), 1);
     }
     let report = mesh.report();
     assert_eq!(report.behind.len(), 4);
@@ -420,11 +337,11 @@ fn most_proxies_are_the_mesh_also_when_nothing_reaches_them_any_more() {
 fn proxies_are_counted_whatever_bundle_they_have() {
     let pki = Pki::new();
     let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
-    mesh.0.proxies.add(workload("Deployment", "linkerd-destination"), None);
+    mesh.0.proxies.add(workload("Deployment", "linkerd-destination"), None, 1);
     let spaced = format!("\n{}\n\n", pki.new.pem);
-    mesh.0.proxies.add(workload("Job", "batch"), Some(&spaced));
+    mesh.0.proxies.add(workload("Job", "batch"), Some(&AnchorSet::of(&spaced)), 1);
     for number in 0..300 {
-        mesh.0.proxies.add(workload("Pod", "hostile"), Some(&format!("garbage {number}")));
+        mesh.0.proxies.add(workload("Pod", "hostile"), Some(&AnchorSet::of(&format!("garbage {number}"))), 1);
     }
     let proxies = mesh.report().proxies;
     assert_eq!((proxies.total, proxies.current, proxies.from_config_map), (303, 2, 1));
@@ -436,7 +353,7 @@ fn a_workload_has_its_own_way_to_the_bundle() {
     let pki = Pki::new();
     let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.old_issuer]);
     for kind in ["Deployment", "StatefulSet", "DaemonSet", "Job", "Pod", "Rollout"] {
-        mesh.0.proxies.add(workload(kind, "a"), Some(&pki.old.pem));
+        mesh.0.proxies.add(workload(kind, "a"), Some(&AnchorSet::of(&pki.old.pem)), 1);
     }
     let mut ways: Vec<_> = mesh.report().behind.into_iter().map(|row| (row.kind, row.what_to_do)).collect();
     ways.sort();
@@ -482,4 +399,20 @@ fn a_bridge_that_ends_soon_is_reported() {
     let short = pki.old.signs_again(&pki.new, |params| valid(params, -DAY, 10 * DAY));
     let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer, &short]).pods("web", 1, &[&pki.old]);
     reports(&mesh.report(), TrustVerdict::Warning, "new, which is sent beside the issuer, ends in 10 d");
+}
+
+#[test]
+fn the_settings_of_leaves_are_those_of_linkerds_configuration_and_else_those_of_its_chart() {
+    let of = |values: &str| {
+        let settings = LeafSettings::of(Document::parse(values).ok().as_ref());
+        (settings.trust_domain, settings.lifetime.as_secs(), settings.clock_skew.as_secs())
+    };
+    let values =
+        "identityTrustDomain: example.org\nidentity: {issuer: {issuanceLifetime: 1h30m, clockSkewAllowance: 5s}}";
+    assert_eq!(of(values), ("example.org".to_owned(), 5400, 5));
+    for values in
+        ["{}", "identityTrustDomain: ''\nidentity: {issuer: {issuanceLifetime: -1h, clockSkewAllowance: x}}", "["]
+    {
+        assert_eq!(of(values), ("cluster.local".to_owned(), 86_400, 20));
+    }
 }

@@ -4,12 +4,19 @@
 //! fingerprint. Always holds: the order of the certificates and the text between them do not change a set; a set takes
 //! a bounded amount of memory.
 
+use std::collections::BTreeMap;
+
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use sha2::{Digest, Sha256};
+
+use super::anchors::RootCertificate;
 
 /// The maximum number of fingerprints: the smallest ones, so that two long bundles that share most certificates also
 /// share fingerprints.
 const MAX_FINGERPRINTS: usize = 50;
+/// The maximum length in bytes of the certificates that are kept: those of ten RSA keys. Tenants can give each Pod a bundle
+/// of its own.
+const KEPT: usize = 16 << 10;
 /// The maximum length of an environment variable in Linux, in bytes. With a longer bundle no proxy can start.
 const LONGEST_BUNDLE: usize = 128 << 10;
 
@@ -23,6 +30,8 @@ pub struct AnchorSet {
     digest: [u8; 32],
     /// Sorted.
     fingerprints: Box<[Fingerprint]>,
+    /// The first certificates with these fingerprints, in DER, which are no longer than [`KEPT`] together.
+    certificates: Box<[Box<[u8]>]>,
 }
 
 /// Returns the certificates of a bundle that can be read, in its order. Injectors trim the text.
@@ -38,12 +47,29 @@ impl AnchorSet {
     pub fn of(bundle: &str) -> Self {
         let readable = Some(bundle).filter(|bundle| bundle.len() <= LONGEST_BUNDLE);
         let certificates = readable.into_iter().flat_map(readable_certificates);
-        let mut fingerprints: Vec<Fingerprint> = certificates.map(|der| Sha256::digest(&der).into()).collect();
-        fingerprints.sort_unstable();
-        fingerprints.dedup();
+        let certificates: BTreeMap<Fingerprint, Box<[u8]>> =
+            certificates.map(|der| (Sha256::digest(&der).into(), Box::from(&*der))).collect();
+        let mut fingerprints: Vec<Fingerprint> = certificates.keys().copied().collect();
         let digest = Sha256::digest(fingerprints.as_flattened()).into();
         fingerprints.truncate(MAX_FINGERPRINTS);
-        Self { digest, fingerprints: fingerprints.into() }
+        let mut left = KEPT;
+        let mut kept = Vec::new();
+        for der in certificates.into_values().take(MAX_FINGERPRINTS) {
+            let Some(rest) = left.checked_sub(der.len()) else { break };
+            left = rest;
+            kept.push(der);
+        }
+        Self { digest, fingerprints: fingerprints.into(), certificates: kept.into() }
+    }
+
+    /// The same for equal sets.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
+    /// Returns the kept roots, without the certificates that proxies cannot use.
+    pub(crate) fn roots(&self) -> Vec<RootCertificate> {
+        self.certificates.iter().filter_map(|der| RootCertificate::parse(der)).collect()
     }
 
     pub fn fingerprints(&self) -> &[Fingerprint] {
@@ -96,6 +122,12 @@ mod tests {
         let (long, longer) = (AnchorSet::of(&numbered(90)), AnchorSet::of(&numbered(91)));
         assert_eq!((long.fingerprints().len(), AnchorSet::of(&numbered(4)).fingerprints().len()), (50, 4));
         assert!(long != longer && long.shares_anchor(&longer));
+        // Four characters are three bytes.
+        let of_length = |bytes: usize| {
+            let body = "A".repeat(bytes / 3 * 4);
+            AnchorSet::of(&format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n"))
+        };
+        assert_eq!((of_length(16_383).certificates.len(), of_length(16_386).certificates.len()), (1, 0));
         let padded = |length: usize| AnchorSet::of(&format!("{}\n{}", " ".repeat(length), anchors("a")));
         assert!(padded(200_000).is_empty() && padded(100_000) == set("a"));
     }

@@ -70,10 +70,6 @@ impl AnchorBundle {
         Ok(Self { roots, warnings })
     }
 
-    pub(crate) fn into_roots(self) -> Vec<RootCertificate> {
-        self.roots
-    }
-
     pub(crate) fn roots(&self) -> &[RootCertificate] {
         &self.roots
     }

@@ -20,7 +20,7 @@ use crate::text::truncated;
 const LONGEST_NAME: usize = 100;
 
 /// A readable certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChainCertificate {
     pub(crate) der: Vec<u8>,
     /// The subject in DER.

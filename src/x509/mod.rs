@@ -1,4 +1,4 @@
-//! X.509 certificates and their chains, as far as proxies depend on them. Pure.
+//! X.509 certificates and their chains, as far as proxies depend on them. Pure, except for [`handshake`].
 
 pub mod anchor_set;
 pub mod anchors;
@@ -7,6 +7,7 @@ pub mod certificate;
 pub mod chain;
 pub mod der;
 pub mod ecdsa;
+pub mod handshake;
 pub mod leaf;
 pub mod pem;
 #[cfg(test)]

@@ -29,6 +29,7 @@ mod leadership;
 )]
 mod linkerd_config;
 mod linkerd_config_crd;
+mod linkerd_trust;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]
 mod manifests;
 #[allow(clippy::indexing_slicing, reason = "a panic reports its location; an absent field of JSON is null")]

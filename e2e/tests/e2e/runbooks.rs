@@ -29,8 +29,10 @@ const PLACEHOLDERS: [(&str, &str); 5] =
 /// The subcommands of kubectl that need a kubelet, so that only their flags are checked.
 const NEEDS_A_KUBELET: [&str; 4] = ["exec", "logs", "port-forward", "top"];
 /// The commands that may exit with 1, and the reason.
-const MAY_EXIT_WITH_1: [(&str, &str); 1] =
-    [("linkerd-operator check", "a check of the replicas fails, because no kubelet forwards a port to their Pods")];
+const MAY_EXIT_WITH_1: [(&str, &str); 2] = [
+    ("linkerd-operator check", "a check of the replicas fails, because no kubelet forwards a port to their Pods"),
+    ("linkerd-operator trust", "this mesh has no Secret with an issuer"),
+];
 
 /// How the operator is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

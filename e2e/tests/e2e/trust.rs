@@ -1,24 +1,17 @@
 //! `linkerd-operator trust`, run as a user runs it, against a real API server without the operator.
 
-use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, TestNamespace, command::Ended, identity::MeshAuthority};
+use e2e::{ControlPlane, TestNamespace, command::Ended, identity::MeshAuthority, shown_proxy::ShownProxy};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use rustls::{
-    RootCertStore, ServerConfig,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
-    server::WebPkiClientVerifier,
-};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{io::AsyncReadExt, net::TcpListener, process::Command};
-use tokio_rustls::TlsAcceptor;
+use tokio::{net::TcpListener, process::Command};
 
 /// The namespace of a control plane, which is also that of its workloads.
 struct TrustMesh {
@@ -106,6 +99,15 @@ impl TrustMesh {
         Ok(())
     }
 
+    /// Returns the plan for the LinkerdTrust in the folder.
+    async fn plan(&self, folder: &str) -> Result<String> {
+        let kubeconfig = self.control_plane.kubeconfig().display().to_string();
+        let args = ["trust", "plan", "-f", &format!("{folder}/linkerdtrust.yaml"), "--kubeconfig", &kubeconfig];
+        let ended = Ended::operator(&args, Duration::from_secs(30)).await?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        Ok(ended.stdout)
+    }
+
     async fn trust(&self, args: &[&str]) -> Result<Ended> {
         let kubeconfig = self.control_plane.kubeconfig().display().to_string();
         let args = [&["trust", "--namespace", self.namespace.name(), "--kubeconfig", &kubeconfig], args].concat();
@@ -137,6 +139,7 @@ impl TrustMesh {
         let folder = self.path("pki")?;
         let args =
             ["trust", "new", &folder, "--bridge-from", &self.path("old.crt")?, "--old-key", &self.path("old.key")?];
+        let args = [&args[..], &["--namespace", self.namespace.name()]].concat();
         let ended = Ended::operator(&args, Duration::from_secs(30)).await?;
         ensure!(ended.code == Some(0), "{}", ended.stderr);
         ensure!(!ended.stdout.contains("PRIVATE KEY"), "{}", ended.stdout);
@@ -157,6 +160,10 @@ async fn a_root_is_replaced_over_a_bridge_and_each_step_is_told() -> Result<()> 
     mesh.expect(0, "nothing to do").await?;
 
     let folder = mesh.new_root(&old).await?;
+    let plan = mesh.plan(&folder).await?;
+    for part in ["1. add root.", "2. write an issuer", "3. wait until", "4. remove root.", ": 2 workloads, 2 Pods\n"] {
+        ensure!(plan.contains(part), "no {part}: {plan}");
+    }
     mesh.put_bundle(&format!("{}{}", read(&folder, "ca.crt")?, old.pem())).await?;
     let report = mesh.expect(0, "with a bridge nothing has to restart").await?;
     assert_eq!((&report["workloadsBehind"], &report["behind"][1]["name"]), (&json!(2), &json!("web-2")));
@@ -167,6 +174,7 @@ async fn a_root_is_replaced_over_a_bridge_and_each_step_is_told() -> Result<()> 
 
     mesh.put_bundle(&read(&folder, "ca.crt")?).await?;
     mesh.put_pod("web-3", &read(&folder, "ca.crt")?).await?;
+    ensure!(mesh.plan(&folder).await?.starts_with("nothing to do"), "the rotation is complete");
     let report = mesh.expect(2, "put the root root.linkerd.cluster.local (").await?;
     let trusted: Vec<_> =
         report["roots"].as_array().context("no roots")?.iter().map(|root| &root["trustedBy"]).collect();
@@ -296,36 +304,13 @@ async fn files_that_exist_and_keys_of_others_are_left_alone() -> Result<()> {
 
 const WEB: &str = "web.app.serviceaccount.identity.linkerd.cluster.local";
 
-/// Serves TLS as a proxy does: with a certificate of this issuer, and for clients with a certificate under this root only.
-async fn serve(issuer: &MeshAuthority, root: &MeshAuthority) -> Result<SocketAddr> {
-    let provider = Arc::new(ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(root.der().to_vec()))?;
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
-    let (leaf, key) = issuer.signs_leaf(WEB)?;
-    let chain = [leaf, issuer.der().to_vec()].map(CertificateDer::from).to_vec();
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(clients)
-        .with_single_cert(chain, PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key)))?;
-    let (acceptor, listener) = (TlsAcceptor::from(Arc::new(config)), TcpListener::bind("127.0.0.1:0").await?);
-    let address = listener.local_addr()?;
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            if let Ok(mut accepted) = acceptor.accept(stream).await {
-                _ = accepted.read(&mut [0]).await;
-            }
-        }
-    });
-    Ok(address)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
     let (root, other) = (MeshAuthority::root("root.linkerd.cluster.local")?, MeshAuthority::root("other")?);
     let mesh = TrustMesh::create(&root).await?;
     let issuer = root.signs("identity.linkerd.cluster.local")?;
     let kubeconfig = mesh.control_plane.kubeconfig().display().to_string();
+    let serve = async |issuer: &MeshAuthority, root: &MeshAuthority| ShownProxy::start(WEB, &[issuer], root).await;
     let probe = async |proxy: SocketAddr, more: &[&str]| {
         let proxy = proxy.to_string();
         let namespace = mesh.namespace.name();
@@ -333,7 +318,8 @@ async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
         Ended::operator(&[&args[..], more].concat(), Duration::from_secs(30)).await
     };
     // The proxy refuses a client without a certificate, after it has presented its own.
-    let good = probe(serve(&issuer, &root).await?, &["--identity", WEB]).await?;
+    let proxy = serve(&issuer, &root).await?;
+    let good = probe(proxy.address, &["--identity", WEB]).await?;
     ensure!(good.code == Some(0), "{good:?}");
     for part in
         ["OK   accepted by proxies that trust root.linkerd.cluster.local", WEB, "identity.linkerd.cluster.local"]
@@ -341,16 +327,16 @@ async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
         ensure!(good.stdout.contains(part), "no {part}: {}", good.stdout);
     }
     let foreign = other.signs("identity.linkerd.cluster.local")?;
-    let refused = probe(serve(&foreign, &other).await?, &["--identity", WEB]).await?;
+    let of_other = serve(&foreign, &other).await?;
+    let refused = probe(of_other.address, &["--identity", WEB]).await?;
     ensure!(refused.code == Some(1) && refused.stdout.starts_with("PROBLEM   refused with each root"), "{refused:?}");
     let another_name =
-        probe(serve(&issuer, &root).await?, &["--identity", "db.app.serviceaccount.identity.linkerd.cluster.local"])
-            .await?;
+        probe(proxy.address, &["--identity", "db.app.serviceaccount.identity.linkerd.cluster.local"]).await?;
     ensure!(another_name.code == Some(1) && another_name.stdout.contains("PROBLEM"), "{another_name:?}");
     let silent = TcpListener::bind("127.0.0.1:0").await?;
     let silent = probe(silent.local_addr()?, &["--identity", WEB]).await?;
     ensure!(silent.code == Some(1) && silent.stderr.contains("did not answer in time"), "{silent:?}");
-    let unnamed = probe(serve(&issuer, &root).await?, &[]).await?;
+    let unnamed = probe(proxy.address, &[]).await?;
     ensure!(unnamed.code == Some(1) && unnamed.stderr.contains("give --identity"), "{unnamed:?}");
     Ok(())
 }

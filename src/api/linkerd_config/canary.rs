@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{duration::duration, schema};
+use super::duration::duration;
+use crate::api::schema;
 
 const SOAK: &str = "10m";
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{duration::duration, schema};
+use super::duration::duration;
+use crate::api::schema;
 
 const TIMEOUT: &str = "3m";
 const DELAY: &str = "90s";

@@ -16,7 +16,6 @@ mod injector_sync;
 mod proxy;
 mod rollout;
 mod rollout_status;
-mod schema;
 mod state;
 mod status;
 
@@ -24,6 +23,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use super::schema;
 
 pub use canary::{CanaryPhase, CanaryPromotion, CanarySpec, CanaryStatus};
 pub use conditions::{ConditionReason, ConditionType};

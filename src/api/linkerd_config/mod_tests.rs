@@ -4,7 +4,7 @@ use kube::CustomResourceExt;
 use serde_json::json;
 
 use super::*;
-use crate::values::manifest;
+use crate::{api::schema::testing::document_fields, values::manifest};
 
 const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
 /// A resource with the fields that later schemas lacked. They still have an effect.
@@ -41,9 +41,9 @@ fn the_crd_is_the_one_that_the_types_generate() {
 fn every_field_is_documented_and_every_field_of_the_spec_is_in_a_sample_or_an_older_resource() {
     let definition = serde_json::to_value(LinkerdConfig::crd()).unwrap();
     let properties = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
-    fields(&properties["status"], "status", &mut BTreeSet::new());
+    document_fields(&properties["status"], "status", &mut BTreeSet::new());
     let (mut declared, mut sampled) = (BTreeSet::new(), BTreeSet::new());
-    fields(&properties["spec"], "spec", &mut declared);
+    document_fields(&properties["spec"], "spec", &mut declared);
     for sample in SAMPLES {
         paths(&read_sample(sample)["spec"], "spec", &mut sampled);
     }
@@ -159,19 +159,6 @@ fn unknown_fields_of_the_status_are_absent() {
 fn read_sample(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("config/samples/linkerdconfig-{name}.yaml"));
     serde_yaml::from_str(&fs::read_to_string(path).unwrap()).unwrap()
-}
-
-/// Adds the paths that a schema describes. Each must have documentation.
-fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
-    let description = schema["description"].as_str().unwrap_or_default();
-    let is_sentence = description.len() > 10 && description.ends_with('.') && !description.contains('\n');
-    assert!(is_sentence, "{path} has the description {description:?}");
-    let object = if schema["items"].is_object() { &schema["items"] } else { schema };
-    for (name, field) in object["properties"].as_object().into_iter().flatten() {
-        let path = format!("{path}.{name}");
-        fields(field, &path, found);
-        found.insert(path);
-    }
 }
 
 /// Adds the paths that an object sets.

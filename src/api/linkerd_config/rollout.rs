@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{duration::duration, schema};
+use super::duration::duration;
+use crate::api::schema;
 
 const INTERVAL: &str = "10s";
 const SOAK: &str = "30s";

@@ -4,7 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{canary::CanaryStatus, rollout_status::RolloutStatus, schema};
+use super::{canary::CanaryStatus, rollout_status::RolloutStatus};
+use crate::api::schema;
 
 /// The state that the operator observed, and its actions. Only the operator writes it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -155,10 +155,20 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
             ("ca.key", &new.key, KEY_MODE),
             ("issuer.crt", &chain, CERTIFICATE_MODE),
             ("issuer.key", &issuer.key, KEY_MODE),
+            ("linkerdtrust.yaml", &manifest(&new.certificate, &args.namespace), CERTIFICATE_MODE),
         ],
     )?;
     write(&advice(folder, &args.namespace, bridged.is_some()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a LinkerdTrust that declares the root.
+fn manifest(certificate: &str, namespace: &str) -> String {
+    let pem: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
+    format!(
+        "apiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdTrust\nmetadata:\n  name: mesh\nspec:\n  \
+         controlPlaneNamespace: {namespace}\n  anchors:\n    pem: |\n{pem}"
+    )
 }
 
 /// Returns what the files are, and the commands that use them. They keep the roots that the bundle has.
@@ -175,6 +185,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
          {at}/issuer.crt   {chain}\n\
          {at}/issuer.key   the key of the issuer\n\
+         {at}/linkerdtrust.yaml   declares the new root, for trust plan and for the operator, which then reports each phase\n\
          \n\
          {order}\n\
          0. Save the present objects, for a rollback:\n   \

@@ -1,12 +1,13 @@
 //! `linkerd-operator trust` prints what the proxies of a mesh trust, and the next step of a rotation of its roots.
 //!
 //! In: a cluster, which is only read; the operator need not be installed. Out: a [`TrustReport`], and exit code 1 if
-//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new`, `issuer` and `bridge` write files on this
-//! machine, and read no cluster. Always holds: no private key is printed, and the key in the Secret is skipped.
+//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. `new`, `issuer` and
+//! `bridge` write files on this machine, and read no cluster. Always holds: no private key is printed, and the key in the Secret is skipped.
 
 mod authority;
 mod cert_manager;
 mod links;
+mod plan;
 mod print;
 mod probe;
 mod read;
@@ -19,6 +20,7 @@ use clap_complete::ArgValueCompleter;
 
 use self::{
     authority::{BridgeArgs, IssuerArgs, NewRootArgs},
+    plan::PlanArgs,
     probe::ProbeArgs,
 };
 use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
@@ -53,6 +55,8 @@ pub enum TrustCommand {
     Issuer(IssuerArgs),
     /// Signs a new root with the key of the old one, so that no proxy has to restart
     Bridge(BridgeArgs),
+    /// Prints the steps to the trust anchors of a LinkerdTrust in a file, and the restarts that they need
+    Plan(PlanArgs),
     /// Prints the certificate that a proxy presents, and the roots that verify it
     Probe(Box<ProbeArgs>),
 }
@@ -62,6 +66,7 @@ pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
         Some(TrustCommand::New(new)) => authority::new_root(&new),
         Some(TrustCommand::Issuer(issuer)) => authority::new_issuer(&issuer),
         Some(TrustCommand::Bridge(bridge)) => authority::write_bridge(&bridge),
+        Some(TrustCommand::Plan(args)) => plan::plan(&args).await,
         Some(TrustCommand::Probe(args)) => probe::probe(&args).await,
         None => {
             let seen = read::read(&args.cluster.client()?, &args.namespace).await?;

@@ -4,25 +4,18 @@
 //! it sends, and the roots of the mesh with which others accept it. Always holds: the handshake proves that the proxy has
 //! the key of the certificate; nothing is sent after it; everything has a deadline.
 
-use std::{fmt::Write, process::ExitCode, sync::Arc, time::Duration};
+use std::{fmt::Write, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Pod},
     jiff::Timestamp,
 };
 use kube::{Api, Client};
-use parking_lot::Mutex;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use rustls::pki_types::CertificateDer;
 use serde::Serialize;
 use tokio::{net::TcpStream, time::timeout};
-use tokio_rustls::TlsConnector;
 
 use super::{
     super::{OutputFormat, cluster_flags::ClusterFlags, connect::ByteStream, terminal::write},
@@ -35,6 +28,7 @@ use crate::{
     x509::{
         anchors::AnchorBundle,
         certificate::ChainCertificate,
+        handshake::presented,
         verify::{ALGORITHMS, TestedLeaf, sentence},
     },
 };
@@ -82,13 +76,6 @@ struct Presented {
     refused: Option<String>,
 }
 
-/// Keeps what a server presents, and trusts every one: what is presented is judged afterwards.
-#[derive(Debug)]
-struct Witness {
-    presented: Mutex<Vec<CertificateDer<'static>>>,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
 pub(super) async fn probe(args: &ProbeArgs) -> Result<ExitCode> {
     let client = args.cluster.client()?;
     let (stream, identity) = match args.proxy.split_once('/') {
@@ -101,7 +88,7 @@ pub(super) async fn probe(args: &ProbeArgs) -> Result<ExitCode> {
             (Box::new(stream) as Box<dyn ByteStream>, identity)
         }
     };
-    let chain = timeout(DEADLINE, handshake(stream, &identity)).await.context("the proxy did not answer in time")??;
+    let chain = timeout(DEADLINE, presented(stream, &identity)).await.context("the proxy did not answer in time")??;
     let bundle = Api::<ConfigMap>::namespaced(client, &args.namespace).get(TRUST_ROOTS).await;
     let bundle = bundle.with_context(|| format!("cannot read ConfigMap {TRUST_ROOTS}"))?;
     let bundle = bundle.data.and_then(|mut data| data.remove(read::BUNDLE)).unwrap_or_default();
@@ -135,27 +122,6 @@ async fn of_pod(
     Ok((Box::new(stream), identity))
 }
 
-/// Returns the certificates that a server with this name presents, its own first.
-async fn handshake(stream: Box<dyn ByteStream>, identity: &str) -> Result<Vec<CertificateDer<'static>>> {
-    let provider = Arc::new(ring::default_provider());
-    let witness = Arc::new(Witness::new(&provider));
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::clone(&witness) as Arc<dyn ServerCertVerifier>)
-        .with_no_client_auth();
-    config.resumption = rustls::client::Resumption::disabled();
-    let name = ServerName::try_from(identity.to_owned()).with_context(|| format!("{identity} is not a name"))?;
-    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-    let presented = std::mem::take(&mut *witness.presented.lock());
-    // A proxy that refuses clients without a certificate says so after it has presented its own.
-    match connected {
-        _ if !presented.is_empty() => Ok(presented),
-        Ok(_) => bail!("the proxy presented no certificate"),
-        Err(error) => Err(error).context("the TLS handshake failed: is this the identity of the proxy?"),
-    }
-}
-
 fn judge(
     presented: &[CertificateDer<'static>],
     anchors: &AnchorBundle,
@@ -186,53 +152,4 @@ fn text(presented: &Presented, now: Timestamp) -> String {
     _ = writeln!(text, "Identity   {}, ends {}", printable(&presented.identity), in_time(presented.expires, now));
     _ = writeln!(text, "Sent       {}", list(&presented.sent));
     text
-}
-
-// === impl Witness ===
-
-impl Witness {
-    fn new(provider: &CryptoProvider) -> Self {
-        Self { presented: Mutex::default(), algorithms: provider.signature_verification_algorithms }
-    }
-}
-
-impl ServerCertVerifier for Witness {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let all = std::iter::once(end_entity).chain(intermediates);
-        *self.presented.lock() = all.map(|der| der.clone().into_owned()).collect();
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("proxies speak TLS 1.3".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let verified = verify_tls13_signature(message, cert, dss, &self.algorithms);
-        if verified.is_err() {
-            self.presented.lock().clear();
-        }
-        verified
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
 }

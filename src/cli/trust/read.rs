@@ -8,7 +8,7 @@ use k8s_openapi::{
     ByteString,
     api::core::v1 as core,
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
-    jiff::{SignedDuration, Timestamp},
+    jiff::Timestamp,
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde::Deserialize;
@@ -17,10 +17,10 @@ use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS},
     client,
-    go::duration,
     response_limit::PageTooLarge,
     trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
     values::{Document, Path},
+    x509::anchor_set::AnchorSet,
 };
 
 const ISSUER: &str = "linkerd-identity-issuer";
@@ -31,9 +31,6 @@ const LONGEST_NAME: usize = 253;
 const APPS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"];
 /// The number of Pods of a page.
 const PAGE: u32 = 200;
-const DAY: SignedDuration = SignedDuration::from_hours(24);
-/// As in Linkerd's chart.
-const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(20);
 
 /// The Secret of the issuer, without its key.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
@@ -111,11 +108,13 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> 
     };
     Ok(SeenTrust {
         namespace: namespace.to_owned(),
+        desired: None,
         bundle,
         issuer: issuer(client, namespace, values.as_ref()).await,
         proxies: proxies(client, namespace).await?,
         renewed_root: cert_manager::renewed_root(client, namespace, ISSUER).await,
-        settings: settings(values.as_ref()),
+        leaves: None,
+        settings: LeafSettings::of(values.as_ref()),
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
     })
@@ -129,7 +128,7 @@ async fn values(config_maps: &Api<core::ConfigMap>) -> Option<Document> {
 
 /// Returns what Linkerd's configuration says about leaves.
 pub(super) async fn leaf_settings(client: &Client, namespace: &str) -> LeafSettings {
-    settings(values(&Api::namespaced(client.clone(), namespace)).await.as_ref())
+    LeafSettings::of(values(&Api::namespaced(client.clone(), namespace)).await.as_ref())
 }
 
 /// Returns the file of the issuer. Linkerd chooses its key by the scheme in its configuration.
@@ -142,14 +141,15 @@ async fn issuer(client: &Client, namespace: &str, values: Option<&Document>) -> 
     };
     let written = written(&secret.metadata);
     let IssuerCertificates { tls, crt } = secret.data;
-    let (found, key) = match values.and_then(|values| text(values, &["identity", "issuer", "scheme"])) {
-        Some("kubernetes.io/tls") => (tls, "tls.crt"),
-        Some("linkerd.io/tls") => (crt, "crt.pem"),
-        _ => (tls.or(crt), "tls.crt or crt.pem"),
-    };
+    let (found, key) =
+        match values.and_then(|values| values.get(&Path::from(&["identity", "issuer", "scheme"][..]))?.as_str()) {
+            Some("kubernetes.io/tls") => (tls, "tls.crt"),
+            Some("linkerd.io/tls") => (crt, "crt.pem"),
+            _ => (tls.or(crt), "tls.crt or crt.pem"),
+        };
     let pem = found.and_then(|ByteString(pem)| String::from_utf8(pem).ok()).filter(|pem| !pem.trim().is_empty());
-    pem.map(|pem| SeenIssuer { pem, written })
-        .ok_or_else(|| NotSeen::Missing(format!("Secret {ISSUER} has no certificate in {key}")))
+    let pem = pem.ok_or_else(|| NotSeen::Missing(format!("Secret {ISSUER} has no certificate in {key}")))?;
+    SeenIssuer::read(&pem, written)
 }
 
 /// Returns when the data of an object was written last.
@@ -161,23 +161,6 @@ fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
         Some(entry.time.as_ref()?.0)
     };
     metadata.managed_fields.iter().flatten().filter_map(of_data).max()
-}
-
-fn text<'a>(values: &'a Document, path: &[&str]) -> Option<&'a str> {
-    values.get(&Path::from(path))?.as_str()
-}
-
-fn settings(values: Option<&Document>) -> LeafSettings {
-    let issuer = |field: &str| {
-        let text = values.and_then(|values| text(values, &["identity", "issuer", field]))?;
-        duration::parse(text).map(SignedDuration::from_nanos).filter(SignedDuration::is_positive)
-    };
-    let domain = values.and_then(|values| text(values, &["identityTrustDomain"])).filter(|domain| !domain.is_empty());
-    LeafSettings {
-        trust_domain: domain.unwrap_or("cluster.local").to_owned(),
-        lifetime: issuer("issuanceLifetime").unwrap_or(DAY),
-        clock_skew: issuer("clockSkewAllowance").unwrap_or(CLOCK_SKEW),
-    }
 }
 
 async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
@@ -199,7 +182,7 @@ async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
         };
         for pod in &page.items {
             if let Some(bundle) = pod.bundle() {
-                proxies.add(pod.workload(), bundle);
+                proxies.add(pod.workload(), bundle.map(AnchorSet::of).as_ref(), 1);
             }
         }
         token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -323,22 +306,6 @@ mod tests {
         ] {
             let workload = pod(&over).workload();
             assert_eq!((&*workload.namespace, &*workload.kind, &*workload.name), ("app", kind, name));
-        }
-    }
-
-    #[test]
-    fn the_settings_of_leaves_are_those_of_linkerds_configuration_and_else_those_of_its_chart() {
-        let of = |values: &str| {
-            let settings = settings(Document::parse(values).ok().as_ref());
-            (settings.trust_domain, settings.lifetime.as_secs(), settings.clock_skew.as_secs())
-        };
-        let values =
-            "identityTrustDomain: example.org\nidentity: {issuer: {issuanceLifetime: 1h30m, clockSkewAllowance: 5s}}";
-        assert_eq!(of(values), ("example.org".to_owned(), 5400, 5));
-        for values in
-            ["{}", "identityTrustDomain: ''\nidentity: {issuer: {issuanceLifetime: -1h, clockSkewAllowance: x}}", "["]
-        {
-            assert_eq!(of(values), ("cluster.local".to_owned(), 86_400, 20));
         }
     }
 }

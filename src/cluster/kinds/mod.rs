@@ -11,6 +11,7 @@ pub mod external_workload;
 pub mod federated_service;
 pub mod inject;
 pub mod linkerd_config;
+pub mod linkerd_trust;
 pub mod namespace;
 pub mod node;
 pub mod owner;
@@ -35,9 +36,9 @@ use super::{
 use crate::api::NamespacedName;
 use {
     apps_workload::AppsWorkloadOf, config_map::ConfigMap, disruption_budget::DisruptionBudget, endpoint_slice::Slice,
-    external_workload::ExternalWorkload, linkerd_config::LinkerdConfig, namespace::Namespace, node::Node,
-    owner::IntermediateOwner, pod::Pod, remote_kubeconfig::RemoteKubeconfig, server::Server, service::Service,
-    service_profile::ServiceProfile,
+    external_workload::ExternalWorkload, linkerd_config::LinkerdConfig, linkerd_trust::LinkerdTrust,
+    namespace::Namespace, node::Node, owner::IntermediateOwner, pod::Pod, remote_kubeconfig::RemoteKubeconfig,
+    server::Server, service::Service, service_profile::ServiceProfile,
 };
 
 /// A watched kind: the projection of its objects, and where the [`State`] holds them. The table below implements it.
@@ -177,6 +178,7 @@ watched_kinds! {
     replica_sets: ReplicaSet(IntermediateOwner<apps::ReplicaSet>), "replicasets.apps", "replicaset_cache_size";
     jobs: Job(IntermediateOwner<batch::Job>), "jobs.batch", "job_cache_size";
     linkerd_configs: LinkerdConfig(LinkerdConfig), "linkerdconfigs.config.linkerd.io", "linkerdconfig_cache_size";
+    linkerd_trusts: LinkerdTrust(LinkerdTrust), "linkerdtrusts.config.linkerd.io", "linkerdtrust_cache_size";
     config_maps: ConfigMap(ConfigMap), "configmaps", "configmap_cache_size";
     deployments: Deployment(AppsWorkloadOf<apps::Deployment>), "deployments.apps", "deployment_cache_size";
     stateful_sets: StatefulSet(AppsWorkloadOf<apps::StatefulSet>), "statefulsets.apps", "statefulset_cache_size";

@@ -1,4 +1,4 @@
-//! The schemas of the fields of a `LinkerdConfig`, and their CEL rules with error messages.
+//! The schemas of the fields of our custom resources, and their CEL rules with error messages.
 //!
 //! Every string and list has a maximum length: the API server estimates the worst-case cost of all rules, and rejects a
 //! schema that exceeds its budget.
@@ -18,13 +18,13 @@ const RESOURCES: [(&str, &str); 3] =
     [(".cpu", "cpu"), (".memory", "memory"), ("['ephemeral-storage']", "ephemeral__dash__storage")];
 
 /// Returns whether a value is the default, for `skip_serializing_if`.
-pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(in crate::api) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 /// Adapts a schema to the API server and `kubectl explain`. No field accepts null, because the API server then reads a
 /// null as absent; each paragraph of documentation is one line.
-pub(super) fn tidy(schema: &mut Schema) {
+pub(in crate::api) fn tidy(schema: &mut Schema) {
     transform_subschemas(&mut tidy, schema);
     let not_null = |schema: &Value| schema.get("type").is_none_or(|kind| kind != "null");
     if let Some(Value::Array(kinds)) = schema.get_mut("type") {
@@ -49,23 +49,23 @@ pub(super) fn tidy(schema: &mut Schema) {
 
 // === Kinds of values ===
 
-pub(super) fn target_namespace(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn target_namespace(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [
         immutable(),
         namespace_rule(),
     ]})
 }
 
-pub(super) fn namespace(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn namespace(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [namespace_rule()]})
 }
 
 /// The only ConfigMap that Linkerd reads.
-pub(super) fn target_config_map(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn target_config_map(_: &mut SchemaGenerator) -> Schema {
     one_of(&[INJECTORS_CONFIG_MAP])
 }
 
-pub(super) fn version(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn version(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 128, "x-kubernetes-validations": [
         rule(
             "self.matches('^[A-Za-z0-9._-]+$')",
@@ -74,7 +74,7 @@ pub(super) fn version(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn domain(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn domain(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 253, "x-kubernetes-validations": [
         rule(
             "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
@@ -83,7 +83,7 @@ pub(super) fn domain(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn certificates(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn certificates(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 131_072, "x-kubernetes-validations": [
         rule(
             "self.contains('PRIVATE KEY-----') || self.startsWith('-----BEGIN CERTIFICATE-----')",
@@ -99,7 +99,7 @@ pub(super) fn certificates(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// A Go duration that is not negative.
-pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
         rule(
             "self == '0' || self.matches('^(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+$')",
@@ -109,7 +109,7 @@ pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// A Go duration that is greater than zero.
-pub(super) fn some_time(generator: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn some_time(generator: &mut SchemaGenerator) -> Schema {
     with_rule(
         duration(generator),
         rule("!self.matches('^[0-9.nuµμmsh]+$') || self.matches('[1-9]')", "must be greater than zero"),
@@ -118,7 +118,7 @@ pub(super) fn some_time(generator: &mut SchemaGenerator) -> Schema {
 
 /// The duration of a window. A text that is not a duration is rejected by the rules above; this rule skips it, because
 /// `duration()` would be an evaluation error.
-pub(super) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
     with_rule(
         some_time(generator),
         rule(
@@ -129,7 +129,7 @@ pub(super) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// A duration that Go and the proxy parse to the same value.
-pub(super) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 16, "x-kubernetes-validations": [
         rule(
             "self.matches('^[0-9]+(ms|s|m|h)$')",
@@ -138,33 +138,33 @@ pub(super) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn image_name(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn image_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 512, "x-kubernetes-validations": [
         rule("self.matches('^[^ \\\\t\\\\r\\\\n]+$')", "must be the name of an image, without white space"),
     ]})
 }
 
-pub(super) fn pull_policy(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn pull_policy(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Always", "IfNotPresent", "Never"])
 }
 
-pub(super) fn ignored_text(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn ignored_text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 512})
 }
 
-pub(super) fn log_level(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn log_level(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "minLength": 1, "maxLength": 2048})
 }
 
-pub(super) fn log_format(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn log_format(_: &mut SchemaGenerator) -> Schema {
     one_of(&["plain", "json"])
 }
 
-pub(super) fn access_log(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn access_log(_: &mut SchemaGenerator) -> Schema {
     one_of(&["", "apache", "json"])
 }
 
-pub(super) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
     one_of(&[
         "all-unauthenticated",
         "all-authenticated",
@@ -175,16 +175,16 @@ pub(super) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
     ])
 }
 
-pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn port(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 65535})
 }
 
 /// A user ID or group ID that Kubernetes accepts.
-pub(super) fn id(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn id(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 0, "maximum": i32::MAX})
 }
 
-pub(super) fn ports(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn ports(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "maxItems": 256, "x-kubernetes-list-type": "atomic", "items": {
         "type": "string", "maxLength": 11, "x-kubernetes-validations": [
             rule(
@@ -196,7 +196,7 @@ pub(super) fn ports(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-pub(super) fn networks(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn networks(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "maxItems": 128, "x-kubernetes-list-type": "atomic", "items": {
         "type": "string", "maxLength": 49, "x-kubernetes-validations": [
             rule("isCIDR(self)", "must be a network in CIDR notation, such as 10.0.0.0/8 or fd00::/8"),
@@ -204,7 +204,7 @@ pub(super) fn networks(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn quantity(_: &mut SchemaGenerator) -> Schema {
     // Set explicitly, because kube would make it nullable.
     json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 32, "x-kubernetes-validations": [
         rule(
@@ -215,7 +215,7 @@ pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// A number of workloads, or a percentage of them.
-pub(super) fn number_or_percentage(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn number_or_percentage(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 8, "x-kubernetes-validations": [
         rule(
             "type(self) == int ? self >= 1 && self <= 10000 : self.matches('^(100|[1-9][0-9]?)%$')",
@@ -224,19 +224,19 @@ pub(super) fn number_or_percentage(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn count(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn count(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 10_000})
 }
 
 /// One or more of these values, without duplicates.
-pub(super) fn some_of(values: &[&str]) -> Schema {
+pub(in crate::api) fn some_of(values: &[&str]) -> Schema {
     json_schema!({
         "type": "array", "minItems": 1, "maxItems": values.len(), "x-kubernetes-list-type": "set",
         "items": one_of(values),
     })
 }
 
-pub(super) fn time_zone(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn time_zone(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
         rule(
             "self.matches('^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$')",
@@ -245,7 +245,7 @@ pub(super) fn time_zone(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn cron(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn cron(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
         rule(
             "self.matches('^[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}$')",
@@ -254,7 +254,7 @@ pub(super) fn cron(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     let text = |length: u32| json!({"type": "string", "maxLength": length});
     let key = json!({"type": "string", "minLength": 1, "maxLength": 317, "x-kubernetes-validations": [rule(
         "self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
@@ -293,7 +293,7 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// A label selector that does not select everything.
-pub(super) fn some_label_selector(generator: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn some_label_selector(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = label_selector(generator);
     let is_not_empty = rule(
         "has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0",
@@ -303,7 +303,7 @@ pub(super) fn some_label_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn env_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
         rule(
             "self.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
@@ -312,25 +312,25 @@ pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-pub(super) fn env_value(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn env_value(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 32_768})
 }
 
-pub(super) fn free_object(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn free_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
-pub(super) fn managers(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn managers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "maxItems": 64, "x-kubernetes-list-type": "set", "items": {
         "type": "string", "minLength": 1, "maxLength": 128,
     }})
 }
 
-pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "date-time"})
 }
 
-pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
+pub(in crate::api) fn conditions(generator: &mut SchemaGenerator) -> Schema {
     let text = |length: u32| json!({"type": "string", "maxLength": length});
     let status = json!({"type": "string", "enum": ["True", "False", "Unknown"]});
     let reason = json!({"type": "string", "minLength": 1, "maxLength": 1024});
@@ -355,7 +355,7 @@ pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
 
 // === Rules about several fields ===
 
-pub(super) fn identity_rules() -> Vec<Rule> {
+pub(in crate::api) fn identity_rules() -> Vec<Rule> {
     vec![
         Rule::new("self.trustAnchorsPolicy != 'Verify' || has(self.trustAnchorsPEM)")
             .message("must be set if trustAnchorsPolicy is Verify")
@@ -363,7 +363,7 @@ pub(super) fn identity_rules() -> Vec<Rule> {
     ]
 }
 
-pub(super) fn proxy_rules() -> Vec<Rule> {
+pub(in crate::api) fn proxy_rules() -> Vec<Rule> {
     let pairs = PORTS_OF_THE_PROXY
         .iter()
         .enumerate()
@@ -377,7 +377,7 @@ pub(super) fn proxy_rules() -> Vec<Rule> {
         .collect()
 }
 
-pub(super) fn resource_rules() -> Vec<Rule> {
+pub(in crate::api) fn resource_rules() -> Vec<Rule> {
     let rule = |(path, name): (&str, &str)| {
         let [request, limit] = ["requests", "limits"].map(|side| format!("self.{side}.{name}"));
         // A value that is not a quantity is rejected by the rule of its field. Here its comparison would be an
@@ -392,7 +392,7 @@ pub(super) fn resource_rules() -> Vec<Rule> {
     RESOURCES.map(rule).to_vec()
 }
 
-pub(super) fn env_rules() -> Vec<Rule> {
+pub(in crate::api) fn env_rules() -> Vec<Rule> {
     vec![
         Rule::new("!has(self.value) || !has(self.valueFrom)")
             .message("must not be set together with value")
@@ -400,7 +400,7 @@ pub(super) fn env_rules() -> Vec<Rule> {
     ]
 }
 
-pub(super) fn denied_rules() -> Vec<Rule> {
+pub(in crate::api) fn denied_rules() -> Vec<Rule> {
     vec![Rule::new("self.from < self.to").message("must be later than from").field_path(".to")]
 }
 
@@ -437,4 +437,24 @@ fn described(text: &str, mut schema: Value) -> Value {
         object.insert("description".to_owned(), text.into());
     }
     schema
+}
+
+#[cfg(test)]
+pub(in crate::api) mod testing {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    /// Adds the paths that a schema describes. Each must have documentation.
+    pub(in crate::api) fn document_fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+        let description = schema["description"].as_str().unwrap_or_default();
+        let is_sentence = description.len() > 10 && description.ends_with('.') && !description.contains('\n');
+        assert!(is_sentence, "{path} has the description {description:?}");
+        let object = if schema["items"].is_object() { &schema["items"] } else { schema };
+        for (name, field) in object["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            document_fields(field, &path, found);
+            found.insert(path);
+        }
+    }
 }

@@ -1,0 +1,209 @@
+//! LinkerdTrusts on a real API server, with proxies that present certificates.
+
+use std::{collections::HashMap, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Job, Manager, ManagerOptions, Rig, eventually, holds, identity::MeshAuthority, shown_proxy::ShownProxy};
+use serde_json::{Value, json};
+
+/// A proxy is asked again a minute after it did not renew.
+const RENEWED: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(30);
+const IDENTITY: &str = "default.default.serviceaccount.identity.linkerd.cluster.local";
+
+/// A mesh whose operator reports about its trust.
+struct ReportedMesh {
+    rig: Rig,
+    manager: Manager,
+    old: MeshAuthority,
+    proxies: HashMap<&'static str, ShownProxy>,
+}
+
+impl ReportedMesh {
+    /// Starts a mesh with one root, and two proxies that trust it.
+    async fn start() -> Result<Self> {
+        let rig = Rig::linkerd().crds("crd").start().await?;
+        let manager = ManagerOptions::only(Job::LinkerdConfig).ready(&rig).await?;
+        let mut mesh = Self { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
+        mesh.put_bundle(&mesh.old.pem()).await?;
+        let issuer = mesh.old.signs("issuer")?;
+        for name in ["web-1", "web-2"] {
+            mesh.put_proxy(name, &mesh.old.pem(), &[&issuer]).await?;
+        }
+        Ok(mesh)
+    }
+
+    async fn put_bundle(&self, pem: &str) -> Result<()> {
+        let name = "linkerd-identity-trust-roots";
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "linkerd"},
+            "data": {"ca-bundle.crt": pem}});
+        self.rig.apply(&[map]).await.map(drop)
+    }
+
+    async fn put_trust(&self, name: &str, anchors: Option<&str>) -> Result<()> {
+        let spec = anchors.map_or_else(|| json!({}), |pem| json!({"anchors": {"pem": pem}}));
+        let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust",
+            "metadata": {"name": name}, "spec": spec});
+        self.rig.apply(&[trust]).await.map(drop)
+    }
+
+    /// Creates a Pod that runs, and a server in the place of its proxy.
+    async fn put_proxy(&mut self, name: &'static str, anchors: &str, chain: &[&MeshAuthority]) -> Result<()> {
+        let proxy = ShownProxy::start(IDENTITY, chain, &self.old).await?;
+        let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+        let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", proxy.address.port()),
+            {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": {"linkerd.io/control-plane-ns": "linkerd"}},
+            "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]}});
+        self.rig.apply(&[pod]).await?;
+        let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+        let patch = ["patch", "pod", name, "--subresource=status", "--type=merge", "-p", &status.to_string()];
+        self.rig.kubectl(&patch).await?;
+        self.proxies.insert(name, proxy);
+        Ok(())
+    }
+
+    async fn delete_proxy(&mut self, name: &str) -> Result<()> {
+        self.rig.kubectl(&["delete", "pod", name, "--force", "--grace-period=0"]).await?;
+        self.proxies.remove(name);
+        Ok(())
+    }
+
+    /// Waits until the status has this phase, and these conditions, each as `Type=Status/Reason`.
+    async fn reaches(&self, deadline: Duration, phase: &str, conditions: &[&str]) -> Result<Value> {
+        eventually(deadline, format_args!("the phase {phase} with {conditions:?}"), async || {
+            let object = self.rig.get(&["linkerdtrust", "mesh"]).await?;
+            let status = object.get("status").context("no status")?;
+            let is_current = status.get("observedGeneration") == object.pointer("/metadata/generation");
+            ensure!(is_current && status.get("phase") == Some(&json!(phase)), "{status:#}");
+            let found = shown(status);
+            ensure!(conditions.iter().all(|it| found.iter().any(|seen| seen == it)), "{found:?} in {status:#}");
+            Ok(status.clone())
+        })
+        .await
+    }
+
+    /// Waits for an Event of the resource whose note has this text.
+    async fn expect_event(&self, reason: &str, note: &str) -> Result<()> {
+        eventually(SOON, format_args!("an Event {reason} with {note:?}"), async || {
+            let events = self.rig.get(&["events.events.k8s.io", "--namespace=default"]).await?;
+            let events = events.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let has = |event: &Value, path: &str, text: &str| event.pointer(path) == Some(&json!(text));
+            let of = events.iter().filter(|it| has(it, "/reason", reason) && has(it, "/regarding/name", "mesh"));
+            let notes: Vec<_> = of.filter_map(|event| event.get("note")?.as_str()).collect();
+            ensure!(notes.iter().any(|it| it.contains(note)), "{notes:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn shown(status: &Value) -> Vec<String> {
+    let text = |condition: &Value, key: &str| condition[key].as_str().unwrap_or_default().to_owned();
+    let one = |it: &Value| format!("{}={}/{}", text(it, "type"), text(it, "status"), text(it, "reason"));
+    status["conditions"].as_array().into_iter().flatten().map(one).collect()
+}
+
+fn next_step(status: &Value) -> &str {
+    status["nextStep"].as_str().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_over_a_bridge_is_followed_from_phase_to_phase() -> Result<()> {
+    let mut mesh = ReportedMesh::start().await?;
+    let new = MeshAuthority::root("new")?;
+    let (issuer, bridge) = (new.signs("new issuer")?, mesh.old.bridges(&new, "new")?);
+    mesh.put_trust("mesh", None).await?;
+    let steady = [
+        "Accepted=True/Accepted",
+        "BundleSynced=True/Synced",
+        "TrustSpread=True/Synced",
+        "LeavesRenewed=True/Synced",
+        "Ready=True/Synced",
+    ];
+    let status = mesh.reaches(SOON, "Steady", &steady).await?;
+    assert_eq!((&status["proxies"]["summary"], &status["issuer"]["name"]), (&json!("2/2"), &json!("issuer")));
+    assert_eq!(status["anchors"][0]["sha256"], json!(mesh.old.sha256()));
+    assert_eq!((&status["anchors"][0]["trustedBy"], &status["anchors"][0]["presentedBy"]), (&json!(2), &json!(2)));
+
+    mesh.expect_event("TrustPhaseChanged", "Steady: nothing to do").await?;
+    mesh.put_trust("mesh", Some(&new.pem())).await?;
+    let status =
+        mesh.reaches(SOON, "Adding", &["BundleSynced=False/RootsDiffer", "Ready=False/RotationInProgress"]).await?;
+    ensure!(next_step(&status).starts_with("add new ("), "{status:#}");
+
+    mesh.put_bundle(&format!("{}{}", new.pem(), mesh.old.pem())).await?;
+    let status =
+        mesh.reaches(SOON, "Spreading", &["TrustSpread=False/ProxiesBehind", "LeavesRenewed=False/OldLeaves"]).await?;
+    ensure!(next_step(&status).contains("2 proxies do not trust it yet"), "{status:#}");
+    assert_eq!((&status["workloadsBehind"], &status["behind"][0]["name"]), (&json!(2), &json!("web-1")));
+
+    // The proxies renew, one after the other. No Pod is created again.
+    mesh.proxies["web-1"].renew(&[&issuer, &bridge], &mesh.old)?;
+    let renewing = ["TrustSpread=True/OverBridge", "LeavesRenewed=False/OldLeaves", "BundleSynced=False/RootsDiffer"];
+    let status = mesh.reaches(RENEWED, "Renewing", &renewing).await?;
+    ensure!(next_step(&status).starts_with("wait until 1 proxy has renewed"), "{status:#}");
+    mesh.proxies["web-2"].renew(&[&issuer, &bridge], &mesh.old)?;
+    let status = mesh.reaches(RENEWED, "Retiring", &["LeavesRenewed=True/Synced"]).await?;
+    ensure!(next_step(&status).starts_with("remove old ("), "{status:#}");
+
+    mesh.put_bundle(&new.pem()).await?;
+    mesh.reaches(SOON, "Complete", &["Ready=True/Synced", "BundleSynced=True/Synced"]).await?;
+    mesh.put_proxy("web-3", &new.pem(), &[&issuer, &bridge]).await?;
+    mesh.delete_proxy("web-1").await?;
+    mesh.delete_proxy("web-2").await?;
+    mesh.reaches(SOON, "Steady", &steady).await?;
+
+    let version = async || -> Result<Value> {
+        Ok(mesh.rig.get(&["linkerdtrust", "mesh"]).await?["metadata"]["resourceVersion"].clone())
+    };
+    let last = version().await?;
+    holds(Duration::from_secs(5), "that nothing is written", async || {
+        ensure!(version().await? == last, "the resource was written");
+        Ok(())
+    })
+    .await?;
+    let phase = [("name", "mesh"), ("phase", "Steady")];
+    assert_eq!(mesh.manager.metric("linkerd_operator_trust_phase", &phase).await, Some(1.0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_the_mesh_is_reported_and_so_is_its_repair() -> Result<()> {
+    let mesh = ReportedMesh::start().await?;
+    let new = MeshAuthority::root("new")?;
+    mesh.put_trust("mesh", None).await?;
+    mesh.reaches(SOON, "Steady", &["Ready=True/Synced"]).await?;
+
+    // The bundle is replaced without any step before.
+    mesh.put_bundle(&new.pem()).await?;
+    mesh.expect_event("TrustBroken", "").await?;
+    let status = mesh.reaches(SOON, "Spreading", &["Ready=False/Broken"]).await?;
+    ensure!(status["problems"][0].as_str().is_some_and(|it| it.contains("new Pods refuse")), "{status:#}");
+    mesh.put_bundle(&mesh.old.pem()).await?;
+    mesh.reaches(SOON, "Steady", &["Ready=True/Synced"]).await?;
+    mesh.expect_event("TrustRepaired", "").await?;
+
+    // A second resource, and one that cannot be used.
+    mesh.put_trust("second", None).await?;
+    let conditions =
+        async |name: &str| Ok::<_, anyhow::Error>(shown(&mesh.rig.get(&["linkerdtrust", name]).await?["status"]));
+    eventually(SOON, "the second resource to be refused", async || {
+        let found = conditions("second").await?;
+        ensure!(found == ["Accepted=False/Conflicted"], "{found:?}");
+        Ok(())
+    })
+    .await?;
+    let half = mesh.old.pem().replace("-----END", "-----END X");
+    mesh.put_trust("mesh", Some(&half)).await?;
+    eventually(SOON, "the resource to be invalid", async || {
+        let found = conditions("mesh").await?;
+        ensure!(found == ["Accepted=False/Invalid"], "{found:?}");
+        Ok(())
+    })
+    .await?;
+    let key = mesh.put_trust("mesh", Some(&mesh.old.key_pem())).await.err().context("a private key was accepted")?;
+    ensure!(format!("{key:#}").contains("no private key"), "{key:#}");
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! The conditions of a LinkerdTrust: their types and reasons.
+//!
+//! Always holds: the names are part of the API and keep their meaning.
+
+use strum::{EnumIter, IntoStaticStr};
+
+use super::LinkerdTrustStatus;
+
+/// The type of a condition.
+#[derive(Clone, Copy, Debug, EnumIter, IntoStaticStr, PartialEq, Eq)]
+#[strum(const_into_str)]
+pub enum TrustCondition {
+    Accepted,
+    BundleSynced,
+    Expiring,
+    LeavesRenewed,
+    Ready,
+    TrustSpread,
+}
+
+/// The reason of a condition. `src/reasons` has the meaning and the remedy of each.
+#[derive(Clone, Copy, Debug, EnumIter, IntoStaticStr, PartialEq, Eq)]
+#[strum(const_into_str)]
+pub enum TrustReason {
+    Accepted,
+    Broken,
+    CertificateEnds,
+    Conflicted,
+    Invalid,
+    NotObserved,
+    OldLeaves,
+    OverBridge,
+    ProxiesBehind,
+    RootsDiffer,
+    RotationInProgress,
+    Synced,
+}
+
+// === impl TrustCondition ===
+
+impl TrustCondition {
+    /// Returns the name in the API.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
+    }
+}
+
+// === impl TrustReason ===
+
+impl TrustReason {
+    /// Returns the name in the API.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
+    }
+}
+
+// === impl LinkerdTrustStatus ===
+
+impl LinkerdTrustStatus {
+    /// Whether the condition has this reason.
+    pub fn has(&self, condition: TrustCondition, reason: TrustReason) -> bool {
+        let found = self.conditions.iter().find(|it| it.type_ == condition.as_str());
+        found.is_some_and(|it| it.reason == reason.as_str())
+    }
+}

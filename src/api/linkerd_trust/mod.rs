@@ -1,0 +1,110 @@
+//! The `LinkerdTrust` resource: the trust anchors that a mesh shall have, and how far it is.
+//!
+//! * The resource declares the end, and not the way: the phase is computed from what the cluster shows.
+//! * The schema and its documentation in `crd/linkerdtrusts.yaml` are generated from these types.
+//! * Decoding is lenient. The code that uses a value validates it.
+
+mod conditions;
+mod status;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use conditions::{TrustCondition, TrustReason};
+pub use status::{
+    LinkerdTrustStatus, TrustIssuerStatus, TrustPhase, TrustProxiesStatus, TrustRootStatus, TrustWorkloadStatus,
+};
+
+use super::schema;
+
+/// The trust anchors that the mesh shall have.
+#[derive(Clone, CustomResource, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[kube(
+    group = "config.linkerd.io",
+    version = "v1alpha1",
+    kind = "LinkerdTrust",
+    plural = "linkerdtrusts",
+    shortname = "ltrust",
+    category = "linkerd",
+    status = "LinkerdTrustStatus",
+    derive = "PartialEq",
+    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh shall have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. It writes only the status."
+)]
+#[kube(
+    printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The phase of the rotation; Steady without one"}"#,
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the mesh has the declared trust anchors, and proxies accept each other"}"#,
+    printcolumn = r#"{"name": "Expires", "type": "string", "jsonPath": ".status.expires", "description": "The day on which the first of the declared trust anchors ends"}"#,
+    printcolumn = r#"{"name": "Proxies", "type": "string", "jsonPath": ".status.proxies.summary", "description": "The proxies that trust all declared trust anchors, of all proxies that show theirs"}"#,
+    printcolumn = r#"{"name": "Next", "type": "string", "jsonPath": ".status.nextStep", "priority": 1, "description": "The next step"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "The age of the resource"}"#
+)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(transform = schema::tidy)]
+pub struct LinkerdTrustSpec {
+    /// The namespace of Linkerd's control plane. Only the operator of that control plane reads the resource; of several
+    /// resources, the oldest is in effect. The default is linkerd.
+    #[schemars(schema_with = "schema::namespace")]
+    pub control_plane_namespace: String,
+    /// The trust anchors that the mesh shall have in the end. If unset, those of the bundle in ConfigMap
+    /// linkerd-identity-trust-roots: then the operator only watches them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anchors: Option<DesiredAnchors>,
+}
+
+/// The trust anchors that the mesh shall have.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DesiredAnchors {
+    /// The certificates in PEM, at most 20. They are public; the resource is rejected if it has a private key.
+    #[schemars(schema_with = "schema::certificates")]
+    pub pem: String,
+}
+
+// === impl LinkerdTrustSpec ===
+
+impl Default for LinkerdTrustSpec {
+    fn default() -> Self {
+        Self { control_plane_namespace: "linkerd".to_owned(), anchors: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use kube::CustomResourceExt;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{api::schema::testing::document_fields, testing::repository, values::manifest};
+
+    const HEADER: &str = "# Generated from src/api/linkerd_trust: UPDATE_CRD=1 cargo test --lib api::linkerd_trust\n";
+
+    #[test]
+    fn the_crd_is_the_one_that_the_types_generate() {
+        let path = repository().join("crd/linkerdtrusts.yaml");
+        let generated = format!("{HEADER}{}", serde_yaml::to_string(&LinkerdTrust::crd()).unwrap());
+        if std::env::var_os("UPDATE_CRD").is_some() {
+            fs::write(&path, &generated).unwrap();
+        }
+        let stored = fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            stored == generated,
+            "generate crd/linkerdtrusts.yaml: UPDATE_CRD=1 cargo test --lib api::linkerd_trust"
+        );
+        let read_by_kubectl = manifest(&stored).unwrap();
+        assert!(serde_json::to_value(LinkerdTrust::crd()).unwrap() == Value::Object(read_by_kubectl));
+    }
+
+    #[test]
+    fn every_field_is_documented() {
+        let definition = serde_json::to_value(LinkerdTrust::crd()).unwrap();
+        let properties = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        let mut found = BTreeSet::new();
+        for part in ["spec", "status"] {
+            document_fields(&properties[part], part, &mut found);
+        }
+        assert!(found.contains("spec.anchors.pem") && found.contains("status.phase"), "{found:?}");
+    }
+}

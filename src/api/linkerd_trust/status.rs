@@ -1,0 +1,161 @@
+//! The status of a LinkerdTrust.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{EnumIter, IntoStaticStr};
+
+use crate::api::schema;
+
+/// What the operator observed last.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(transform = schema::tidy)]
+pub struct LinkerdTrustStatus {
+    /// The metadata.generation that the status is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its control
+    /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
+    /// trusts one of them. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether all
+    /// of this is true, and no proxy refuses certificates. Expiring: present while a certificate ends within 30 days.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The phase of the rotation. Steady: the mesh has the declared trust anchors. Adding: the bundle lacks one.
+    /// AwaitingIssuer: every proxy trusts one, and the issuer does not belong to one yet. Spreading: the same, and some
+    /// proxies trust none. Renewing: proxies still present certificates that reach none. Retiring: the bundle has
+    /// further trust anchors, which no proxy needs. Complete: the bundle has the declared ones, and some proxies still
+    /// have others. Unknown: the bundle or the certificates of proxies were not observed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<TrustPhase>,
+    /// What to do next, in a sentence.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 2048))]
+    pub next_step: String,
+    /// The commands of the next step, at most 5.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub commands: Vec<String>,
+    /// What is broken or ends soon, the worst first, at most 10.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10))]
+    pub problems: Vec<String>,
+    /// The day on which the first of the declared trust anchors ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    /// The trust anchors: those of the bundle, and then the others, the ones that most proxies trust first, at most 20.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub anchors: Vec<TrustRootStatus>,
+    /// The issuer of the newest certificate that a proxy presented.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<TrustIssuerStatus>,
+    /// The proxies, counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxies: Option<TrustProxiesStatus>,
+    /// The workloads whose proxies lack a trust anchor of the bundle, those that refuse certificates first, at most 20.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub behind: Vec<TrustWorkloadStatus>,
+    /// The number of all such workloads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workloads_behind: Option<i64>,
+}
+
+/// The phase of a rotation.
+#[derive(Clone, Copy, Debug, Deserialize, EnumIter, Eq, IntoStaticStr, JsonSchema, PartialEq, Serialize)]
+#[strum(const_into_str)]
+pub enum TrustPhase {
+    Unknown,
+    Adding,
+    Spreading,
+    AwaitingIssuer,
+    Renewing,
+    Retiring,
+    Complete,
+    Steady,
+}
+
+/// A trust anchor.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustRootStatus {
+    /// The common name of the certificate.
+    pub name: String,
+    /// The SHA-256 of the certificate in DER.
+    pub sha256: String,
+    /// The end of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub expires: Option<Time>,
+    /// Whether it is one of the declared trust anchors.
+    pub desired: bool,
+    /// Whether the bundle has it.
+    pub in_bundle: bool,
+    /// The number of proxies that trust it.
+    pub trusted_by: i64,
+    /// The number of proxies whose certificates reach it.
+    pub presented_by: i64,
+}
+
+/// An issuer.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustIssuerStatus {
+    /// The common name of the certificate.
+    pub name: String,
+    /// The end of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub expires: Option<Time>,
+}
+
+/// The proxies, counted.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustProxiesStatus {
+    /// The proxies that trust all trust anchors of the bundle, of all proxies that show theirs, as text.
+    pub summary: String,
+    /// The number of proxies.
+    pub total: i64,
+    /// The proxies that trust all trust anchors of the bundle.
+    pub current: i64,
+    /// The proxies that lack one.
+    pub behind: i64,
+    /// The proxies that refuse new certificates of others.
+    pub refusing: i64,
+    /// The proxies that trust no root of the mesh, such as those that a tenant wrote by hand. They hold no step.
+    pub cut_off: i64,
+    /// The proxies that read the bundle when they start, such as those of the control plane, and do not show it.
+    pub from_config_map: i64,
+    /// The running proxies whose certificate was not observed yet, or cannot be.
+    pub unobserved: i64,
+}
+
+/// A workload whose proxies are behind.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustWorkloadStatus {
+    /// The namespace of the workload.
+    pub namespace: String,
+    /// The kind of the workload.
+    pub kind: String,
+    /// The name of the workload.
+    pub name: String,
+    /// The number of its Pods that are behind.
+    pub pods: i64,
+    /// Whether these proxies refuse new certificates of others.
+    pub refuses: bool,
+    /// How its proxies get the bundle.
+    pub what_to_do: String,
+}
+
+// === impl TrustPhase ===
+
+impl TrustPhase {
+    /// Returns the name in the API.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
+    }
+}

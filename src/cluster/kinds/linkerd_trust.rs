@@ -1,0 +1,70 @@
+//! LinkerdTrusts.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{
+    api::{self, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName},
+    cluster::{
+        Problems, Projected,
+        index::store::{Store, Stored},
+    },
+};
+
+/// A LinkerdTrust.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkerdTrust {
+    pub name: Arc<str>,
+    pub uid: Arc<str>,
+    pub version: Arc<str>,
+    pub generation: i64,
+    pub created: Option<Timestamp>,
+    pub deleting: bool,
+    pub spec: Arc<LinkerdTrustSpec>,
+    pub status: Arc<LinkerdTrustStatus>,
+}
+
+// === impl LinkerdTrust ===
+
+impl Projected for LinkerdTrust {
+    type Wire = api::LinkerdTrust;
+    const IS_OPTIONAL: bool = true;
+
+    fn project(wire: api::LinkerdTrust, _: &mut Problems) -> Self {
+        let api::LinkerdTrust { metadata, spec, status } = wire;
+        Self {
+            name: metadata.name.unwrap_or_default().into(),
+            uid: metadata.uid.unwrap_or_default().into(),
+            version: metadata.resource_version.unwrap_or_default().into(),
+            generation: metadata.generation.unwrap_or_default(),
+            created: metadata.creation_timestamp.map(|time| time.0),
+            deleting: metadata.deletion_timestamp.is_some(),
+            spec: Arc::new(spec),
+            status: Arc::new(status.unwrap_or_default()),
+        }
+    }
+}
+
+impl Stored for LinkerdTrust {
+    type NamespaceIndex = ();
+    type ClusterIndex = ();
+
+    fn key(&self) -> NamespacedName {
+        NamespacedName::cluster_scoped(&self.name)
+    }
+
+    /// Whether more than the status and the resourceVersion differs.
+    fn is_change(&self, known: &Self) -> bool {
+        let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
+        Self { version, status, ..self.clone() } != *known
+    }
+}
+
+impl Store<LinkerdTrust> {
+    /// The resource that is in effect for a control plane: the oldest one, then the first by name.
+    pub fn in_effect(&self, control_plane: &str) -> Option<&Arc<LinkerdTrust>> {
+        let of = self.iter().filter(|it| !it.deleting && it.spec.control_plane_namespace == control_plane);
+        of.min_by_key(|it| (it.created.unwrap_or(Timestamp::MAX), Arc::clone(&it.name)))
+    }
+}

@@ -1,0 +1,42 @@
+//! The Events of a LinkerdTrust: one for each transition. Pure.
+
+use crate::{
+    api::{
+        CONFIG_GROUP, LinkerdTrustStatus, NamespacedName,
+        linkerd_trust::{TrustCondition, TrustReason},
+    },
+    cluster::kinds::linkerd_trust::LinkerdTrust,
+    events::{Notice, Reason, object_reference},
+    linkerd_trust::trust_condition,
+};
+
+/// Returns the Events about the change from the last status to this one.
+pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> Vec<Notice> {
+    let before = &*trust.status;
+    let mut found = Vec::new();
+    let message = |condition| trust_condition(after, condition).map(|it| it.message.clone()).unwrap_or_default();
+    let became = |condition, reason| after.has(condition, reason) && !before.has(condition, reason);
+    if became(TrustCondition::Accepted, TrustReason::Conflicted) {
+        found.push((Reason::Conflicted, message(TrustCondition::Accepted)));
+    }
+    if became(TrustCondition::Accepted, TrustReason::Invalid) {
+        found.push((Reason::ValidationFailed, message(TrustCondition::Accepted)));
+    }
+    if let Some(phase) = after.phase.filter(|phase| before.phase != Some(*phase)) {
+        found.push((Reason::TrustPhaseChanged, format!("{}: {}", phase.as_str(), after.next_step)));
+    }
+    let is_broken = |status: &LinkerdTrustStatus| status.has(TrustCondition::Ready, TrustReason::Broken);
+    if is_broken(after) && !is_broken(before) {
+        found.push((Reason::TrustBroken, message(TrustCondition::Ready)));
+    }
+    if is_broken(before) && !is_broken(after) {
+        found.push((Reason::TrustRepaired, message(TrustCondition::Ready)));
+    }
+    if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {
+        found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
+    }
+    let key = NamespacedName::cluster_scoped(&trust.name);
+    let regarding = object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), "LinkerdTrust", &key, &trust.uid);
+    let notice = |(reason, note)| Notice { reason, regarding: regarding.clone(), related: None, note };
+    found.into_iter().map(notice).collect()
+}

@@ -1,0 +1,177 @@
+//! The LinkerdTrust controller: how far the mesh is on the way to the declared trust anchors.
+//!
+//! ```text
+//! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ SeenTrust ─▶ TrustReport (pure) ─▶ status, Events
+//!                            prober: the certificates that proxies present ──┘
+//! ```
+//!
+//! In: LinkerdTrusts, the bundle of the mesh, the trust anchors in the environment of each proxy, the certificates that
+//! proxies present in a TLS handshake. Out: statuses, Events, metrics. Always holds: no Secret is read; without a
+//! LinkerdTrust nothing is read and no proxy is asked; nothing is concluded before each running proxy was asked once;
+//! without a change nothing is written. [`crate::trust`] decides everything.
+
+mod collector;
+mod events;
+mod leaves;
+mod observer;
+mod prober;
+mod seen;
+mod status;
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    collector::LinkerdTrustCollector,
+    events::trust_events,
+    prober::{LeafProber, SharedLeaves},
+    seen::{SeenParts, TrustSettings},
+    status::{TrustFacts, trust_status},
+};
+pub use self::{observer::LinkerdTrustObserver, status::trust_condition};
+use crate::{
+    api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName},
+    cluster::kinds::linkerd_trust::LinkerdTrust,
+    controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
+    events::Events,
+    lease::Fence,
+    retry::backoff,
+    tasks::Tasks,
+    trust::{TrustReport, declared::declared_roots},
+    write::WriteError,
+};
+
+/// The name of the queue in metrics.
+const QUEUE: &str = "linkerdtrust_controller_workqueue";
+const CONCURRENCY: u16 = 1;
+const BACKOFF_BASE: Duration = Duration::from_millis(500);
+/// The interval at which the status is computed without a change, because certificates end.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
+/// The time until a reconcile that waits for the certificates of proxies.
+const LEAVES_RETRY: Duration = Duration::from_secs(1);
+
+struct LinkerdTrustReconciler {
+    gate: LeaderGate,
+    trusts: Api<api::LinkerdTrust>,
+    fence: Fence,
+    events: Events,
+    control_plane: Arc<str>,
+    settings: Arc<TrustSettings>,
+    leaves: Arc<SharedLeaves>,
+}
+
+/// Starts the controller. When `stop` is cancelled, it finishes the current write and ends.
+///
+/// # Errors
+/// When the metrics are already registered.
+pub fn spawn(
+    deps: &ControllerDeps,
+    observer: &LinkerdTrustObserver,
+    control_plane: &str,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> prometheus::Result<()> {
+    deps.registry.register(Box::new(LinkerdTrustCollector::new(&deps.cluster)?))?;
+    let control_plane: Arc<str> = control_plane.into();
+    let (settings, leaves) = (Arc::<TrustSettings>::default(), Arc::<SharedLeaves>::default());
+    let prober = LeafProber::new(deps, observer, &control_plane, &settings, &leaves)?;
+    tasks.spawn("leaf-prober", prober.run(stop.clone()));
+    let reconciler = Arc::new(LinkerdTrustReconciler {
+        gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
+        trusts: Api::all(Client::clone(&deps.client)),
+        fence: Fence::new(deps.leadership.clone(), stop.clone()),
+        events: deps.events.clone(),
+        control_plane,
+        settings,
+        leaves,
+    });
+    tasks.spawn("linkerd-trust-controller", controller::run(reconciler, observer.trusts.store(), CONCURRENCY, stop));
+    Ok(())
+}
+
+// === impl LinkerdTrustReconciler ===
+
+impl LinkerdTrustReconciler {
+    async fn reconcile_resource(&self, name: &str) -> Result<NextReconcile, WriteError> {
+        if !self.gate.may_act() {
+            return Ok(NextReconcile::OnChange);
+        }
+        let (trust, in_effect) = {
+            let state = self.gate.cluster.read();
+            let Some(trust) = state.linkerd_trusts.find("", name) else { return Ok(NextReconcile::OnChange) };
+            (Arc::clone(trust), state.linkerd_trusts.in_effect(&self.control_plane).cloned())
+        };
+        // The operator of another control plane reports about it.
+        if trust.deleting || trust.spec.control_plane_namespace != *self.control_plane {
+            return Ok(NextReconcile::OnChange);
+        }
+        let now = Timestamp::now();
+        let facts = match (in_effect.filter(|other| other.name != trust.name), declared_roots(&trust.spec)) {
+            (Some(other), _) => TrustFacts::Conflicted(other.name.to_string()),
+            (None, Err(why)) => TrustFacts::Invalid(why),
+            (None, Ok(desired)) => {
+                let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
+                let Some(leaves) = self.leaves.known() else { return Ok(NextReconcile::After(LEAVES_RETRY)) };
+                TrustFacts::Observed(Box::new(TrustReport::new(&parts.seen(desired, &leaves, now))))
+            }
+        };
+        let status = trust_status(&trust, &facts, now);
+        for event in trust_events(&trust, &status) {
+            self.events.publish(event);
+        }
+        if status != *trust.status {
+            self.update_status(&trust, &status).await?;
+        }
+        Ok(NextReconcile::After(backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL)))
+    }
+
+    /// Writes the status at the version that it was computed from. After a conflict it is computed again.
+    async fn update_status(&self, trust: &LinkerdTrust, status: &LinkerdTrustStatus) -> Result<(), WriteError> {
+        // The API server ignores the spec in a write of the status.
+        let mut object = api::LinkerdTrust::new(&trust.name, LinkerdTrustSpec::default());
+        object.metadata.uid = Some(trust.uid.to_string());
+        object.metadata.resource_version = Some(trust.version.to_string());
+        object.status = Some(status.clone());
+        let params = kube::api::PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..Default::default() };
+        match self.fence.send(self.trusts.replace_status(&trust.name, &params, &object)).await {
+            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+impl Reconciler for LinkerdTrustReconciler {
+    type Object = api::LinkerdTrust;
+    type Error = WriteError;
+    const BACKOFF: Duration = BACKOFF_BASE;
+    const FAILED: &'static str = "could not reconcile the LinkerdTrust, retrying";
+
+    fn gate(&self) -> &LeaderGate {
+        &self.gate
+    }
+
+    fn begin(&self) {
+        self.gate.queue.forget_all_failures();
+    }
+
+    async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, WriteError> {
+        match self.reconcile_resource(&key.name).await {
+            // A replica reconciles every resource when it becomes the leader.
+            Err(WriteError::NotLeading) => Ok(NextReconcile::OnChange),
+            Ok(next) => {
+                self.gate.queue.forget_failures(key);
+                Ok(next)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn retry_after(&self, error: &WriteError) -> Duration {
+        error.retry_after()
+    }
+
+    fn forget(&self, _: &NamespacedName) {}
+}

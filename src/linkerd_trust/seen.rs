@@ -1,0 +1,123 @@
+//! What the cluster state says about the trust of the mesh.
+//!
+//! In: the state, what proxies presented. Out: [`SeenTrust`]. Always holds: the state is locked for a bounded number of
+//! Pods at a time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
+
+use super::{leaves::LeafBook, observer::is_live};
+use crate::{
+    api::{INJECTORS_CONFIG_MAP, TRUST_ROOTS},
+    cluster::{
+        Cluster, State,
+        index::workload_key::WorkloadKey,
+        kinds::{
+            config_map::ConfigMap,
+            pod::Pod,
+            remote_kubeconfig::{LinkContent, RemoteKubeconfig},
+        },
+    },
+    trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenProxies, SeenTrust},
+    values::Document,
+    x509::{anchor_set::AnchorSet, anchors::AnchorBundle},
+};
+
+/// The number of Pods that are looked at before the task yields.
+const AT_ONCE: usize = 256;
+
+/// The settings of leaves in Linkerd's configuration, which is parsed only when it changes.
+#[derive(Default)]
+pub(super) struct TrustSettings(Mutex<Option<(Option<Arc<str>>, LeafSettings)>>);
+
+/// What was read of the state.
+pub(super) struct SeenParts {
+    namespace: Arc<str>,
+    bundle: Result<SeenBundle, NotSeen>,
+    settings: LeafSettings,
+    proxies: SeenProxies,
+    linked_clusters: BTreeSet<String>,
+}
+
+// === impl TrustSettings ===
+
+impl TrustSettings {
+    pub(super) fn of(&self, state: &State, control_plane: &str) -> LeafSettings {
+        let values = state.config_maps.find(control_plane, INJECTORS_CONFIG_MAP).and_then(|map| map.values.clone());
+        let mut known = self.0.lock();
+        match &*known {
+            Some((text, settings)) if *text == values => settings.clone(),
+            _ => {
+                let document = values.as_deref().and_then(|text| Document::parse(text).ok());
+                let settings = LeafSettings::of(document.as_ref());
+                *known = Some((values, settings.clone()));
+                settings
+            }
+        }
+    }
+}
+
+// === impl SeenParts ===
+
+impl SeenParts {
+    pub(super) async fn read(cluster: &Cluster, control_plane: &Arc<str>, settings: &TrustSettings) -> Self {
+        let (bundle, settings, linked_clusters, pods) = {
+            let state = cluster.read();
+            let is_of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(control_plane) && is_live(pod);
+            let pods: Vec<_> = state.pods.iter().filter(is_of_mesh).cloned().collect();
+            let link = |secret: &Arc<RemoteKubeconfig>| match &secret.content {
+                LinkContent::Complete(link) => Some(link.cluster.to_string()),
+                _ => None,
+            };
+            let links = state.remote_kubeconfigs.iter().filter_map(link);
+            let bundle = bundle(state.config_maps.find(control_plane, TRUST_ROOTS));
+            (bundle, settings.of(&state, control_plane), links.collect(), pods)
+        };
+        let mut counted = HashMap::<(Option<&AnchorSet>, WorkloadKey), usize>::new();
+        for some in pods.chunks(AT_ONCE) {
+            {
+                let state = cluster.read();
+                for pod in some {
+                    let Some(injected) = &pod.injected else { continue };
+                    *counted.entry((injected.trust_anchors.as_deref(), state.workload_of(pod))).or_default() += 1;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        let mut proxies = SeenProxies::default();
+        // In a fixed order, so that the same cluster has the same report.
+        for ((anchors, WorkloadKey { namespace, kind, name }), pods) in counted.into_iter().collect::<BTreeMap<_, _>>()
+        {
+            let [namespace, kind, name] = [namespace, kind, name].map(|text| text.to_string());
+            proxies.add(MeshedWorkload { namespace, kind, name }, anchors, pods);
+        }
+        Self { namespace: Arc::clone(control_plane), bundle, settings, proxies, linked_clusters }
+    }
+
+    pub(super) fn seen(self, desired: Option<AnchorBundle>, leaves: &LeafBook, now: Timestamp) -> SeenTrust {
+        let Self { namespace, bundle, settings, proxies, linked_clusters } = self;
+        SeenTrust {
+            namespace: namespace.to_string(),
+            desired,
+            bundle,
+            issuer: Err(NotSeen::Unread("it is not read".to_owned())),
+            leaves: Some(leaves.seen(now)),
+            proxies,
+            renewed_root: None,
+            settings,
+            linked_clusters,
+            now,
+        }
+    }
+}
+
+fn bundle(map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {
+    let map = map.ok_or_else(|| NotSeen::Missing("it does not exist".to_owned()))?;
+    let pem = map.bundle.as_deref().ok_or_else(|| NotSeen::Missing("it has no key ca-bundle.crt".to_owned()))?;
+    Ok(SeenBundle { pem: pem.to_owned(), written: map.bundle_written })
+}

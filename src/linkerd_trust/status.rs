@@ -1,0 +1,245 @@
+//! The status of a LinkerdTrust. Pure.
+//!
+//! In: a report, the last status. Out: the next status. Always holds: without a change both are equal; the transition time
+//! of a condition changes only with its status; what tenants wrote is cut to a bounded length.
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+
+use crate::{
+    api::{
+        LinkerdTrustStatus,
+        linkerd_trust::{
+            TrustCondition, TrustIssuerStatus, TrustPhase, TrustProxiesStatus, TrustReason, TrustRootStatus,
+            TrustWorkloadStatus,
+        },
+    },
+    cluster::kinds::linkerd_trust::LinkerdTrust,
+    text::truncated,
+    trust::{
+        TrustReport,
+        report::{ProxyTotals, TrustVerdict},
+    },
+};
+
+/// The maximum number of problems.
+const MAX_PROBLEMS: usize = 10;
+/// The maximum length of a text, in bytes.
+const LONGEST: usize = 2048;
+
+/// What one reconcile found out.
+pub(super) enum TrustFacts {
+    /// The other resource is in effect.
+    Conflicted(String),
+    /// The declared trust anchors cannot be used, for this reason.
+    Invalid(String),
+    Observed(Box<TrustReport>),
+}
+
+/// A condition without its time. Without a status it is Unknown.
+struct TrustRow(TrustCondition, Option<bool>, TrustReason, String);
+
+/// Returns the next status.
+pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timestamp) -> LinkerdTrustStatus {
+    let accepted = |status, reason, message: String| TrustRow(TrustCondition::Accepted, Some(status), reason, message);
+    let (rows, status) = match facts {
+        TrustFacts::Conflicted(other) => {
+            let message =
+                format!("LinkerdTrust {other} is older, and in effect for the same control plane: delete one");
+            (vec![accepted(false, TrustReason::Conflicted, message)], LinkerdTrustStatus::default())
+        }
+        TrustFacts::Invalid(why) => {
+            let message = format!("spec.anchors.pem cannot be used: {why}");
+            (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
+        }
+        TrustFacts::Observed(report) => {
+            let message = "it is in effect".to_owned();
+            let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
+            rows.extend(condition_rows(report));
+            (rows, observed(report))
+        }
+    };
+    let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now)).collect();
+    LinkerdTrustStatus { observed_generation: Some(trust.generation), conditions, ..status }
+}
+
+fn observed(report: &TrustReport) -> LinkerdTrustStatus {
+    let desired = report.roots.iter().filter(|root| root.desired);
+    let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
+    LinkerdTrustStatus {
+        phase: Some(report.progress.phase),
+        next_step: truncated(report.next_step.sentence.clone(), LONGEST),
+        commands: report.next_step.commands.clone(),
+        problems: problems(report, TrustVerdict::Warning),
+        expires: desired.filter_map(|root| root.expires).min().map(day),
+        anchors: report
+            .roots
+            .iter()
+            .map(|root| TrustRootStatus {
+                name: root.name.clone(),
+                sha256: root.sha256.clone(),
+                expires: root.expires.map(Time),
+                desired: root.desired,
+                in_bundle: root.in_bundle,
+                trusted_by: number(root.trusted_by),
+                presented_by: number(root.presented_by),
+            })
+            .collect(),
+        issuer: report
+            .issuer
+            .name
+            .clone()
+            .map(|name| TrustIssuerStatus { name, expires: report.issuer.expires.map(Time) }),
+        proxies: Some(proxies(&report.proxies, report.progress.unobserved)),
+        behind: report
+            .behind
+            .iter()
+            .map(|row| TrustWorkloadStatus {
+                namespace: row.namespace.clone(),
+                kind: row.kind.clone(),
+                name: row.name.clone(),
+                pods: number(row.pods),
+                refuses: row.refuses,
+                what_to_do: row.what_to_do.clone(),
+            })
+            .collect(),
+        workloads_behind: Some(number(report.workloads_behind)),
+        ..LinkerdTrustStatus::default()
+    }
+}
+
+fn proxies(totals: &ProxyTotals, unobserved: usize) -> TrustProxiesStatus {
+    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, .. } = *totals;
+    TrustProxiesStatus {
+        summary: format!("{current}/{}", total.saturating_sub(from_config_map)),
+        total: number(total),
+        current: number(current),
+        behind: number(behind),
+        refusing: number(refusing),
+        cut_off: number(cut_off),
+        from_config_map: number(from_config_map),
+        unobserved: number(unobserved),
+    }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Returns the problems of at least this urgency.
+fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
+    let found = report.problems.iter().filter(|problem| problem.verdict >= least).take(MAX_PROBLEMS);
+    found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
+}
+
+fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
+    let (progress, phase) = (&report.progress, report.progress.phase);
+    let is_unknown = phase == TrustPhase::Unknown;
+    let next = || report.next_step.sentence.clone();
+    let bundle_synced = match phase {
+        TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {
+            (None, TrustReason::NotObserved, next())
+        }
+        TrustPhase::Adding | TrustPhase::Retiring => (Some(false), TrustReason::RootsDiffer, next()),
+        _ => match report.roots.iter().all(|root| root.desired == root.in_bundle) {
+            true => (Some(true), TrustReason::Synced, "the bundle has exactly the declared trust anchors".to_owned()),
+            false => (Some(false), TrustReason::RootsDiffer, "the bundle has other trust anchors, too".to_owned()),
+        },
+    };
+    let spread = match progress.untrusting {
+        0 => (
+            Some(true),
+            TrustReason::Synced,
+            "each proxy that shows its trust anchors trusts a declared one".to_owned(),
+        ),
+        count if progress.is_bridged && !is_unknown => {
+            let message =
+                format!("{count} proxies trust no declared trust anchor, and accept new certificates over a bridge");
+            (Some(true), TrustReason::OverBridge, message)
+        }
+        count => {
+            let message = format!("{count} proxies trust no declared trust anchor");
+            (Some(false), TrustReason::ProxiesBehind, message)
+        }
+    };
+    let renewed = match (progress.not_renewed, progress.unobserved) {
+        (0, 0) if report.issuer.name.is_some() => {
+            (Some(true), TrustReason::Synced, "each certificate reaches a declared trust anchor".to_owned())
+        }
+        (0, count) => {
+            (None, TrustReason::NotObserved, format!("the certificates of {count} proxies were not observed"))
+        }
+        (count, _) => {
+            let message = format!("the certificates of {count} proxies reach no declared trust anchor");
+            (Some(false), TrustReason::OldLeaves, message)
+        }
+    };
+    let ready = match (problems(report, TrustVerdict::Broken).first(), phase) {
+        (Some(problem), _) => (Some(false), TrustReason::Broken, problem.clone()),
+        (None, TrustPhase::Steady | TrustPhase::Complete) => (Some(true), TrustReason::Synced, next()),
+        (None, TrustPhase::Unknown) => (None, TrustReason::NotObserved, next()),
+        (None, _) => (Some(false), TrustReason::RotationInProgress, format!("{}: {}", phase.as_str(), next())),
+    };
+    let mut rows = vec![
+        row(TrustCondition::BundleSynced, bundle_synced),
+        row(TrustCondition::TrustSpread, spread),
+        row(TrustCondition::LeavesRenewed, renewed),
+        row(TrustCondition::Ready, ready),
+    ];
+    let ending = report.problems.iter().find(|problem| problem.is_end);
+    rows.extend(ending.map(|problem| {
+        TrustRow(TrustCondition::Expiring, Some(true), TrustReason::CertificateEnds, problem.message.clone())
+    }));
+    rows
+}
+
+fn row(condition: TrustCondition, (status, reason, message): (Option<bool>, TrustReason, String)) -> TrustRow {
+    TrustRow(condition, status, reason, message)
+}
+
+/// Returns a condition of a status.
+pub fn trust_condition(status: &LinkerdTrustStatus, condition: TrustCondition) -> Option<&Condition> {
+    status.conditions.iter().find(|it| it.type_ == condition.as_str())
+}
+
+// === impl TrustRow ===
+
+impl TrustRow {
+    fn condition(self, before: &LinkerdTrustStatus, generation: i64, now: Timestamp) -> Condition {
+        let Self(type_, status, reason, message) = self;
+        let status = match status {
+            Some(true) => "True",
+            Some(false) => "False",
+            None => "Unknown",
+        };
+        let known = trust_condition(before, type_).filter(|known| known.status == status);
+        Condition {
+            type_: type_.as_str().to_owned(),
+            status: status.to_owned(),
+            reason: reason.as_str().to_owned(),
+            message: truncated(message, LONGEST),
+            observed_generation: Some(generation),
+            last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use strum::IntoEnumIterator;
+
+    use super::*;
+    use crate::reasons::TRUST_CONDITIONS;
+
+    #[test]
+    fn the_catalogue_explains_every_condition_and_reason_and_no_other() {
+        let conditions: BTreeSet<&str> = TRUST_CONDITIONS.iter().map(|it| it.condition).collect();
+        assert_eq!(conditions, TrustCondition::iter().map(TrustCondition::as_str).collect());
+        let reasons = TRUST_CONDITIONS.iter().flat_map(|it| it.reasons).map(|entry| entry.reason);
+        assert_eq!(reasons.collect::<BTreeSet<_>>(), TrustReason::iter().map(TrustReason::as_str).collect());
+    }
+}

@@ -1,0 +1,102 @@
+//! The reasons of the conditions of a LinkerdTrust.
+
+use super::{ConditionReasons, entry, fine};
+
+pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
+    ConditionReasons {
+        condition: "Accepted",
+        question: "Is the resource valid, and the one in effect for its control plane?",
+        reasons: &[
+            fine("Accepted", "True", "The resource is valid and in effect."),
+            entry(
+                "Conflicted",
+                "False",
+                "An older LinkerdTrust, which the message names, is in effect for the same control plane.",
+                "Delete one of the two.",
+            ),
+            entry(
+                "Invalid",
+                "False",
+                "A part of spec.anchors.pem is not a certificate that proxies can use, or there are more than 20.",
+                "Correct what the message names.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "BundleSynced",
+        question: "Does the bundle have exactly the declared trust anchors?",
+        reasons: &[
+            fine("Synced", "True", "It does."),
+            entry(
+                "RootsDiffer",
+                "False",
+                "The bundle lacks a declared trust anchor, or has others, too.",
+                "Do what status.nextStep says: an early removal breaks connections.",
+            ),
+            entry(
+                "NotObserved",
+                "Unknown",
+                "The bundle is missing, or cannot be read.",
+                "Restore the ConfigMap linkerd-identity-trust-roots.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "TrustSpread",
+        question: "Does each proxy trust a declared trust anchor?",
+        reasons: &[
+            fine("Synced", "True", "Each does that shows its trust anchors."),
+            fine("OverBridge", "True", "Some do not, and accept new certificates over a bridge."),
+            entry(
+                "ProxiesBehind",
+                "False",
+                "Some do not. They would refuse certificates of a declared trust anchor.",
+                "Write a bridge, or restart the workloads of status.behind.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "LeavesRenewed",
+        question: "Does the certificate of each proxy reach a declared trust anchor?",
+        reasons: &[
+            fine("Synced", "True", "Each does."),
+            fine(
+                "OldLeaves",
+                "False",
+                "Some do not. Proxies renew their certificates by themselves, within their lifetime.",
+            ),
+            entry(
+                "NotObserved",
+                "Unknown",
+                "The certificates of some proxies were not observed: their Pods begin, or the operator cannot connect to port \
+                 4191 of them.",
+                "Permit connections of the operator to port 4191 of all meshed Pods.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "Ready",
+        question: "Does the mesh have the declared trust anchors, and do proxies accept each other?",
+        reasons: &[
+            fine("Synced", "True", "The phase is Steady or Complete, and nothing is broken."),
+            entry("RotationInProgress", "False", "The message has the phase and the next step.", "Do the next step."),
+            entry(
+                "Broken",
+                "False",
+                "Proxies refuse certificates, or will when they renew theirs.",
+                "Do what status.nextStep says.",
+            ),
+            fine("NotObserved", "Unknown", "The bundle, or the certificate of any proxy, was not observed."),
+        ],
+    },
+    ConditionReasons {
+        condition: "Expiring",
+        question: "Does a certificate end within 30 days?",
+        reasons: &[entry(
+            "CertificateEnds",
+            "True",
+            "A trust anchor, the issuer or a bridge ends, or has ended. The message names it.",
+            "Replace it: see the guide to trust anchors.",
+        )],
+    },
+];

@@ -1,0 +1,104 @@
+//! The steps that lead a mesh to declared roots. Pure.
+//!
+//! In: what was seen, with the declared roots. Out: the steps that are left, and the restarts that they need with a bridge
+//! and without. Always holds: nothing is left at the end of a rotation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{
+    report::{named, rounded},
+    roots::MeshRoots,
+    rotation::RotationProgress,
+    seen::{MeshedWorkload, NotSeen, SeenTrust},
+};
+use crate::{api::linkerd_trust::TrustPhase, text::and_more, x509::anchors::AnchorBundle};
+
+/// The maximum number of roots in a sentence.
+const SHOWN: usize = 5;
+/// The maximum number of namespaces in a plan.
+const MAX_NAMESPACES: usize = 50;
+
+/// The way to the declared roots.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrustPlan {
+    pub phase: TrustPhase,
+    pub steps: Vec<String>,
+    /// The workloads that must restart before the issuer changes, if there is no bridge: those whose proxies trust none of
+    /// the declared roots. With a bridge none must. At most 50 namespaces.
+    pub restarts_without_bridge: Vec<PlannedRestarts>,
+    /// The number of further namespaces.
+    pub more_namespaces: usize,
+}
+
+/// The restarts in a namespace.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedRestarts {
+    pub namespace: String,
+    pub workloads: usize,
+    pub pods: usize,
+}
+
+// === impl TrustPlan ===
+
+impl TrustPlan {
+    /// # Errors
+    /// When the bundle or the issuer is not known.
+    pub fn new(seen: &SeenTrust) -> Result<Self, String> {
+        let known = |why: &NotSeen| match why {
+            NotSeen::Unread(why) | NotSeen::Missing(why) => why.clone(),
+        };
+        let bundle = seen.bundle.as_ref().map_err(known)?;
+        let bundle = AnchorBundle::parse(bundle.pem.as_bytes())?;
+        let roots = MeshRoots::of(seen, Some(&bundle));
+        let issuer = roots.issuer.as_ref().map_err(known)?;
+        let progress = RotationProgress::of(seen, &roots);
+        let list = |is_meant: &dyn Fn(&[u8; 32]) -> bool| {
+            let found: Vec<_> = roots.all.iter().filter(|root| is_meant(&root.id)).map(|root| named(root)).collect();
+            and_more(found.iter().take(SHOWN), found.len(), ", ")
+        };
+        let desired = list(&|id| roots.desired.contains(id));
+        let mut steps = Vec::new();
+        if !roots.desired.is_subset(&roots.in_bundle) {
+            let missing = list(&|id| roots.desired.contains(id) && !roots.in_bundle.contains(id));
+            steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
+        }
+        let is_issuer_desired = issuer.home.is_some_and(|home| roots.desired.contains(&home));
+        if !is_issuer_desired {
+            steps.push(format!("write an issuer of {desired}, and the bridge after it, into linkerd-identity-issuer"));
+        }
+        let lifetime = rounded(seen.settings.lifetime);
+        let has_others = !roots.in_bundle.is_subset(&roots.desired);
+        if !is_issuer_desired || progress.phase == TrustPhase::Renewing {
+            steps.push(format!("wait until all proxies have renewed their certificates, within {lifetime}"));
+        }
+        if has_others {
+            let others = list(&|id| roots.in_bundle.contains(id) && !roots.desired.contains(id));
+            steps.push(format!("remove {others} from the bundle: new Pods then do not trust it any more"));
+        }
+        let (restarts, more_namespaces) = if is_issuer_desired { (Vec::new(), 0) } else { restarts(&roots) };
+        Ok(Self { phase: progress.phase, steps, restarts_without_bridge: restarts, more_namespaces })
+    }
+}
+
+/// Returns what must restart without a bridge, and the number of further namespaces.
+fn restarts(roots: &MeshRoots<'_>) -> (Vec<PlannedRestarts>, usize) {
+    let mut found = BTreeMap::<&str, (BTreeSet<&MeshedWorkload>, usize)>::new();
+    for group in roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.desired)) {
+        for (workload, pods) in &group.proxies.workloads {
+            let (workloads, count) = found.entry(&workload.namespace).or_default();
+            workloads.insert(workload);
+            *count += pods;
+        }
+    }
+    let row = |(namespace, (workloads, pods)): (&str, (BTreeSet<_>, usize))| PlannedRestarts {
+        namespace: namespace.to_owned(),
+        workloads: workloads.len(),
+        pods,
+    };
+    let more = found.len().saturating_sub(MAX_NAMESPACES);
+    (found.into_iter().take(MAX_NAMESPACES).map(row).collect(), more)
+}

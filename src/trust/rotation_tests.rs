@@ -1,0 +1,112 @@
+//! The phases of a rotation whose certificates are observed.
+
+use super::{
+    TrustPlan,
+    report::TrustVerdict,
+    testing::{Mesh, Pki, declaring, presenting, reports},
+};
+use crate::{api::linkerd_trust::TrustPhase, x509::testing::TestCa};
+
+#[test]
+fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
+    use TrustPhase::{Adding, AwaitingIssuer, Complete, Renewing, Retiring, Spreading, Steady};
+    let pki = Pki::new();
+    let (old, new, both) = (&[&pki.old][..], &[&pki.new][..], &[&pki.new, &pki.old][..]);
+    let (before, bridged, after): (&[&TestCa], &[&TestCa], &[&TestCa]) =
+        (&[&pki.old_issuer], &[&pki.new_issuer, &pki.bridge], &[&pki.new_issuer]);
+    // The bundle, what proxies trust, what they present (the newest first), how many were not observed.
+    let rows = [
+        (Adding, old, old, vec![(before, 3)], 0, "add new ("),
+        (Spreading, both, old, vec![(before, 3)], 0, "3 proxies do not trust it yet"),
+        (AwaitingIssuer, both, both, vec![(before, 3)], 0, "write an issuer of new ("),
+        (Renewing, both, old, vec![(bridged, 1), (before, 2)], 0, "wait until 2 proxies have renewed"),
+        (Renewing, both, old, vec![(bridged, 2)], 1, "wait until the certificates of 1 proxy are observed"),
+        (Retiring, both, old, vec![(bridged, 3)], 0, "remove old ("),
+        (Retiring, both, both, vec![(after, 3)], 0, "remove old ("),
+        (Complete, new, old, vec![(bridged, 3)], 0, "nothing is urgent: 3 proxies know only an older root"),
+        (Complete, new, both, vec![(after, 3)], 0, "nothing to do"),
+        (Steady, new, new, vec![(after, 3)], 0, "nothing to do"),
+        (Steady, new, new, vec![(after, 2)], 1, "nothing to do"),
+    ];
+    for (phase, bundle, trusted, presented, unobserved, step) in rows {
+        let mesh = presenting(Mesh::new(bundle, &[]).pods("web", 3, trusted), &presented, unobserved);
+        let report = declaring(mesh, new).report();
+        assert_eq!(report.progress.phase, phase, "{report:#?}");
+        assert!(report.next_step.sentence.contains(step), "{report:#?}");
+        assert!(report.problems.iter().all(|problem| problem.verdict != TrustVerdict::Broken), "{report:#?}");
+    }
+}
+
+#[test]
+fn the_old_root_that_is_declared_again_leads_back_from_each_phase() {
+    use TrustPhase::{Adding, Renewing, Retiring, Spreading, Steady};
+    let pki = Pki::new();
+    let (old, new, both) = (&[&pki.old][..], &[&pki.new][..], &[&pki.new, &pki.old][..]);
+    let (before, after): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer]);
+    for (phase, bundle, trusted, presented) in [
+        (Steady, old, old, vec![(before, 3)]),
+        // Nothing needs the new root.
+        (Retiring, both, both, vec![(before, 3)]),
+        (Renewing, both, both, vec![(before, 1), (after, 2)]),
+        (Adding, new, both, vec![(after, 3)]),
+        (Spreading, both, new, vec![(after, 3)]),
+    ] {
+        let mesh = presenting(Mesh::new(bundle, &[]).pods("web", 3, trusted), &presented, 0);
+        assert_eq!(declaring(mesh, old).report().progress.phase, phase);
+    }
+}
+
+/// Everyone who can create a Pod can present any certificate.
+#[test]
+fn a_certificate_of_no_root_of_the_mesh_decides_nothing() {
+    let pki = Pki::new();
+    let foreign = TestCa::root("foreign");
+    let of_foreign = foreign.signs("issuer", |_| {});
+    let (evil, good): (&[&TestCa], &[&TestCa]) = (&[&of_foreign], &[&pki.new_issuer]);
+    let mesh = || Mesh::new(&[&pki.new], &[]).pods("web", 20, &[&pki.new]).pods("evil", 1, &[&foreign]);
+    let report = presenting(mesh(), &[(evil, 1), (good, 20)], 0).report();
+    assert_eq!(report.issuer.name.as_deref(), Some("new issuer"), "also if it is the newest");
+    reports(&report, TrustVerdict::Warning, "present certificates that no root of the mesh verifies");
+    assert_eq!((report.progress.not_renewed, report.progress.phase), (0, TrustPhase::Steady));
+}
+
+#[test]
+fn a_root_that_left_the_bundle_while_certificates_need_it_is_named() {
+    let pki = Pki::new();
+    let (before, after): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer, &pki.bridge]);
+    let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&pki.old]), &[(after, 1), (before, 2)], 0);
+    reports(&mesh.report(), TrustVerdict::Broken, "new Pods refuse the certificates of 2 proxies");
+    mesh.next("put back into the bundle, until 2 proxies have renewed their certificates: old (");
+}
+
+#[test]
+fn without_a_certificate_of_any_proxy_the_phase_is_unknown() {
+    let pki = Pki::new();
+    let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&pki.new]), &[], 3);
+    let report = mesh.report();
+    assert_eq!((report.progress.phase, report.progress.unobserved), (TrustPhase::Unknown, 3));
+    mesh.next("wait until a proxy has shown its certificate");
+}
+
+#[test]
+fn a_plan_lists_the_steps_that_are_left_and_what_must_restart_without_a_bridge() {
+    let pki = Pki::new();
+    let (old, new, both) = (&[&pki.old][..], &[&pki.new][..], &[&pki.new, &pki.old][..]);
+    let plan = |bundle: &[&TestCa], issuer: &[&TestCa], trusted: &[&TestCa]| {
+        let mesh = declaring(Mesh::new(bundle, issuer).pods("web", 3, trusted).pods("db", 1, both), new);
+        let plan = TrustPlan::new(&mesh.0).unwrap();
+        let steps: Vec<_> =
+            plan.steps.iter().map(|step| step.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+        let restarts: Vec<_> =
+            plan.restarts_without_bridge.iter().map(|it| (it.namespace.clone(), it.workloads, it.pods)).collect();
+        (steps.join(", "), restarts)
+    };
+    let restarts = vec![("app".to_owned(), 1, 3)];
+    let all = "add new, write an, wait until, remove old";
+    assert_eq!(plan(old, &[&pki.old_issuer], old), (all.to_owned(), restarts.clone()));
+    let spreading = "write an, wait until, remove old";
+    assert_eq!(plan(both, &[&pki.old_issuer], old), (spreading.to_owned(), restarts));
+    assert_eq!(plan(both, &[&pki.old_issuer], both), (spreading.to_owned(), vec![]));
+    assert_eq!(plan(both, &[&pki.new_issuer, &pki.bridge], old), ("remove old".to_owned(), vec![]));
+    assert_eq!(plan(new, &[&pki.new_issuer, &pki.bridge], old), (String::new(), vec![]));
+}
