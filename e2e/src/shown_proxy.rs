@@ -3,7 +3,7 @@
 //! * In: the chain of an issuer, the root that clients must have. Out: an address of the host. Always: it refuses clients
 //!   without a certificate, but only after it has presented its own.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use rustls::{
@@ -12,14 +12,25 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
     server::WebPkiClientVerifier,
 };
-use tokio::{io::AsyncReadExt, net::TcpListener, sync::watch, task::AbortHandle};
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpListener,
+    sync::watch,
+    task::{AbortHandle, JoinSet},
+};
 use tokio_rustls::TlsAcceptor;
 
 use crate::identity::MeshAuthority;
 
+/// The age of a certificate that a proxy has just received.
+pub const FRESH: Duration = Duration::ZERO;
+/// The age of one that a proxy must have renewed.
+pub const LATE: Duration = Duration::from_secs(30 * 3600);
+
 pub struct ShownProxy {
     pub address: SocketAddr,
     identity: String,
+    age: Duration,
     config: watch::Sender<Arc<ServerConfig>>,
     server: AbortHandle,
 }
@@ -31,24 +42,28 @@ impl ShownProxy {
     ///
     /// # Errors
     /// Fails if no port is free, or the chain is empty.
-    pub async fn start(identity: &str, chain: &[&MeshAuthority], root: &MeshAuthority) -> Result<Self> {
-        let (config, current) = watch::channel(config(identity, chain, root)?);
+    pub async fn start(identity: &str, chain: &[&MeshAuthority], root: &MeshAuthority, age: Duration) -> Result<Self> {
+        let (config, current) = watch::channel(config(identity, chain, root, age)?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let server = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let acceptor = TlsAcceptor::from(Arc::clone(&current.borrow()));
-                if let Ok(mut accepted) = acceptor.accept(stream).await {
-                    _ = accepted.read(&mut [0]).await;
-                }
+                let accept = TlsAcceptor::from(Arc::clone(&current.borrow())).accept(stream);
+                connections.spawn(async {
+                    if let Ok(mut accepted) = accept.await {
+                        _ = accepted.read(&mut [0]).await;
+                    }
+                });
+                while connections.try_join_next().is_some() {}
             }
         });
-        Ok(Self { address, identity: identity.to_owned(), config, server: server.abort_handle() })
+        Ok(Self { address, identity: identity.to_owned(), age, config, server: server.abort_handle() })
     }
 
     /// Renews the certificate, from this chain.
     pub fn renew(&self, chain: &[&MeshAuthority], root: &MeshAuthority) -> Result<()> {
-        self.config.send_replace(config(&self.identity, chain, root)?);
+        self.config.send_replace(config(&self.identity, chain, root, self.age)?);
         Ok(())
     }
 }
@@ -59,12 +74,12 @@ impl Drop for ShownProxy {
     }
 }
 
-fn config(identity: &str, chain: &[&MeshAuthority], root: &MeshAuthority) -> Result<Arc<ServerConfig>> {
+fn config(identity: &str, chain: &[&MeshAuthority], root: &MeshAuthority, age: Duration) -> Result<Arc<ServerConfig>> {
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(root.der().to_vec()))?;
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
-    let (leaf, key) = chain.first().context("the chain is empty")?.signs_leaf(identity)?;
+    let (leaf, key) = chain.first().context("the chain is empty")?.signs_leaf(identity, age)?;
     let sent = chain.iter().map(|authority| authority.der().to_vec());
     let chain = std::iter::once(leaf).chain(sent).map(CertificateDer::from).collect();
     let config = ServerConfig::builder_with_provider(provider)

@@ -34,6 +34,9 @@ pub(in crate::api) fn tidy(schema: &mut Schema) {
             schema.insert("type".to_owned(), kind);
         }
     }
+    if let Some(Value::Array(values)) = schema.get_mut("enum") {
+        values.retain(|value| !value.is_null());
+    }
     if let Some(Value::Array(alternatives)) = schema.remove("anyOf")
         && let Some(Value::Object(only)) = alternatives.into_iter().find(not_null)
     {

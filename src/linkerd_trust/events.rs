@@ -30,7 +30,7 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
         found.push((Reason::TrustBroken, message(TrustCondition::Ready)));
     }
     if is_broken(before) && !is_broken(after) {
-        found.push((Reason::TrustRepaired, message(TrustCondition::Ready)));
+        found.push((Reason::TrustRepaired, "Proxies accept the certificates of each other again".to_owned()));
     }
     if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));

@@ -1,8 +1,9 @@
 //! What each proxy presented when it was asked for its certificate. Pure.
 //!
 //! In: the running proxies, the certificates that they presented. Out: the proxies to ask next, and [`SeenLeaves`]. Always
-//! holds: a proxy is asked again only when it must have renewed its certificate, so at rest each is asked about once in
-//! the lifetime of a certificate; a proxy that does not answer is asked less and less; a stopped Pod is forgotten.
+//! holds: at rest, a proxy is asked again only when it must have renewed its certificate; what was seen before a change is
+//! not believed after it; a proxy that was not asked, or did not answer, is not observed; a proxy that does not answer is
+//! asked less and less; a stopped Pod is forgotten.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,26 +12,20 @@ use std::{
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::{api::Uid, trust::seen::SeenLeaves, x509::certificate::ChainCertificate};
+use crate::{api::Uid, cluster::kinds::pod::Pod, trust::seen::SeenLeaves, x509::certificate::ChainCertificate};
 
 /// The maximum number of different chains. A mesh has a few; tenants may present any.
-const MAX_CHAINS: usize = 20;
+const MAX_CHAINS: usize = 10;
 /// A proxy renews its certificate when this part of its validity is over, in percent.
 const RENEWED_AT: i32 = 70;
 /// But at the latest after this time.
 const LONGEST_RENEWAL: SignedDuration = SignedDuration::from_hours(24);
-/// The time that a proxy has for the renewal, and the shortest time until it is asked again.
+/// The time that a proxy has for the renewal, and the shortest time until it is asked again. If certificates are short, a
+/// tenth of their validity.
 const AGAIN: SignedDuration = SignedDuration::from_mins(1);
+const SHORTEST: SignedDuration = SignedDuration::from_secs(5);
 /// The number of doublings of the time until a proxy that does not answer is asked again.
 const MAX_DOUBLINGS: u32 = 5;
-
-/// A proxy that can be asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ProbedProxy {
-    pub(super) uid: Uid,
-    pub(super) address: std::net::SocketAddr,
-    pub(super) identity: String,
-}
 
 /// What a proxy presented.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,14 +41,33 @@ pub(super) struct ObservedLeaf {
 pub(super) struct LeafBook {
     entries: HashMap<Uid, LeafEntry>,
     chains: HashSet<Arc<[ChainCertificate]>>,
+    /// The running proxies that were not asked yet, or cannot be.
+    unasked: usize,
     /// Whether each running proxy was asked once.
     is_complete: bool,
+    has_forgotten: bool,
+    /// What must not change while knowledge is gathered, as of the last [`LeafBook::ask_again`].
+    basis: Option<(LeafBasis, Timestamp)>,
+}
+
+/// What decides about the certificates of proxies, and what they mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LeafBasis {
+    /// The generation of the resource.
+    pub(super) generation: i64,
+    /// The SHA-256 of the bundle.
+    pub(super) bundle: Option<String>,
+    /// The SHA-256 of the issuer of the newest certificate.
+    pub(super) issuer: Option<String>,
 }
 
 struct LeafEntry {
+    /// `None` if the last question had no answer: it was asked because it must have renewed its certificate.
     known: Option<KnownLeaf>,
     failures: u32,
     due: Timestamp,
+    /// Whether it has to be asked again.
+    is_stale: bool,
 }
 
 struct KnownLeaf {
@@ -65,39 +79,86 @@ struct KnownLeaf {
 // === impl LeafBook ===
 
 impl LeafBook {
-    /// Returns the proxies that must be asked now, at most `limit`. Forgets those that do not run anymore.
-    pub(super) fn due(&mut self, running: Vec<ProbedProxy>, limit: usize, now: Timestamp) -> Vec<ProbedProxy> {
-        let uids: HashSet<&Uid> = running.iter().map(|proxy| &proxy.uid).collect();
+    /// Returns the Pods whose proxies must be asked now, at most `limit`, those that wait for the longest time. Forgets those
+    /// that do not run anymore. `unreachable` is the number of proxies that cannot be asked at all.
+    pub(super) fn due(
+        &mut self,
+        running: &[(Uid, Arc<Pod>)],
+        unreachable: usize,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<(Uid, Arc<Pod>)> {
+        let uids: HashSet<&Uid> = running.iter().map(|(uid, _)| uid).collect();
+        let known = self.entries.len();
         self.entries.retain(|uid, _| uids.contains(uid));
+        self.has_forgotten |= self.entries.len() < known;
         self.chains.retain(|chain| Arc::strong_count(chain) > 1);
-        self.is_complete |= running.iter().all(|proxy| self.entries.contains_key(&proxy.uid));
-        let is_due = |proxy: &ProbedProxy| self.entries.get(&proxy.uid).is_none_or(|entry| entry.due <= now);
-        running.into_iter().filter(is_due).take(limit).collect()
+        let due = |uid: &Uid| self.entries.get(uid).map_or(Timestamp::MIN, |entry| entry.due);
+        let mut all: Vec<_> = running.iter().map(|it| (due(&it.0), it)).filter(|(due, _)| *due <= now).collect();
+        let unasked = running.len().saturating_sub(self.entries.len());
+        // A tenant whose proxies must be asked all the time must not keep the others from being asked.
+        all.sort_by_key(|(due, _)| *due);
+        all.truncate(limit);
+        self.unasked = unreachable + unasked;
+        self.is_complete |= unasked == 0;
+        all.into_iter().map(|(_, it)| it.clone()).collect()
     }
 
-    /// Notes what a proxy presented, or that it did not answer. Returns whether that is news.
+    /// Whether stopped Pods were forgotten since the last call.
+    pub(super) fn has_forgotten(&mut self) -> bool {
+        std::mem::take(&mut self.has_forgotten)
+    }
+
+    /// Has each proxy asked again if this is another basis than before: what was seen before a change of the declared roots,
+    /// of the bundle or of the issuer may have changed with it. Until a proxy was asked, it is not observed.
+    pub(super) fn ask_again(&mut self, basis: LeafBasis, now: Timestamp) -> bool {
+        let Some((known, since)) = &self.basis else {
+            self.basis = Some((basis, now));
+            return false;
+        };
+        let is_declared = (known.generation, &known.bundle) != (basis.generation, &basis.bundle);
+        // Two issuers at the same time would otherwise change it all the time.
+        let is_issued = known.issuer != basis.issuer && now.duration_since(*since) >= AGAIN;
+        let is_change = is_declared || is_issued;
+        if is_change {
+            self.basis = Some((basis, now));
+            for entry in self.entries.values_mut() {
+                (entry.due, entry.is_stale) = (now, true);
+            }
+        }
+        is_change
+    }
+
+    /// Notes what a proxy presented, or that it did not answer with a valid certificate. Returns whether that is news.
     pub(super) fn note(&mut self, uid: &Uid, leaf: Option<ObservedLeaf>, now: Timestamp) -> bool {
         let known = leaf.and_then(|leaf| {
             let chain: Arc<[ChainCertificate]> = leaf.chain.into();
             let chain = match self.chains.get(&chain) {
                 Some(known) => Arc::clone(known),
                 None if self.chains.len() < MAX_CHAINS => chain,
+                // Tenants may have all the places. Then it is not known what this proxy presents.
                 None => return None,
             };
             self.chains.insert(Arc::clone(&chain));
             Some(KnownLeaf { not_before: leaf.not_before, not_after: leaf.not_after, chain })
         });
-        let Some(before) = self.entries.get_mut(uid) else {
-            let due = due(known.as_ref(), 0, now);
-            self.entries.insert(uid.clone(), LeafEntry { known, failures: 0, due });
-            return true;
+        let before = self.entries.get(uid);
+        let failures = match (&known, before) {
+            (None, Some(before)) => before.failures.saturating_add(1),
+            _ => 0,
         };
-        before.failures = if known.is_some() { 0 } else { before.failures.saturating_add(1) };
-        before.due = due(known.as_ref(), before.failures, now);
-        // The certificate that a proxy had is still its own if the connection failed.
-        let Some(known) = known else { return false };
-        let is_news = before.known.as_ref().is_none_or(|it| !Arc::ptr_eq(&it.chain, &known.chain));
-        before.known = Some(known);
+        let is_news = match (&known, before) {
+            (Some(known), Some(LeafEntry { known: Some(before), is_stale: false, .. })) => {
+                !Arc::ptr_eq(&before.chain, &known.chain)
+            }
+            (None, Some(before)) => before.known.is_some() || before.is_stale,
+            _ => true,
+        };
+        if before.is_none() {
+            self.unasked = self.unasked.saturating_sub(1);
+        }
+        let due = due(known.as_ref(), failures, now);
+        self.entries.insert(uid.clone(), LeafEntry { known, failures, due, is_stale: false });
         is_news
     }
 
@@ -110,19 +171,24 @@ impl LeafBook {
     pub(super) fn seen(&self, now: Timestamp) -> SeenLeaves {
         let mut proxies = HashMap::<&Arc<[ChainCertificate]>, (usize, Timestamp)>::new();
         let mut leaves = SeenLeaves::default();
+        leaves.unobserved = self.unasked;
         for entry in self.entries.values() {
             match &entry.known {
-                // With an expired certificate, a proxy cannot connect.
-                Some(known) if known.not_after <= now => {}
-                Some(known) => {
+                // One that has ended was renewed, or the proxy cannot connect.
+                Some(known) if known.not_after > now && !entry.is_stale => {
                     let (count, newest) = proxies.entry(&known.chain).or_insert((0, Timestamp::MIN));
                     *count += 1;
                     *newest = known.not_before.max(*newest);
                 }
-                None => leaves.unobserved += 1,
+                _ => leaves.unobserved += 1,
             }
         }
-        for (chain, (count, newest)) in proxies {
+        let mut chains: Vec<_> = proxies.into_iter().map(|(chain, (count, newest))| (newest, chain, count)).collect();
+        // In a fixed order, so that the same certificates have the same report.
+        chains.sort_by_cached_key(|(newest, chain, _)| {
+            (*newest, chain.iter().map(|it| it.der.clone()).collect::<Vec<_>>())
+        });
+        for (newest, chain, count) in chains {
             leaves.add(chain, count, newest);
         }
         leaves
@@ -133,9 +199,11 @@ impl LeafBook {
 fn due(known: Option<&KnownLeaf>, failures: u32, now: Timestamp) -> Timestamp {
     let delay = match known {
         Some(leaf) => {
-            let part = leaf.not_after.duration_since(leaf.not_before) / 100 * RENEWED_AT;
-            let renewed = leaf.not_before.checked_add(part.min(LONGEST_RENEWAL)).unwrap_or(now);
-            (renewed.duration_since(now) + AGAIN).max(AGAIN)
+            let validity = leaf.not_after.duration_since(leaf.not_before);
+            let again = (validity / 10).clamp(SHORTEST, AGAIN);
+            let part = (validity / 100 * RENEWED_AT).min(LONGEST_RENEWAL);
+            let renewed = leaf.not_before.checked_add(part).unwrap_or(now);
+            (renewed.duration_since(now) + again).max(again)
         }
         None => AGAIN * 2_i32.pow(failures.min(MAX_DOUBLINGS)),
     };
@@ -144,8 +212,13 @@ fn due(known: Option<&KnownLeaf>, failures: u32, now: Timestamp) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::x509::testing::{TestCa, der, now};
+    use crate::{
+        cluster::testing::pod,
+        x509::testing::{TestCa, der, now},
+    };
 
     fn chain(ca: &TestCa) -> Vec<ChainCertificate> {
         vec![ChainCertificate::parse(&der(&ca.pem)).unwrap()]
@@ -155,8 +228,8 @@ mod tests {
         Uid::new(&format!("00000000-0000-0000-0000-0000000000{number:02}")).unwrap()
     }
 
-    fn proxy(number: u8) -> ProbedProxy {
-        ProbedProxy { uid: uid(number), address: ([10, 0, 0, number], 4191).into(), identity: "web".to_owned() }
+    fn proxy(number: u8) -> (Uid, Arc<Pod>) {
+        (uid(number), Arc::new(pod(&json!({}), &json!({})).0))
     }
 
     fn leaf(ca: &TestCa, issued: Timestamp, hours: i64) -> ObservedLeaf {
@@ -168,28 +241,34 @@ mod tests {
         now() + SignedDuration::from_mins(minutes)
     }
 
-    fn numbers(proxies: &[ProbedProxy]) -> Vec<u8> {
-        proxies.iter().map(|proxy| (1..10).find(|number| uid(*number) == proxy.uid).unwrap()).collect()
+    fn numbers(proxies: &[(Uid, Arc<Pod>)]) -> Vec<u8> {
+        proxies.iter().map(|(it, _)| (1..10).find(|number| uid(*number) == *it).unwrap()).collect()
     }
 
     #[test]
     fn a_proxy_is_asked_at_once_and_again_when_it_must_have_renewed_its_certificate() {
         let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
         let running = || vec![proxy(1), proxy(2)];
-        assert_eq!(numbers(&book.due(running(), 1, now())), [1], "no more than the limit");
+        assert_eq!(numbers(&book.due(&running(), 0, 1, now())), [1], "no more than the limit");
         assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), now()));
         assert!(!book.is_complete());
-        assert_eq!(numbers(&book.due(running(), 9, now())), [2]);
+        assert_eq!(numbers(&book.due(&running(), 0, 9, now())), [2]);
         assert!(book.note(&uid(2), Some(leaf(&ca, now(), 100)), now()));
-        assert_eq!((book.due(running(), 9, now()), book.is_complete()), (vec![], true));
+        assert_eq!((book.due(&running(), 0, 9, now()).len(), book.is_complete()), (0, true));
         // 70 % of ten hours, and a minute.
-        assert!(book.due(running(), 9, later(420)).is_empty());
-        assert_eq!(numbers(&book.due(running(), 9, later(421))), [1]);
+        assert!(book.due(&running(), 0, 9, later(420)).is_empty());
+        assert_eq!(numbers(&book.due(&running(), 0, 9, later(421))), [1]);
         assert!(!book.note(&uid(1), Some(leaf(&ca, now(), 10)), later(421)), "it is the same chain");
-        assert!(book.due(running(), 9, later(421)).is_empty());
-        assert_eq!(numbers(&book.due(running(), 9, later(422))), [1], "it had not renewed");
+        assert!(book.due(&running(), 0, 9, later(421)).is_empty());
+        assert_eq!(numbers(&book.due(&running(), 0, 9, later(422))), [1], "it had not renewed");
+        // A certificate of 100 s.
+        let short = ObservedLeaf { not_after: now() + SignedDuration::from_secs(100), ..leaf(&ca, now(), 1) };
+        book.note(&uid(1), Some(short), now());
+        let after = |seconds: i64| now() + SignedDuration::from_secs(seconds);
+        assert_eq!([79, 80].map(|seconds| book.due(&running(), 0, 9, after(seconds)).len()), [0, 1]);
+        book.note(&uid(1), None, later(24 * 60 - 1));
         // At the latest after a day.
-        assert_eq!(numbers(&book.due(running(), 9, later(24 * 60 + 1))), [1, 2]);
+        assert_eq!(numbers(&book.due(&running(), 0, 9, later(24 * 60 + 1))), [1, 2]);
     }
 
     #[test]
@@ -200,16 +279,66 @@ mod tests {
         let (mut at, mut delays) = (now(), Vec::new());
         for _ in 0..7 {
             let after = |minutes: i64| at + SignedDuration::from_mins(minutes);
-            let minutes = (1..).find(|minutes| !book.due(vec![proxy(1)], 9, after(*minutes)).is_empty()).unwrap();
+            let minutes = (1..).find(|minutes| !book.due(&[proxy(1)], 0, 9, after(*minutes)).is_empty()).unwrap();
             delays.push(minutes);
             at = after(minutes);
             assert!(!book.note(&uid(1), None, at));
         }
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 32]);
         assert!(book.note(&uid(1), Some(leaf(&ca, at, 10)), at));
-        assert!(!book.note(&uid(1), None, at));
         assert_eq!((book.seen(at).unobserved, book.seen(at).chains()), (0, vec![(&chain(&ca)[..], 1)]));
-        assert_eq!(book.seen(at + SignedDuration::from_hours(10)).chains(), [], "the certificate has ended");
+        let ended = book.seen(at + SignedDuration::from_hours(10));
+        assert_eq!(
+            (ended.unobserved, ended.chains()),
+            (1, vec![]),
+            "it was renewed, and it is not known from which issuer"
+        );
+        // It is asked because it must have renewed its certificate.
+        assert!(book.note(&uid(1), None, at));
+        assert_eq!((book.seen(at).unobserved, book.seen(at).chains()), (1, vec![]));
+    }
+
+    #[test]
+    fn what_was_seen_before_a_change_is_not_believed_after_it() {
+        let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
+        book.due(&[proxy(1)], 0, 9, now());
+        book.note(&uid(1), Some(leaf(&ca, now(), 10)), now());
+        let basis =
+            |generation: i64, issuer: &str| LeafBasis { generation, bundle: None, issuer: Some(issuer.to_owned()) };
+        assert!(!book.ask_again(basis(1, "a"), now()) && !book.ask_again(basis(1, "a"), now()));
+        assert!(book.due(&[proxy(1)], 0, 9, now()).is_empty());
+        assert!(!book.ask_again(basis(1, "b"), now()), "for an issuer at most once a minute");
+        assert!(book.ask_again(basis(1, "b"), later(1)) && !book.ask_again(basis(1, "b"), later(2)));
+        assert!(book.ask_again(basis(2, "b"), later(1)), "for what is declared at once");
+        assert_eq!((book.seen(now()).unobserved, book.due(&[proxy(1)], 0, 9, later(1)).len()), (1, 1));
+        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), now()), "it is news that it is still so");
+        assert_eq!(book.seen(now()).unobserved, 0);
+    }
+
+    #[test]
+    fn a_proxy_that_was_not_asked_or_cannot_be_is_not_observed() {
+        let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
+        assert_eq!(book.due(&[proxy(1), proxy(2)], 3, 9, now()).len(), 2);
+        assert_eq!(book.seen(now()).unobserved, 5);
+        book.note(&uid(1), Some(leaf(&ca, now(), 10)), now());
+        assert_eq!((book.seen(now()).unobserved, book.is_complete()), (4, false));
+    }
+
+    #[test]
+    fn a_proxy_that_must_be_asked_all_the_time_does_not_keep_others_waiting() {
+        let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
+        let running = || (1..=4).map(proxy).collect::<Vec<_>>();
+        let mut asked = Vec::new();
+        for round in 0..8 {
+            let at = later(round);
+            for (it, pod) in book.due(&running(), 0, 1, at) {
+                asked.extend(numbers(&[(it.clone(), pod)]));
+                // Two of them present certificates of a second.
+                let hours = if it == uid(1) || it == uid(2) { 0 } else { 100 };
+                book.note(&it, Some(leaf(&ca, at, hours)), at);
+            }
+        }
+        assert_eq!(asked, [1, 2, 3, 4, 1, 2, 1, 2]);
     }
 
     #[test]
@@ -220,9 +349,10 @@ mod tests {
             book.note(&uid(number), Some(leaf(ca, now(), 10)), now());
         }
         assert_eq!(book.seen(now()).unobserved, 1, "there are too many different chains");
-        book.due(vec![proxy(1)], 9, now());
+        book.due(&[proxy(1)], 0, 9, now());
         assert_eq!((book.entries.len(), book.seen(now()).unobserved), (1, 0));
-        book.due(vec![], 9, now());
-        assert!(book.chains.is_empty() && book.entries.is_empty());
+        assert!(book.has_forgotten() && !book.has_forgotten());
+        book.due(&[], 0, 9, now());
+        assert!(book.chains.is_empty() && book.entries.is_empty() && book.has_forgotten());
     }
 }

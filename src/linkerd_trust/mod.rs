@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     collector::LinkerdTrustCollector,
     events::trust_events,
+    leaves::LeafBasis,
     prober::{LeafProber, SharedLeaves},
     seen::{SeenParts, TrustSettings},
     status::{TrustFacts, trust_status},
@@ -40,7 +41,7 @@ use crate::{
     lease::Fence,
     retry::backoff,
     tasks::Tasks,
-    trust::{TrustReport, declared::declared_roots},
+    trust::{TrustReport, declared::declared_roots, seen::DeclaredRoots},
     write::WriteError,
 };
 
@@ -109,14 +110,14 @@ impl LinkerdTrustReconciler {
             return Ok(NextReconcile::OnChange);
         }
         let now = Timestamp::now();
-        let facts = match (in_effect.filter(|other| other.name != trust.name), declared_roots(&trust.spec)) {
+        let facts = match (in_effect.filter(|other| other.name != trust.name), declared_roots(&trust.name, &trust.spec))
+        {
             (Some(other), _) => TrustFacts::Conflicted(other.name.to_string()),
             (None, Err(why)) => TrustFacts::Invalid(why),
-            (None, Ok(desired)) => {
-                let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
-                let Some(leaves) = self.leaves.known() else { return Ok(NextReconcile::After(LEAVES_RETRY)) };
-                TrustFacts::Observed(Box::new(TrustReport::new(&parts.seen(desired, &leaves, now))))
-            }
+            (None, Ok(desired)) => match self.report(&trust, desired, now).await {
+                Some(report) => TrustFacts::Observed(Box::new(report)),
+                None => return Ok(NextReconcile::After(LEAVES_RETRY)),
+            },
         };
         let status = trust_status(&trust, &facts, now);
         for event in trust_events(&trust, &status) {
@@ -126,6 +127,23 @@ impl LinkerdTrustReconciler {
             self.update_status(&trust, &status).await?;
         }
         Ok(NextReconcile::After(backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL)))
+    }
+
+    /// Returns the report; `None` if proxies must be asked before.
+    async fn report(
+        &self,
+        trust: &LinkerdTrust,
+        desired: Option<DeclaredRoots>,
+        now: Timestamp,
+    ) -> Option<TrustReport> {
+        let leaves = self.leaves.known(now)?;
+        let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
+        let bundle = parts.bundle_digest();
+        let seen = parts.seen(desired, leaves, now);
+        // Tenants can make it verify many signatures.
+        let report = tokio::task::spawn_blocking(move || TrustReport::new(&seen)).await.ok()?;
+        let basis = LeafBasis { generation: trust.generation, bundle, issuer: report.issuer.sha256.clone() };
+        (!self.leaves.ask_again(basis, now)).then_some(report)
     }
 
     /// Writes the status at the version that it was computed from. After a conflict it is computed again.

@@ -8,21 +8,22 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
 use tokio::{
     net::TcpStream,
+    sync::Notify,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    leaves::{LeafBook, ObservedLeaf, ProbedProxy},
-    observer::LinkerdTrustObserver,
+    leaves::{LeafBasis, LeafBook, ObservedLeaf},
+    observer::{KINDS, LinkerdTrustObserver},
     seen::TrustSettings,
 };
 use crate::{
-    api::NamespacedName,
+    api::{NamespacedName, Uid},
     cluster::{
         Cluster,
         kinds::pod::{Pod, PodPhase},
@@ -31,23 +32,38 @@ use crate::{
     controller::ControllerDeps,
     lease::Leadership,
     queue::WorkQueue,
-    x509::{certificate::ChainCertificate, handshake::presented},
+    trust::seen::SeenLeaves,
+    x509::{
+        anchor_set::readable_certificates,
+        anchors::RootCertificate,
+        certificate::ChainCertificate,
+        handshake::presented,
+        verify::{ALGORITHMS, TestedLeaf},
+    },
 };
 
 /// The time between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
+/// The same after a round in which no proxy was due: a round takes time in proportion to all Pods.
+const IDLE_ROUND: Duration = Duration::from_secs(5);
 /// The maximum number of proxies that are asked in a round: about 5 % of a core.
 const PER_ROUND: usize = 50;
 /// The maximum number of proxies that are asked at the same time.
 const MAX_CONCURRENT: usize = 50;
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The maximum number of certificates that are read after that of the proxy.
-const LONGEST_CHAIN: usize = 16;
+const LONGEST_CHAIN: usize = 4;
+/// The maximum number of roots that are tried for a certificate without a chain.
+const MAX_ROOTS: usize = 20;
 const RESULTS: [&str; 2] = ["observed", "failed"];
 
 /// What proxies presented, for the prober and the controller.
 #[derive(Default)]
-pub(super) struct SharedLeaves(Mutex<LeafBook>);
+pub(super) struct SharedLeaves {
+    book: Mutex<LeafBook>,
+    /// Notified when proxies must be asked again.
+    changed: Notify,
+}
 
 pub(super) struct LeafProber {
     cluster: Cluster,
@@ -62,9 +78,19 @@ pub(super) struct LeafProber {
 // === impl SharedLeaves ===
 
 impl SharedLeaves {
-    /// Returns what proxies presented, once each was asked; `None` before that.
-    pub(super) fn known(&self) -> Option<MutexGuard<'_, LeafBook>> {
-        Some(self.0.lock()).filter(|book| book.is_complete())
+    /// Returns what proxies present, once each was asked; `None` before that.
+    pub(super) fn known(&self, now: Timestamp) -> Option<SeenLeaves> {
+        let book = self.book.lock();
+        book.is_complete().then(|| book.seen(now))
+    }
+
+    /// Has proxies asked again if what this is computed from changed.
+    pub(super) fn ask_again(&self, basis: LeafBasis, now: Timestamp) -> bool {
+        let is_change = self.book.lock().ask_again(basis, now);
+        if is_change {
+            self.changed.notify_one();
+        }
+        is_change
     }
 }
 
@@ -99,72 +125,176 @@ impl LeafProber {
     }
 
     pub(super) async fn run(self, stop: CancellationToken) {
+        // Before the first list, the state has no Pods, and each of none would have been asked.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = self.cluster.synced(KINDS) => {}
+        }
+        let mut pause = ROUND;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep(ROUND) => {}
+                () = sleep(pause) => {}
+                () = self.leaves.changed.notified() => {}
             }
             tokio::select! {
                 () = stop.cancelled() => return,
                 // What a round found before a panic is kept, and the proxies that are left are asked in the next one.
-                _ = contain_future(Work::Probing, self.round()) => {}
+                asked = contain_future(Work::Probing, self.round()) => {
+                    pause = if asked == Ok(0) { IDLE_ROUND } else { ROUND };
+                }
             }
         }
     }
 
-    async fn round(&self) {
-        let Some((name, running)) = self.running() else {
+    /// Returns the number of proxies that were asked.
+    async fn round(&self) -> usize {
+        let Some(running) = self.running() else {
             // The next term begins without knowledge: certificates are renewed meanwhile.
-            *self.leaves.0.lock() = LeafBook::default();
-            return;
+            *self.leaves.book.lock() = LeafBook::default();
+            return 0;
         };
-        let due = self.leaves.0.lock().due(running, PER_ROUND, Timestamp::now());
+        let RunningProxies { name, domain, roots, pods, unreachable } = running;
+        let due = {
+            let mut book = self.leaves.book.lock();
+            let due = book.due(&pods, unreachable, PER_ROUND, Timestamp::now());
+            if book.has_forgotten() {
+                self.queue.add_after(&name, ROUND);
+            }
+            due
+        };
+        let asked = due.len();
         stream::iter(due)
-            .for_each_concurrent(MAX_CONCURRENT, async |proxy| {
-                let leaf = ask(&proxy).await;
+            .for_each_concurrent(MAX_CONCURRENT, async |(uid, pod)| {
+                let leaf = match ProbedProxy::of(&pod, &self.control_plane, &domain) {
+                    Some(proxy) => ask(&proxy, &roots).await,
+                    None => None,
+                };
                 self.probes.with_label_values(&[if leaf.is_some() { RESULTS[0] } else { RESULTS[1] }]).inc();
-                let is_news = self.leaves.0.lock().note(&proxy.uid, leaf, Timestamp::now());
+                let is_news = self.leaves.book.lock().note(&uid, leaf, Timestamp::now());
                 if is_news {
                     self.queue.add_after(&name, ROUND);
                 }
             })
             .await;
+        asked
     }
 
-    /// Returns the resource in effect, and the proxies that can be asked; `None` if this process must not ask.
-    fn running(&self) -> Option<(NamespacedName, Vec<ProbedProxy>)> {
+    /// Returns the running proxies; `None` if this process must not ask.
+    fn running(&self) -> Option<RunningProxies> {
         self.leadership.term()?;
         let state = self.cluster.read();
         let trust = state.linkerd_trusts.in_effect(&self.control_plane)?;
-        let domain = self.settings.of(&state, &self.control_plane).trust_domain;
-        let running = state.pods.iter().filter_map(|pod| probed(pod, &self.control_plane, &domain));
-        Some((NamespacedName::cluster_scoped(&trust.name), running.collect()))
+        let bundle = state.config_maps.trust_roots(&self.control_plane).and_then(|map| map.bundle.clone());
+        let declared = trust.spec.anchors.as_ref().map(|anchors| anchors.pem.as_str());
+        let texts = [bundle.as_deref(), declared];
+        let certificates = texts.into_iter().flatten().flat_map(readable_certificates).take(MAX_ROOTS);
+        let mut running = RunningProxies {
+            name: NamespacedName::cluster_scoped(&trust.name),
+            domain: self.settings.of(&state, &self.control_plane).trust_domain,
+            roots: certificates.filter_map(|der| ChainCertificate::parse(&der)).collect(),
+            pods: Vec::new(),
+            unreachable: 0,
+        };
+        let of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(&*self.control_plane);
+        let runs = |pod: &&Arc<Pod>| pod.phase == PodPhase::Running && !pod.terminating && pod.injected.is_some();
+        for pod in state.pods.iter().filter(of_mesh).filter(runs) {
+            match pod.uid.clone().filter(|_| ProbedProxy::address(pod).is_some()) {
+                Some(uid) => running.pods.push((uid, Arc::clone(pod))),
+                None => running.unreachable += 1,
+            }
+        }
+        Some(running)
     }
 }
 
-/// Returns the proxy of a Pod, if it runs and has an address of its own.
-fn probed(pod: &Pod, control_plane: &str, domain: &str) -> Option<ProbedProxy> {
-    if pod.control_plane_namespace() != Some(control_plane) || pod.terminating || pod.phase != PodPhase::Running {
-        return None;
-    }
-    let address = pod.addresses.first().filter(|_| !pod.host_network)?;
-    let (account, namespace) = (&pod.service_account, &pod.key.namespace);
-    Some(ProbedProxy {
-        uid: pod.uid.clone()?,
-        address: SocketAddr::new(*address, pod.proxy?.admin),
-        identity: format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{domain}"),
-    })
+/// The proxies of the mesh that run.
+struct RunningProxies {
+    /// The resource in effect.
+    name: NamespacedName,
+    domain: String,
+    /// The roots of the bundle, and the declared ones.
+    roots: Vec<ChainCertificate>,
+    pods: Vec<(Uid, Arc<Pod>)>,
+    /// The number of those that have no address of their own, or whose ports cannot be read.
+    unreachable: usize,
 }
 
-/// Returns what the proxy presents; `None` if it does not answer as a proxy does.
-async fn ask(proxy: &ProbedProxy) -> Option<ObservedLeaf> {
+/// A proxy that can be asked.
+struct ProbedProxy {
+    address: SocketAddr,
+    identity: String,
+}
+
+// === impl ProbedProxy ===
+
+impl ProbedProxy {
+    fn of(pod: &Pod, control_plane: &str, domain: &str) -> Option<Self> {
+        let (account, namespace) = (&pod.service_account, &pod.key.namespace);
+        let identity = format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{domain}");
+        Some(Self { address: Self::address(pod)?, identity })
+    }
+
+    fn address(pod: &Pod) -> Option<SocketAddr> {
+        let address = pod.addresses.first().filter(|_| !pod.host_network)?;
+        Some(SocketAddr::new(*address, pod.proxy?.admin))
+    }
+}
+
+/// Returns what the proxy presents; `None` if it does not answer as a proxy does, with a valid certificate.
+async fn ask(proxy: &ProbedProxy, roots: &[ChainCertificate]) -> Option<ObservedLeaf> {
     let chain = timeout(DEADLINE, async {
         let stream = TcpStream::connect(proxy.address).await.ok()?;
         presented(stream, &proxy.identity).await.ok()
     });
     let chain = chain.await.ok()??;
-    let (leaf, sent) = chain.split_first()?;
-    let leaf = ChainCertificate::parse(leaf)?;
-    let chain: Option<Vec<_>> = sent.iter().take(LONGEST_CHAIN).map(|der| ChainCertificate::parse(der)).collect();
-    Some(ObservedLeaf { not_before: leaf.not_before, not_after: leaf.not_after, chain: chain? })
+    let (der, sent) = chain.split_first()?;
+    let leaf = ChainCertificate::parse(der)?;
+    let sent: Option<Vec<_>> = sent.iter().take(LONGEST_CHAIN).map(|der| ChainCertificate::parse(der)).collect();
+    let sent = sent?;
+    // Everyone who can create a Pod can present any certificate. The issuer must have signed this one, for this identity.
+    let tested = TestedLeaf { der, chain: &[], name: &proxy.identity, now: Timestamp::now() };
+    let is_issuer = |certificate: &&ChainCertificate| {
+        let anchor = RootCertificate::parse(&certificate.der);
+        anchor.is_some_and(|anchor| tested.reaches(&anchor, ALGORITHMS))
+    };
+    let chain = match sent.first() {
+        Some(issuer) => is_issuer(&issuer).then_some(sent)?,
+        // Directly under a root, which need not be sent.
+        None => vec![roots.iter().find(is_issuer)?.clone()],
+    };
+    Some(ObservedLeaf { not_before: leaf.not_before, not_after: leaf.not_after, chain })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::{Kind, testing::Feed};
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_known_before_the_pods_are_listed() {
+        let observer = LinkerdTrustObserver::new("linkerd", &prometheus::Registry::new()).unwrap();
+        let mut feed = Feed::unlisted(KINDS, Arc::clone(&observer) as Arc<dyn crate::cluster::Observer>);
+        let leaves = Arc::<SharedLeaves>::default();
+        let prober = LeafProber {
+            cluster: feed.cluster.clone(),
+            leadership: Leadership::for_test(),
+            queue: Arc::clone(&observer.queue),
+            control_plane: "linkerd".into(),
+            settings: Arc::default(),
+            leaves: Arc::clone(&leaves),
+            probes: IntCounterVec::new(prometheus::Opts::new("probes", "probes"), &["result"]).unwrap(),
+        };
+        tokio::spawn(prober.run(CancellationToken::new()));
+        feed.list(Kind::LinkerdTrust, [json!({"metadata": {"name": "mesh", "uid": "1"}, "spec": {}})]);
+        sleep(ROUND * 10).await;
+        assert!(leaves.known(Timestamp::now()).is_none());
+        for kind in KINDS.iter().filter(|kind| **kind != Kind::LinkerdTrust) {
+            feed.list(*kind, []);
+        }
+        sleep(IDLE_ROUND * 3).await;
+        assert!(leaves.known(Timestamp::now()).is_some(), "there is no proxy to ask");
+    }
 }

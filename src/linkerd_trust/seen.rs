@@ -4,14 +4,14 @@
 //! Pods at a time.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::{leaves::LeafBook, observer::is_live};
+use super::observer::is_live;
 use crate::{
     api::{INJECTORS_CONFIG_MAP, TRUST_ROOTS},
     cluster::{
@@ -23,9 +23,12 @@ use crate::{
             remote_kubeconfig::{LinkContent, RemoteKubeconfig},
         },
     },
-    trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenProxies, SeenTrust},
+    text::sha256,
+    trust::seen::{
+        DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenLeaves, SeenProxies, SeenTrust,
+    },
     values::Document,
-    x509::{anchor_set::AnchorSet, anchors::AnchorBundle},
+    x509::anchor_set::AnchorSet,
 };
 
 /// The number of Pods that are looked at before the task yields.
@@ -90,23 +93,38 @@ impl SeenParts {
             tokio::task::yield_now().await;
         }
         let mut proxies = SeenProxies::default();
-        // In a fixed order, so that the same cluster has the same report.
-        for ((anchors, WorkloadKey { namespace, kind, name }), pods) in counted.into_iter().collect::<BTreeMap<_, _>>()
-        {
+        let mut of_set = HashMap::<_, usize>::new();
+        for ((anchors, _), pods) in &counted {
+            *of_set.entry(*anchors).or_default() += pods;
+        }
+        let mut counted: Vec<_> = counted.into_iter().collect();
+        // The sets of most proxies first, because tenants can make any number of others; and in a fixed order, so that the
+        // same cluster has the same report.
+        counted.sort_by_cached_key(|((anchors, workload), _)| {
+            let most = std::cmp::Reverse(of_set.get(anchors).copied());
+            (most, anchors.map(AnchorSet::digest), workload.clone())
+        });
+        for ((anchors, WorkloadKey { namespace, kind, name }), pods) in counted {
             let [namespace, kind, name] = [namespace, kind, name].map(|text| text.to_string());
             proxies.add(MeshedWorkload { namespace, kind, name }, anchors, pods);
         }
         Self { namespace: Arc::clone(control_plane), bundle, settings, proxies, linked_clusters }
     }
 
-    pub(super) fn seen(self, desired: Option<AnchorBundle>, leaves: &LeafBook, now: Timestamp) -> SeenTrust {
+    /// The SHA-256 of the text of the bundle.
+    pub(super) fn bundle_digest(&self) -> Option<String> {
+        self.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem))
+    }
+
+    pub(super) fn seen(self, desired: Option<DeclaredRoots>, leaves: SeenLeaves, now: Timestamp) -> SeenTrust {
         let Self { namespace, bundle, settings, proxies, linked_clusters } = self;
         SeenTrust {
             namespace: namespace.to_string(),
             desired,
             bundle,
             issuer: Err(NotSeen::Unread("it is not read".to_owned())),
-            leaves: Some(leaves.seen(now)),
+            leaves: Some(leaves),
+            is_renewed: false,
             proxies,
             renewed_root: None,
             settings,

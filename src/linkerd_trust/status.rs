@@ -17,15 +17,19 @@ use crate::{
         },
     },
     cluster::kinds::linkerd_trust::LinkerdTrust,
-    text::truncated,
+    text::{and_more, truncated},
     trust::{
         TrustReport,
-        report::{ProxyTotals, TrustVerdict},
+        report::{ProxyTotals, RootRow, TrustVerdict},
+        rotation::RotationProgress,
+        words::proxies as counted_proxies,
     },
 };
 
 /// The maximum number of problems.
 const MAX_PROBLEMS: usize = 10;
+/// The maximum number of roots in a sentence.
+const SHOWN: usize = 5;
 /// The maximum length of a text, in bytes.
 const LONGEST: usize = 2048;
 
@@ -66,14 +70,14 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
 }
 
 fn observed(report: &TrustReport) -> LinkerdTrustStatus {
-    let desired = report.roots.iter().filter(|root| root.desired);
+    let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
         phase: Some(report.progress.phase),
         next_step: truncated(report.next_step.sentence.clone(), LONGEST),
         commands: report.next_step.commands.clone(),
         problems: problems(report, TrustVerdict::Warning),
-        expires: desired.filter_map(|root| root.expires).min().map(day),
+        expires: needed.filter_map(|root| root.expires).min().map(day),
         anchors: report
             .roots
             .iter()
@@ -92,7 +96,7 @@ fn observed(report: &TrustReport) -> LinkerdTrustStatus {
             .name
             .clone()
             .map(|name| TrustIssuerStatus { name, expires: report.issuer.expires.map(Time) }),
-        proxies: Some(proxies(&report.proxies, report.progress.unobserved)),
+        proxies: Some(proxies(&report.proxies, &report.progress)),
         behind: report
             .behind
             .iter()
@@ -110,17 +114,17 @@ fn observed(report: &TrustReport) -> LinkerdTrustStatus {
     }
 }
 
-fn proxies(totals: &ProxyTotals, unobserved: usize) -> TrustProxiesStatus {
+fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesStatus {
     let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, .. } = *totals;
     TrustProxiesStatus {
-        summary: format!("{current}/{}", total.saturating_sub(from_config_map)),
+        summary: format!("{}/{}", progress.trusting, total.saturating_sub(from_config_map)),
         total: number(total),
         current: number(current),
         behind: number(behind),
         refusing: number(refusing),
         cut_off: number(cut_off),
         from_config_map: number(from_config_map),
-        unobserved: number(unobserved),
+        unobserved: number(progress.unobserved),
     }
 }
 
@@ -142,13 +146,16 @@ fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
         TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {
             (None, TrustReason::NotObserved, next())
         }
-        TrustPhase::Adding | TrustPhase::Retiring => (Some(false), TrustReason::RootsDiffer, next()),
-        _ => match report.roots.iter().all(|root| root.desired == root.in_bundle) {
-            true => (Some(true), TrustReason::Synced, "the bundle has exactly the declared trust anchors".to_owned()),
-            false => (Some(false), TrustReason::RootsDiffer, "the bundle has other trust anchors, too".to_owned()),
+        _ => match bundle_difference(report) {
+            None if !progress.is_bundle_synced => {
+                (Some(false), TrustReason::RootsDiffer, "the bundle has other trust anchors, too".to_owned())
+            }
+            None => (Some(true), TrustReason::Synced, "the bundle has exactly the declared trust anchors".to_owned()),
+            Some(difference) => (Some(false), TrustReason::RootsDiffer, difference),
         },
     };
     let spread = match progress.untrusting {
+        _ if report.proxies.unread > 0 => (None, TrustReason::NotObserved, next()),
         0 => (
             Some(true),
             TrustReason::Synced,
@@ -160,7 +167,7 @@ fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
             (Some(true), TrustReason::OverBridge, message)
         }
         count => {
-            let message = format!("{count} proxies trust no declared trust anchor");
+            let message = proxies_that(count, "trust no declared trust anchor");
             (Some(false), TrustReason::ProxiesBehind, message)
         }
     };
@@ -168,11 +175,13 @@ fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
         (0, 0) if report.issuer.name.is_some() => {
             (Some(true), TrustReason::Synced, "each certificate reaches a declared trust anchor".to_owned())
         }
+        (0, 0) => (None, TrustReason::NotObserved, "no proxy has shown a certificate of the mesh".to_owned()),
         (0, count) => {
-            (None, TrustReason::NotObserved, format!("the certificates of {count} proxies were not observed"))
+            let message = format!("the certificates of {} were not observed", counted_proxies(count));
+            (None, TrustReason::NotObserved, message)
         }
         (count, _) => {
-            let message = format!("the certificates of {count} proxies reach no declared trust anchor");
+            let message = format!("the certificates of {} reach no declared trust anchor", counted_proxies(count));
             (Some(false), TrustReason::OldLeaves, message)
         }
     };
@@ -193,6 +202,23 @@ fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
         TrustRow(TrustCondition::Expiring, Some(true), TrustReason::CertificateEnds, problem.message.clone())
     }));
     rows
+}
+
+/// Returns how the bundle differs from the declared trust anchors; `None` if it does not.
+fn bundle_difference(report: &TrustReport) -> Option<String> {
+    let named = |is_meant: &dyn Fn(&RootRow) -> bool| {
+        let found: Vec<_> = report.roots.iter().filter(|root| is_meant(root)).map(|root| root.name.as_str()).collect();
+        (!found.is_empty()).then(|| and_more(found.iter().take(SHOWN), found.len(), ", "))
+    };
+    let lacks = named(&|root| root.desired && !root.in_bundle).map(|names| format!("the bundle lacks {names}"));
+    let has = named(&|root| root.in_bundle && !root.desired).map(|names| format!("the bundle also has {names}"));
+    let parts: Vec<_> = [lacks, has].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn proxies_that(count: usize, what: &str) -> String {
+    let what = if count == 1 { what.replacen("trust", "trusts", 1) } else { what.to_owned() };
+    format!("{} {what}", counted_proxies(count))
 }
 
 fn row(condition: TrustCondition, (status, reason, message): (Option<bool>, TrustReason, String)) -> TrustRow {

@@ -45,7 +45,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
         condition: "TrustSpread",
         question: "Does each proxy trust a declared trust anchor?",
         reasons: &[
-            fine("Synced", "True", "Each does that shows its trust anchors."),
+            fine("Synced", "True", "Each proxy that shows its trust anchors does."),
             fine("OverBridge", "True", "Some do not, and accept new certificates over a bridge."),
             entry(
                 "ProxiesBehind",
@@ -68,7 +68,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "NotObserved",
                 "Unknown",
-                "The certificates of some proxies were not observed: their Pods begin, or the operator cannot connect to port \
+                "The certificates of some proxies were not observed: their Pods start, or the operator cannot connect to port \
                  4191 of them.",
                 "Permit connections of the operator to port 4191 of all meshed Pods.",
             ),

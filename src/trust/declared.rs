@@ -1,6 +1,11 @@
 //! The roots that a LinkerdTrust declares. Pure.
 
-use crate::{api::LinkerdTrustSpec, text::and_more, x509::anchors::AnchorBundle};
+use super::seen::DeclaredRoots;
+use crate::{
+    api::LinkerdTrustSpec,
+    text::and_more,
+    x509::{anchor_set::readable_certificates, anchors::AnchorBundle, certificate::ChainCertificate, pem},
+};
 
 /// The maximum number of declared trust anchors.
 const MAX_ANCHORS: usize = 20;
@@ -11,13 +16,23 @@ const SHOWN: usize = 10;
 ///
 /// # Errors
 /// When a part of the text is not a certificate that proxies can use.
-pub(crate) fn declared_roots(spec: &LinkerdTrustSpec) -> Result<Option<AnchorBundle>, String> {
+pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<Option<DeclaredRoots>, String> {
     let Some(anchors) = &spec.anchors else { return Ok(None) };
     let bundle = AnchorBundle::parse(anchors.pem.as_bytes())?;
+    // A block that is indented, or follows text on its line, is none.
+    let (begun, read) = (anchors.pem.matches("-----BEGIN").count(), pem::blocks(anchors.pem.as_bytes()).len());
+    if begun != read {
+        return Err(format!("only {read} of {begun} certificates begin a line"));
+    }
+    let is_authority = |der: &[u8]| ChainCertificate::parse(der).is_some_and(|certificate| certificate.is_authority());
+    let mut certificates = readable_certificates(&anchors.pem);
+    if let Some(at) = certificates.position(|der| !is_authority(&der)) {
+        return Err(format!("certificate {} is not that of a certificate authority (CA)", at + 1));
+    }
     let count = bundle.roots().len();
     match bundle.warnings() {
         [] if count > MAX_ANCHORS => Err(format!("{count} trust anchors are more than {MAX_ANCHORS}")),
-        [] => Ok(Some(bundle)),
+        [] => Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle })),
         warnings => Err(and_more(warnings.iter().take(SHOWN), warnings.len(), "; ")),
     }
 }

@@ -18,5 +18,8 @@ pub mod seen;
 mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod walk_tests;
+pub mod words;
 
 pub use self::{plan::TrustPlan, report::TrustReport, seen::SeenTrust};

@@ -7,10 +7,11 @@ use jiff::SignedDuration;
 use serde::Serialize;
 
 use super::{
-    report::{BehindRow, day, in_time, named, proxies, rounded},
-    roots::{IssuerReach, MeshRoots, pods},
+    report::BehindRow,
+    roots::{IssuerReach, LeafReach, MeshRoots, pods},
     rotation::{RotationProgress, toward},
     seen::{NotSeen, SeenTrust},
+    words::{day, named, proxies, rounded},
 };
 use crate::{text::and_more, x509::anchors::RootCertificate};
 
@@ -94,10 +95,24 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
         }
         _ => {}
     }
+    if roots.leaves.as_ref().is_some_and(LeafReach::is_issuer_refused) {
+        return Some(RotationStep::only(
+            "put the previous issuer back into the Secret linkerd-identity-issuer: the present one is not under a root of the \
+             mesh",
+        ));
+    }
+    if roots.issuer.is_err() && roots.shares_no_root() {
+        let trusted = roots.all.iter().find(|root| !roots.in_bundle.contains(&root.id) && roots.may_return(root));
+        return Some(RotationStep::only(match trusted {
+            Some(root) => format!("put the root {} back into the bundle: running proxies trust it", named(root)),
+            None => "restore the previous bundle in ConfigMap linkerd-identity-trust-roots".to_owned(),
+        }));
+    }
     match &roots.issuer {
         Err(NotSeen::Unread(_)) if seen.leaves.is_some() => {
             return Some(RotationStep::only(
-                "wait until a proxy has shown its certificate, or permit connections to proxies",
+                "wait until a proxy has shown its certificate. If this lasts, a NetworkPolicy may refuse the operator at the \
+                 admin port of proxies, 4191",
             ));
         }
         Err(NotSeen::Unread(_)) => return Some(unread("the Secret linkerd-identity-issuer")),
@@ -124,19 +139,13 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
         return Some(RotationStep::only("write the certificate of the issuer before the bridge into its Secret"));
     }
     if !roots.bundle_accepts() {
-        let known = issuer.reached.iter().filter_map(|root| roots.find(root));
-        return Some(RotationStep::only(match known.map(named).next() {
+        let known = roots.all.iter().find(|root| issuer.reached.contains(&root.id) && roots.may_return(root));
+        return Some(RotationStep::only(match known.map(|root| named(root)) {
             Some(root) => format!("put the root {root} back into the bundle: proxies trust it, and certificates reach it"),
-            None => "put the issuer before back into the Secret linkerd-identity-issuer: proxies keep the certificates that \
+            None => "put the previous issuer back into the Secret linkerd-identity-issuer: proxies keep the certificates that \
                      they have until they end"
                 .to_owned(),
         }));
-    }
-    let refusing: Vec<_> = behind.iter().filter(|row| row.refuses).collect();
-    if pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached))) > 0 {
-        let sentence =
-            "restart these workloads: their proxies refuse new certificates. Or go back to the issuer before";
-        return Some(restart(sentence, refusing.into_iter()));
     }
     let needs_more = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
     if needs_more > 0 {
@@ -144,10 +153,16 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
             roots.all.iter().filter(|root| !roots.in_bundle.contains(&root.id) && roots.presented_by(&root.id) > 0);
         let left: Vec<_> = left.map(|root| named(root)).collect();
         return Some(RotationStep::only(format!(
-            "put back into the bundle, until {} have renewed their certificates: {}",
-            proxies(needs_more),
-            and_more(left.iter().take(SHOWN), left.len(), ", ")
+            "put {} back into the bundle until {} have renewed their certificates",
+            and_more(left.iter().take(SHOWN), left.len(), ", "),
+            proxies(needs_more)
         )));
+    }
+    let refusing: Vec<_> = behind.iter().filter(|row| row.refuses).collect();
+    if pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached))) > 0 {
+        let sentence =
+            "restart these workloads: their proxies refuse new certificates. Or put the previous issuer back";
+        return Some(restart(sentence, refusing.into_iter()));
     }
     let left = roots.left_too_early(seen)?;
     Some(RotationStep::only(format!(
@@ -194,10 +209,10 @@ fn at_rest(
                     "nothing is urgent: {} know only an older root, and accept the others over the bridge, which ends {}. \
                      They know the new root once their Pods are created again",
                     proxies(on_bridge),
-                    in_time(bridge, seen.now)
+                    seen.when(bridge)
                 )),
                 None => RotationStep::only(format!(
-                    "nothing to do: replace the root {} before {}",
+                    "nothing to do now; replace the root {} before {}",
                     named(home),
                     day(end.checked_sub(ROTATE).unwrap_or(end))
                 )),
@@ -221,8 +236,7 @@ fn spread(next: &RootCertificate, lacks: usize) -> RotationStep {
 /// The bundle has a root that all proxies trust and no certificate reaches: the next one, or the one before.
 fn unreached(root: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> RotationStep {
     let renewed = issuer.written.map(|written| seen.settings.renewed(written)).filter(|renewed| *renewed > seen.now);
-    let earliest =
-        renewed.map_or_else(String::new, |renewed| format!(", but not before {}", in_time(renewed, seen.now)));
+    let earliest = renewed.map_or_else(String::new, |renewed| format!(", but not before {}", seen.when(renewed)));
     RotationStep::only(format!(
         "every proxy trusts {}, and no certificate reaches it. If it is the next root, write an issuer of it into the Secret \
          linkerd-identity-issuer, after a restart of the control plane. If it was the root before and nothing else uses it, \
@@ -237,7 +251,7 @@ fn retire(old: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> Rota
     match issuer.written.map(|written| seen.settings.renewed(written)) {
         Some(renewed) if renewed > seen.now => RotationStep::only(format!(
             "wait until all proxies have renewed their certificates, at the latest {}; then remove {old} from the bundle",
-            in_time(renewed, seen.now)
+            seen.when(renewed)
         )),
         Some(_) => RotationStep::only(format!(
             "the certificates of the issuer before have ended: remove {old} from the bundle in ConfigMap \

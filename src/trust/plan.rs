@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{
-    report::{named, rounded},
-    roots::MeshRoots,
-    rotation::RotationProgress,
+    roots::{MeshRoots, pods},
+    rotation::{RotationProgress, is_issuer_desired},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
+    words::{named, proxies, rounded},
 };
 use crate::{api::linkerd_trust::TrustPhase, text::and_more, x509::anchors::AnchorBundle};
 
@@ -54,7 +54,7 @@ impl TrustPlan {
         let bundle = seen.bundle.as_ref().map_err(known)?;
         let bundle = AnchorBundle::parse(bundle.pem.as_bytes())?;
         let roots = MeshRoots::of(seen, Some(&bundle));
-        let issuer = roots.issuer.as_ref().map_err(known)?;
+        roots.issuer.as_ref().map_err(known)?;
         let progress = RotationProgress::of(seen, &roots);
         let list = |is_meant: &dyn Fn(&[u8; 32]) -> bool| {
             let found: Vec<_> = roots.all.iter().filter(|root| is_meant(&root.id)).map(|root| named(root)).collect();
@@ -66,7 +66,11 @@ impl TrustPlan {
             let missing = list(&|id| roots.desired.contains(id) && !roots.in_bundle.contains(id));
             steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
         }
-        let is_issuer_desired = issuer.home.is_some_and(|home| roots.desired.contains(&home));
+        let is_issuer_desired = is_issuer_desired(&roots);
+        let refusing = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.reached())));
+        if refusing > 0 {
+            steps.push(format!("repair the mesh before: {} refuse the present certificates", proxies(refusing)));
+        }
         if !is_issuer_desired {
             steps.push(format!("write an issuer of {desired}, and the bridge after it, into linkerd-identity-issuer"));
         }
@@ -79,7 +83,8 @@ impl TrustPlan {
             let others = list(&|id| roots.in_bundle.contains(id) && !roots.desired.contains(id));
             steps.push(format!("remove {others} from the bundle: new Pods then do not trust it any more"));
         }
-        let (restarts, more_namespaces) = if is_issuer_desired { (Vec::new(), 0) } else { restarts(&roots) };
+        let (restarts, more_namespaces) =
+            if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
         Ok(Self { phase: progress.phase, steps, restarts_without_bridge: restarts, more_namespaces })
     }
 }

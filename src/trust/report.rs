@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp, Unit};
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
     next_step::{RotationStep, next_step},
-    roots::{IssuerReach, MeshRoots, ProxyGroup, pods},
+    roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
     rotation::RotationProgress,
     seen::{MeshedWorkload, NotSeen, SeenTrust},
+    words::{day, named, proxies, rounded},
 };
 use crate::{
-    text::hex,
+    text::{hex, sha256},
     x509::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
@@ -21,12 +22,14 @@ use crate::{
 
 /// A certificate that ends earlier is reported.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// A smaller part of all proxies may be those of a tenant.
+const FEW: usize = 10;
 /// The maximum number of roots in the report.
 const MAX_ROOTS: usize = 20;
 /// The maximum number of workloads in the report.
 const MAX_WORKLOADS: usize = 20;
-/// The number of digits of a fingerprint in a sentence.
-const SHOWN: usize = 8;
+/// What to do about proxies that accept all certificates.
+const NOT_URGENT: &str = "nothing is urgent: its next Pods have the bundle";
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -98,6 +101,9 @@ pub struct RootRow {
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerRow {
+    /// The SHA-256 of the certificate.
+    #[serde(skip)]
+    pub sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,8 +158,8 @@ impl TrustReport {
         let parse = |pem: &str| AnchorBundle::parse(pem.as_bytes()).map_err(NotSeen::Missing);
         let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|bundle| parse(&bundle.pem));
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
-        let behind = behind(&roots);
         let progress = RotationProgress::of(seen, &roots);
+        let behind = behind(&roots, &progress);
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
         let row = |root: &&RootCertificate| RootRow {
@@ -200,6 +206,7 @@ impl IssuerRow {
     fn of(roots: &MeshRoots<'_>) -> Self {
         match &roots.issuer {
             Ok(issuer) => Self {
+                sha256: Some(sha256(&issuer.own.der)),
                 name: Some(issuer.own.name()),
                 expires: Some(issuer.own.not_after),
                 written: issuer.written,
@@ -209,12 +216,6 @@ impl IssuerRow {
             Err(NotSeen::Unread(why) | NotSeen::Missing(why)) => Self { unknown: Some(why.clone()), ..Self::default() },
         }
     }
-}
-
-/// Returns a root for a sentence: its name, and the first digits of its fingerprint, because roots often share names.
-pub(super) fn named(root: &RootCertificate) -> String {
-    let digits = hex(root.sha256);
-    format!("{} ({})", root.name, digits.get(..SHOWN).unwrap_or_default())
 }
 
 /// Whether proxies of the group accept new certificates of others.
@@ -246,7 +247,7 @@ fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
 }
 
 /// Returns the workloads that lack a root of the bundle, those that refuse certificates first.
-fn behind(roots: &MeshRoots<'_>) -> Vec<BehindRow> {
+fn behind(roots: &MeshRoots<'_>, progress: &RotationProgress) -> Vec<BehindRow> {
     let reached = roots.reached();
     let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
     // While the bundle has no root of the issuer, a new Pod would be no better.
@@ -272,6 +273,12 @@ fn behind(roots: &MeshRoots<'_>) -> Vec<BehindRow> {
         }
     }
     let mut rows: Vec<_> = rows.into_values().collect();
+    // Once the issuer belongs to the declared roots, only those that refuse its certificates must restart.
+    if roots.leaves.is_some() && progress.is_bridged {
+        for row in rows.iter_mut().filter(|row| !row.refuses) {
+            row.what_to_do = NOT_URGENT.to_owned();
+        }
+    }
     rows.sort_by_key(|row| !row.refuses);
     rows
 }
@@ -312,7 +319,8 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             found.add(TrustVerdict::Warning, format!("it is unknown whether proxies accept new certificates: {why}"));
         }
     }
-    for root in roots.all.iter().filter(|root| roots.in_bundle.contains(&root.id)) {
+    let of_mesh = |root: &&&RootCertificate| roots.in_bundle.contains(&root.id) || roots.desired.contains(&root.id);
+    for root in roots.all.iter().filter(of_mesh) {
         let Some(expires) = root.not_after else { continue };
         // A root that nothing needs may end.
         let is_needed = roots.issuer.as_ref().map_or(true, |issuer| issuer.home == Some(root.id));
@@ -324,7 +332,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             );
             found.end(TrustVerdict::Broken, message);
         } else if is_needed && expires.duration_since(seen.now) <= SOON {
-            found.end(TrustVerdict::Warning, format!("the root {} ends {}", named(root), in_time(expires, seen.now)));
+            found.end(TrustVerdict::Warning, format!("the root {} ends {}", named(root), seen.when(expires)));
         }
     }
     let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
@@ -333,10 +341,14 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             format!("{} of few workloads trust no root of the mesh: create their Pods again", proxies(cut_off));
         found.add(TrustVerdict::Warning, message);
     }
-    let unaccepted = roots.leaves.as_ref().map_or(0, |leaves| leaves.unaccepted);
-    if unaccepted > 0 {
-        let message = format!("{unaccepted} of the proxies present certificates that no root of the mesh verifies");
-        found.add(TrustVerdict::Warning, message);
+    if let Some(leaves) = roots.leaves.as_ref().filter(|leaves| leaves.unaccepted > 0) {
+        let verdict = if leaves.is_issuer_refused() { TrustVerdict::Broken } else { TrustVerdict::Warning };
+        let message =
+            format!("{} of the proxies present certificates that no root of the mesh verifies", leaves.unaccepted);
+        found.add(verdict, message);
+    }
+    if roots.issuer.is_err() && roots.shares_no_root() {
+        found.add(TrustVerdict::Broken, "new Pods trust no root that running proxies trust".to_owned());
     }
     if seen.proxies.others > 0 {
         let message = format!(
@@ -348,7 +360,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
     if let Some(renewed) = &seen.renewed_root {
         let date = renewed.renewal.map_or_else(
             || "on a date that it does not show".to_owned(),
-            |date| format!("{}, on {}", in_time(date, seen.now), day(date)),
+            |date| format!("{}, on {}", seen.when(date), day(date)),
         );
         let message = format!(
             "cert-manager replaces the root by itself {date}, and the issuer follows although proxies do not know the \
@@ -368,8 +380,7 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         return;
     }
     if ends.duration_since(seen.now) <= seen.settings.lifetime {
-        let message =
-            format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), in_time(ends, seen.now));
+        let message = format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), seen.when(ends));
         found.end(TrustVerdict::Warning, message);
     }
     if issuer.begins_with_bridge {
@@ -380,7 +391,13 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
     }
     let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
     if let Some(why) = issuer.refused.as_ref().filter(|_| !roots.in_bundle.is_empty()) {
-        let message = format!("new Pods refuse the certificates of the issuer {}: {why}", issuer.own.name());
+        let name = issuer.own.name();
+        let message = match issuer.reached.is_empty() {
+            true => format!("new Pods refuse the certificates of the issuer {name}: {why}"),
+            false => format!(
+                "the bundle lacks the root of the issuer {name}, so new Pods refuse the certificates of all proxies"
+            ),
+        };
         found.add(TrustVerdict::Broken, message);
     }
     if refusing > 0 {
@@ -398,53 +415,32 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
             format!("new Pods refuse the certificates of {}: a root left the bundle too early", proxies(needs_more));
         found.add(TrustVerdict::Broken, message);
     }
+    let refused = roots.refused_leaves();
+    if refused > 0 && refusing == 0 && needs_more == 0 {
+        let message = format!(
+            "some proxies refuse the certificates of {}, whose chains lack a bridge: they connect again when these have \
+             renewed",
+            proxies(refused)
+        );
+        let all = roots.leaves.as_ref().map_or(0, LeafReach::observed);
+        let verdict = if refused * FEW >= all { TrustVerdict::Broken } else { TrustVerdict::Warning };
+        found.add(verdict, message);
+    }
     if let Some(left) = roots.left_too_early(seen) {
         let message = format!(
             "the root {} left the bundle although the issuer changed only {}. If the issuer before was under it, Pods that \
              are created now refuse proxies that have not renewed, until {}",
             named(left.root),
-            in_time(left.switched, seen.now),
+            seen.when(left.switched),
             left.renewed
         );
         found.add(TrustVerdict::Warning, message);
     }
     for bridge in &issuer.others {
         if bridge.not_after.duration_since(seen.now) <= SOON {
-            let message = format!(
-                "{}, which is sent beside the issuer, ends {}",
-                bridge.name(),
-                in_time(bridge.not_after, seen.now)
-            );
+            let message =
+                format!("{}, which is sent beside the issuer, ends {}", bridge.name(), seen.when(bridge.not_after));
             found.end(TrustVerdict::Warning, message);
         }
     }
-}
-
-/// Returns a number of proxies in words.
-pub(super) fn proxies(count: usize) -> String {
-    if count == 1 { "1 proxy".to_owned() } else { format!("{count} proxies") }
-}
-
-/// Returns a time from now on, in its largest unit.
-pub fn in_time(time: Timestamp, now: Timestamp) -> String {
-    let left = time.duration_since(now);
-    match left.is_negative() {
-        true => format!("{} ago", rounded(-left)),
-        false => format!("in {}", rounded(left)),
-    }
-}
-
-/// Returns a duration in days or hours or minutes.
-pub(super) fn rounded(duration: SignedDuration) -> String {
-    let hours = duration.as_hours();
-    match hours {
-        0 => format!("{} min", duration.as_mins()),
-        1..=72 => format!("{hours} h"),
-        _ => format!("{} d", hours / 24),
-    }
-}
-
-/// Returns the date of a time, in UTC.
-pub(super) fn day(time: Timestamp) -> String {
-    time.round(Unit::Second).unwrap_or(time).to_string().get(..10).unwrap_or_default().to_owned()
 }

@@ -19,10 +19,11 @@ use crate::x509::{
 
 /// The part of all proxies that makes a root one of the mesh, also within one namespace.
 const SHARE: usize = 10;
-/// The maximum number of roots outside the bundle that are tested for whether certificates reach them.
-const MAX_TESTED: usize = 200;
-/// The same for each chain that proxies present: tenants can present any.
-const MAX_TESTED_OF_LEAVES: usize = 20;
+/// The same within several namespaces.
+const SHARE_OF_TWO: usize = 100;
+/// The maximum number of roots outside the bundle that are tested for whether certificates reach them: tenants can have any
+/// number, and present any chains.
+const MAX_TESTED: usize = 10;
 /// Puts desired roots before those that any number of proxies trust.
 const DESIRED: usize = usize::MAX / 2;
 
@@ -88,7 +89,7 @@ impl<'a> MeshRoots<'a> {
         let mut of_bundle: Vec<_> = bundle.map(AnchorBundle::roots).unwrap_or_default().iter().collect();
         of_bundle.sort_by_key(|root| std::cmp::Reverse((root.not_after, root.not_before)));
         let in_bundle: BTreeSet<_> = of_bundle.iter().map(|root| root.id).collect();
-        let desired = seen.desired.as_ref().map_or_else(|| in_bundle.clone(), ids);
+        let desired = seen.desired.as_ref().map_or_else(|| in_bundle.clone(), |declared| ids(&declared.bundle));
         let others = others(seen, &in_bundle);
         let groups = seen.proxies.bundles.values().map(|proxies| ProxyGroup {
             trusts: proxies.roots.iter().map(|root| root.id).collect(),
@@ -129,6 +130,27 @@ impl<'a> MeshRoots<'a> {
         self.issuer.as_ref().map_or(true, |issuer| !issuer.reached.is_disjoint(&self.in_bundle))
     }
 
+    /// Whether a root outside the bundle may be named as one to put back: it is declared, or most proxies trust it. Everyone
+    /// who can create Pods can make a few trust another one, which has any name.
+    pub(super) fn may_return(&self, root: &RootCertificate) -> bool {
+        let trusted = pods(self.groups.iter().filter(|group| group.trusts.contains(&root.id)));
+        self.desired.contains(&root.id) || trusted * 2 > pods(self.groups.iter())
+    }
+
+    /// The number of proxies that present certificates which some proxies of the mesh refuse.
+    pub(super) fn refused_leaves(&self) -> usize {
+        let groups: Vec<_> = self.mesh().collect();
+        let is_refused = |reached: &BTreeSet<Fingerprint>| groups.iter().any(|group| group.trusts.is_disjoint(reached));
+        self.leaves.as_ref().map_or(0, |leaves| leaves.with(is_refused))
+    }
+
+    /// Whether no running proxy trusts a root of the bundle.
+    pub(super) fn shares_no_root(&self) -> bool {
+        !self.in_bundle.is_empty()
+            && pods(self.mesh()) > 0
+            && self.mesh().all(|group| group.trusts.is_disjoint(&self.in_bundle))
+    }
+
     /// Returns a root that left the bundle before the certificates of an earlier issuer have ended. Certificates are not
     /// seen one by one, so it is not known whether the issuer before was under that root.
     pub(super) fn left_too_early(&self, seen: &SeenTrust) -> Option<LeftTooEarly<'a>> {
@@ -138,7 +160,11 @@ impl<'a> MeshRoots<'a> {
         let is_trusted = |root: &RootCertificate| self.mesh().any(|group| group.trusts.contains(&root.id));
         let has_left = |root: &&&RootCertificate| !self.in_bundle.contains(&root.id) && is_trusted(root);
         let root = self.all.iter().find(has_left)?;
-        (bundle >= switched && seen.now < renewed).then_some(LeftTooEarly { root, switched, renewed })
+        (bundle >= switched && seen.now < renewed && !seen.is_renewed).then_some(LeftTooEarly {
+            root,
+            switched,
+            renewed,
+        })
     }
 
     /// The number of proxies that present a certificate which reaches the root.
@@ -156,8 +182,8 @@ impl<'a> MeshRoots<'a> {
     }
 }
 
-/// Returns the roots that proxies of two namespaces trust, or a tenth of all proxies: beside those of the bundle, they are
-/// the roots of the mesh.
+/// Returns the roots that a hundredth of all proxies trust, in two namespaces, or a tenth of all: beside those of the
+/// bundle, they are the roots of the mesh.
 fn common(groups: &[ProxyGroup<'_>]) -> BTreeSet<Fingerprint> {
     let mut trusted = HashMap::<Fingerprint, (BTreeSet<&str>, usize)>::new();
     for group in groups {
@@ -168,7 +194,9 @@ fn common(groups: &[ProxyGroup<'_>]) -> BTreeSet<Fingerprint> {
         }
     }
     let all = pods(groups.iter());
-    let is_common = |namespaces: &BTreeSet<&str>, pods: usize| namespaces.len() > 1 || pods * SHARE >= all;
+    let is_common = |namespaces: &BTreeSet<&str>, pods: usize| {
+        pods * SHARE >= all || namespaces.len() > 1 && pods * SHARE_OF_TWO >= all
+    };
     trusted.into_iter().filter(|(_, (namespaces, pods))| is_common(namespaces, *pods)).map(|(root, _)| root).collect()
 }
 
@@ -179,7 +207,8 @@ fn ids(bundle: &AnchorBundle) -> BTreeSet<Fingerprint> {
 /// Returns the roots beside the bundle's: the desired ones, and then those of proxies, the ones that most trust first.
 fn others<'a>(seen: &'a SeenTrust, in_bundle: &BTreeSet<Fingerprint>) -> Vec<&'a RootCertificate> {
     let mut found = BTreeMap::<Fingerprint, (&RootCertificate, usize)>::new();
-    for root in seen.desired.iter().flat_map(AnchorBundle::roots).filter(|root| !in_bundle.contains(&root.id)) {
+    let declared = seen.desired.iter().flat_map(|declared| declared.bundle.roots());
+    for root in declared.filter(|root| !in_bundle.contains(&root.id)) {
         found.insert(root.id, (root, DESIRED));
     }
     for proxies in seen.proxies.bundles.values() {
@@ -241,7 +270,7 @@ impl<'a> LeafReach<'a> {
         let name = seen.identity_service();
         let reached = |presented: &PresentedChain| -> BTreeSet<Fingerprint> {
             let leaf = UnsignedLeaf::new(&presented.chain, &name, seen.now);
-            let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED_OF_LEAVES));
+            let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED));
             let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
             tested.filter(reaches).map(|root| root.id).collect()
         };
@@ -251,16 +280,26 @@ impl<'a> LeafReach<'a> {
         Self { groups, unaccepted, unobserved: leaves.unobserved }
     }
 
+    /// Whether so many proxies present certificates of no root of the mesh that the issuer is wrong, and not a few tenants.
+    pub(super) fn is_issuer_refused(&self) -> bool {
+        self.unaccepted > 0 && self.unaccepted * SHARE >= self.observed() + self.unaccepted
+    }
+
     /// Returns the issuer of the newest certificate.
     fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
         let newest = self.groups.iter().map(|(_, presented)| *presented).max_by_key(|presented| presented.newest);
         newest
             .map(|presented| SeenIssuer { chain: presented.chain.clone(), written: None })
-            .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh yet".to_owned()))
+            .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh".to_owned()))
     }
 
     fn with(&self, is_meant: impl Fn(&BTreeSet<Fingerprint>) -> bool) -> usize {
         self.groups.iter().filter(|(reached, _)| is_meant(reached)).map(|(_, presented)| presented.proxies).sum()
+    }
+
+    /// The number of proxies with certificates of the mesh.
+    pub(super) fn observed(&self) -> usize {
+        self.with(|_| true)
     }
 
     /// The number of proxies whose certificate reaches none of these roots.

@@ -5,61 +5,83 @@
 
 use super::{
     next_step::RotationStep,
-    report::{in_time, named, proxies, rounded},
-    roots::{MeshRoots, pods},
+    roots::{MeshRoots, ProxyGroup, pods},
     seen::SeenTrust,
+    words::{named, proxies, rounded},
 };
-use crate::{api::linkerd_trust::TrustPhase, text::and_more, x509::anchors::RootCertificate};
+use crate::{
+    api::{TRUST_ROOTS, linkerd_trust::TrustPhase},
+    text::and_more,
+    x509::{anchor_set::Fingerprint, anchors::RootCertificate},
+};
 
 /// The maximum number of roots in a sentence.
 const SHOWN: usize = 5;
+/// What the operator cannot see: it does not read the Secret.
+const SHOWN_LATER: &str = "If it is written already, the next proxy that renews its certificate shows it";
 
 /// How far the mesh is on the way to the declared roots.
 #[derive(Debug, PartialEq)]
 pub struct RotationProgress {
     pub phase: TrustPhase,
-    /// The proxies that trust none of the declared roots.
+    /// The proxies that trust the declared root of the issuer, or the one that it should have.
+    pub trusting: usize,
+    /// The proxies that do not.
     pub untrusting: usize,
-    /// Whether new certificates reach a declared root, and these proxies accept them all the same.
+    /// Whether the issuer belongs to a declared root, and these proxies accept its certificates all the same.
     pub is_bridged: bool,
     /// The proxies that present certificates which reach none of the declared roots.
     pub not_renewed: usize,
     /// The proxies whose certificates were not observed.
     pub unobserved: usize,
+    /// Whether the bundle has exactly the declared roots.
+    pub is_bundle_synced: bool,
 }
 
 // === impl RotationProgress ===
 
 impl RotationProgress {
     pub(super) fn of(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Self {
-        let untrusting = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.desired)));
+        let target = target(roots);
+        let trusts = |group: &&ProxyGroup<'_>| target.is_some_and(|target| group.trusts.contains(&target));
+        let (trusting, all) = (pods(roots.mesh().filter(trusts)), pods(roots.mesh()));
         let reached = roots.reached();
         let refusing = roots.mesh().filter(|group| group.trusts.is_disjoint(&reached));
-        let is_bridged = !reached.is_disjoint(&roots.desired) && pods(refusing) == 0;
+        let is_bridged = is_issuer_desired(roots) && pods(refusing) == 0;
         let leaves = roots.leaves.as_ref();
-        let not_renewed = leaves.map_or(0, |leaves| leaves.without(&roots.desired));
-        let unobserved = leaves.map_or(0, |leaves| leaves.unobserved);
-        let progress = Self { phase: TrustPhase::Unknown, untrusting, is_bridged, not_renewed, unobserved };
+        let progress = Self {
+            phase: TrustPhase::Unknown,
+            trusting,
+            untrusting: all - trusting,
+            is_bridged,
+            not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
+            unobserved: leaves.map_or(0, |leaves| leaves.unobserved),
+            is_bundle_synced: roots.in_bundle == roots.desired,
+        };
         Self { phase: progress.phase_of(seen, roots), ..progress }
     }
 
     fn phase_of(&self, seen: &SeenTrust, roots: &MeshRoots<'_>) -> TrustPhase {
-        if roots.in_bundle.is_empty() {
+        // With too many different sets of roots, some proxies are not compared.
+        if roots.in_bundle.is_empty() || seen.proxies.others > 0 {
             return TrustPhase::Unknown;
         }
         if !roots.desired.is_subset(&roots.in_bundle) {
             return TrustPhase::Adding;
         }
         let Ok(issuer) = &roots.issuer else { return TrustPhase::Unknown };
-        if issuer.home.is_none_or(|home| !roots.desired.contains(&home)) {
-            return if self.untrusting > 0 { TrustPhase::Spreading } else { TrustPhase::AwaitingIssuer };
+        if self.untrusting > 0 && !self.is_bridged {
+            return TrustPhase::Spreading;
+        }
+        if !is_issuer_desired(roots) {
+            return TrustPhase::AwaitingIssuer;
         }
         let has_others = roots.in_bundle != roots.desired;
         let renewed = issuer.written.map(|written| seen.settings.renewed(written));
         // Where certificates are not observed, time decides.
         let may_be_old = match seen.leaves {
             Some(_) => self.unobserved > 0,
-            None => renewed.is_some_and(|renewed| renewed > seen.now),
+            None => !seen.is_renewed && renewed.is_some_and(|renewed| renewed > seen.now),
         };
         if self.not_renewed > 0 || has_others && may_be_old {
             return TrustPhase::Renewing;
@@ -74,11 +96,35 @@ impl RotationProgress {
     }
 }
 
+/// Whether the issuer belongs to a declared root, without the help of a bridge.
+pub(super) fn is_issuer_desired(roots: &MeshRoots<'_>) -> bool {
+    let home = roots.issuer.as_ref().ok().and_then(|issuer| issuer.home);
+    home.is_some_and(|home| roots.desired.contains(&home))
+}
+
+/// Returns the declared root that the issuer belongs to, or that an issuer can have with the fewest restarts: an issuer of
+/// another declared root would be refused by more proxies.
+fn target(roots: &MeshRoots<'_>) -> Option<Fingerprint> {
+    let home = roots.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| roots.desired.contains(home));
+    let trusted = |id: &Fingerprint| pods(roots.mesh().filter(|group| group.trusts.contains(id)));
+    let declared = roots.all.iter().map(|root| root.id).filter(|id| roots.desired.contains(id));
+    // Of equal ones, the first, which ends last.
+    home.or_else(|| declared.min_by_key(|id| std::cmp::Reverse(trusted(id))))
+}
+
+/// Returns the root that must sign a bridge to the target: the one that all proxies trust that do not trust the target.
+fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCertificate> {
+    let untrusting: Vec<_> = roots.mesh().filter(|group| !group.trusts.contains(&target)).collect();
+    roots.all.iter().copied().find(|root| untrusting.iter().all(|group| group.trusts.contains(&root.id)))
+}
+
 /// Returns the step to the next phase; `None` at the end.
 pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Option<RotationStep> {
     let desired: Vec<_> = roots.all.iter().filter(|root| roots.desired.contains(&root.id)).collect();
     let list =
         |roots: &[&&RootCertificate]| and_more(roots.iter().take(SHOWN).map(|root| named(root)), roots.len(), ", ");
+    let target = target(roots).and_then(|id| roots.find(&id));
+    let issuer_of = target.map_or_else(|| list(&desired), named);
     let sentence = match progress.phase {
         TrustPhase::Adding => {
             let missing: Vec<_> = desired.iter().copied().filter(|root| !roots.in_bundle.contains(&root.id)).collect();
@@ -87,27 +133,35 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 list(&missing)
             )
         }
-        TrustPhase::Spreading => format!(
-            "write an issuer of {}, and after it the bridge, into the Secret linkerd-identity-issuer: with a bridge nothing \
-             has to restart. Without one, first restart the workloads below and the control plane: {} do not trust it yet",
-            list(&desired),
-            proxies(progress.untrusting)
-        ),
+        TrustPhase::Spreading => {
+            let bridge = match target.and_then(|target| signer(roots, target.id)) {
+                Some(signer) => format!(
+                    "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret \
+                     linkerd-identity-issuer: then nothing has to restart. Without a bridge, first",
+                    named(signer)
+                ),
+                None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
+            };
+            let untrusting = proxies(progress.untrusting);
+            format!(
+                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} do not trust the root. \
+                 {SHOWN_LATER}"
+            )
+        }
         TrustPhase::AwaitingIssuer => format!(
-            "write an issuer of {} into the Secret linkerd-identity-issuer. Without a bridge, first restart the control \
-             plane, whose proxies do not show what they trust",
-            list(&desired)
+            "write an issuer of {issuer_of} into the Secret linkerd-identity-issuer. Without a bridge, first restart the \
+             control plane, whose proxies do not show what they trust. {SHOWN_LATER}"
         ),
         TrustPhase::Renewing => match (progress.not_renewed, progress.unobserved) {
             (0, 0) => {
                 let written = roots.issuer.as_ref().ok().and_then(|issuer| issuer.written);
                 let renewed = written.map(|written| seen.settings.renewed(written));
-                let at_the_latest = renewed
-                    .map_or_else(String::new, |renewed| format!(", at the latest {}", in_time(renewed, seen.now)));
+                let at_the_latest =
+                    renewed.map_or_else(String::new, |renewed| format!(", at the latest {}", seen.when(renewed)));
                 format!("wait until all proxies have renewed their certificates{at_the_latest}")
             }
             (0, unobserved) => format!(
-                "wait until the certificates of {} are observed: it is not known whether they need a root that leaves",
+                "wait until the certificates of {} are observed: it is not known whether they need a root that is to be removed",
                 proxies(unobserved)
             ),
             (1, _) => {
@@ -120,18 +174,39 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             ),
         },
         TrustPhase::Retiring => {
+            let signer = target.filter(|_| progress.untrusting > 0).and_then(|target| signer(roots, target.id));
+            let bridge = signer
+                .map_or_else(String::new, |signer| format!(", and after it the bridge that {} signs", named(signer)));
             let others: Vec<_> = roots
                 .all
                 .iter()
                 .filter(|root| roots.in_bundle.contains(&root.id) && !roots.desired.contains(&root.id))
                 .collect();
             format!(
-                "remove {} from the bundle in ConfigMap linkerd-identity-trust-roots: no certificate needs it. New Pods then \
-                 do not trust it any more",
+                "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove {} from the \
+                 bundle in ConfigMap linkerd-identity-trust-roots. No observed certificate needs it, and new Pods then do not \
+                 trust it",
                 list(&others)
             )
         }
         TrustPhase::Complete | TrustPhase::Steady | TrustPhase::Unknown => return None,
     };
-    Some(RotationStep { sentence, commands: Vec::new() })
+    let commands = match (progress.phase, &seen.desired) {
+        (TrustPhase::Adding, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, true),
+        (TrustPhase::Retiring, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, false),
+        _ => Vec::new(),
+    };
+    Some(RotationStep { sentence, commands })
+}
+
+/// Returns the commands that write the declared roots into the bundle, with the ones that it has or without them.
+fn bundle_commands(namespace: &str, resource: &str, keeps_others: bool) -> Vec<String> {
+    let declared = format!("kubectl get linkerdtrust {resource} -o jsonpath='{{.spec.anchors.pem}}'");
+    let get = format!("kubectl -n {namespace} get configmap {TRUST_ROOTS} -o jsonpath='{{.data.ca-bundle\\.crt}}'");
+    let written = match keeps_others {
+        true => format!("{{ {declared}; {get}; }} > ca-bundle.crt"),
+        false => format!("{declared} > ca-bundle.crt"),
+    };
+    let create = format!("kubectl -n {namespace} create configmap {TRUST_ROOTS} --from-file=ca-bundle.crt");
+    vec![written, format!("{create} --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -")]
 }

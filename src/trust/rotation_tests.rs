@@ -17,7 +17,7 @@ fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
     // The bundle, what proxies trust, what they present (the newest first), how many were not observed.
     let rows = [
         (Adding, old, old, vec![(before, 3)], 0, "add new ("),
-        (Spreading, both, old, vec![(before, 3)], 0, "3 proxies do not trust it yet"),
+        (Spreading, both, old, vec![(before, 3)], 0, "3 proxies do not trust the root"),
         (AwaitingIssuer, both, both, vec![(before, 3)], 0, "write an issuer of new ("),
         (Renewing, both, old, vec![(bridged, 1), (before, 2)], 0, "wait until 2 proxies have renewed"),
         (Renewing, both, old, vec![(bridged, 2)], 1, "wait until the certificates of 1 proxy are observed"),
@@ -57,6 +57,59 @@ fn the_old_root_that_is_declared_again_leads_back_from_each_phase() {
 }
 
 /// Everyone who can create a Pod can present any certificate.
+/// The bundle has both roots, and proxies know only the new one: they would refuse certificates of the old issuer.
+#[test]
+fn the_way_back_has_no_bridge_although_the_way_there_had_one() {
+    let pki = Pki::new();
+    let (bridged, before): (&[&TestCa], &[&TestCa]) = (&[&pki.new_issuer, &pki.bridge], &[&pki.old_issuer]);
+    for (presented, step) in [(bridged, "write an issuer of old ("), (before, "restart these workloads")] {
+        let mesh = Mesh::new(&[&pki.new, &pki.old], &[]).pods("web", 3, &[&pki.new]);
+        let report = declaring(presenting(mesh, &[(presented, 3)], 0), &[&pki.old]).report();
+        assert_eq!((report.progress.phase, report.progress.is_bridged), (TrustPhase::Spreading, false), "{report:#?}");
+        assert!(report.next_step.sentence.contains(step), "{report:#?}");
+    }
+}
+
+/// As after `linkerd install`, where the issuer is the root.
+#[test]
+fn a_new_root_with_the_name_of_the_old_one_is_another_root() {
+    let (old, new) = (TestCa::root("identity.linkerd.cluster.local"), TestCa::root("identity.linkerd.cluster.local"));
+    let mesh = Mesh::new(&[&new, &old], &[]).pods("web", 3, &[&old]);
+    let report = declaring(presenting(mesh, &[(&[&old], 3)], 0), &[&new]).report();
+    assert_eq!((report.progress.phase, report.progress.not_renewed), (TrustPhase::Spreading, 3), "{report:#?}");
+}
+
+#[test]
+fn an_issuer_that_no_proxy_accepts_is_broken_also_if_only_some_proxies_have_its_certificates() {
+    let pki = Pki::new();
+    let foreign = TestCa::root("foreign");
+    let of_foreign = foreign.signs("issuer", |_| {});
+    let (evil, good): (&[&TestCa], &[&TestCa]) = (&[&of_foreign], &[&pki.new_issuer]);
+    for presented in [vec![(evil, 3), (good, 2)], vec![(evil, 5)]] {
+        let report = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 5, &[&pki.new]), &presented, 0).report();
+        reports(&report, TrustVerdict::Broken, "present certificates that no root of the mesh verifies");
+        assert!(report.next_step.sentence.starts_with("put the previous issuer back"), "{report:#?}");
+    }
+}
+
+#[test]
+fn a_bundle_that_shares_no_root_with_running_proxies_is_broken_also_if_no_certificate_is_observed() {
+    let pki = Pki::new();
+    let report = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 5, &[&pki.old]), &[], 5).report();
+    reports(&report, TrustVerdict::Broken, "new Pods trust no root that running proxies trust");
+    assert!(report.next_step.sentence.starts_with("put the root old ("), "{report:#?}");
+}
+
+/// webpki would name any of them.
+#[test]
+fn the_root_to_put_back_is_a_declared_one() {
+    let pki = Pki::new();
+    let foreign = TestCa::root("foreign");
+    let mesh = Mesh::new(&[&foreign], &[]).pods("web", 3, &[&pki.new, &pki.old]).pods("db", 2, &[&pki.new]);
+    let report = declaring(presenting(mesh, &[(&[&pki.new_issuer, &pki.bridge], 5)], 0), &[&pki.new]).report();
+    assert!(report.next_step.sentence.starts_with("put the root new ("), "{report:#?}");
+}
+
 #[test]
 fn a_certificate_of_no_root_of_the_mesh_decides_nothing() {
     let pki = Pki::new();
@@ -76,7 +129,7 @@ fn a_root_that_left_the_bundle_while_certificates_need_it_is_named() {
     let (before, after): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer, &pki.bridge]);
     let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&pki.old]), &[(after, 1), (before, 2)], 0);
     reports(&mesh.report(), TrustVerdict::Broken, "new Pods refuse the certificates of 2 proxies");
-    mesh.next("put back into the bundle, until 2 proxies have renewed their certificates: old (");
+    mesh.next(" back into the bundle until 2 proxies have renewed their certificates");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, Unit};
+
+use super::words::in_time;
 
 use crate::{
     go::duration,
@@ -31,14 +33,16 @@ const MAX_WORKLOADS: usize = 1_000;
 pub struct SeenTrust {
     /// The namespace of the control plane.
     pub namespace: String,
-    /// The roots that the mesh shall have; `None` for those of the bundle.
-    pub(crate) desired: Option<AnchorBundle>,
+    /// The LinkerdTrust that declares the roots; `None` if those of the bundle are meant.
+    pub(crate) desired: Option<DeclaredRoots>,
     /// `linkerd-identity-trust-roots`.
     pub bundle: Result<SeenBundle, NotSeen>,
     pub issuer: Result<SeenIssuer, NotSeen>,
     /// What proxies present, which also shows the issuer; `None` if they were not asked. Then the file of the issuer and
     /// time decide.
     pub leaves: Option<SeenLeaves>,
+    /// Whether the operator has observed that the certificate of each proxy reaches a declared root.
+    pub is_renewed: bool,
     pub proxies: SeenProxies,
     /// The root that cert-manager renews by itself, if it does.
     pub renewed_root: Option<RenewedRoot>,
@@ -46,6 +50,14 @@ pub struct SeenTrust {
     /// The names of the clusters whose proxies talk to those of this one.
     pub linked_clusters: BTreeSet<String>,
     pub now: Timestamp,
+}
+
+/// The roots that the mesh shall have.
+#[derive(Debug)]
+pub(crate) struct DeclaredRoots {
+    /// The name of the LinkerdTrust, which is a DNS name.
+    pub(crate) resource: String,
+    pub(crate) bundle: AnchorBundle,
 }
 
 /// Why an object is not known.
@@ -138,6 +150,14 @@ pub(super) struct BundleProxies {
 // === impl SeenTrust ===
 
 impl SeenTrust {
+    /// Returns a time for people: from now on, but in a status, which must not change without a change, as it is.
+    pub(super) fn when(&self, time: Timestamp) -> String {
+        match &self.leaves {
+            Some(_) => format!("at {}", time.round(Unit::Minute).unwrap_or(time)),
+            None => in_time(time, self.now),
+        }
+    }
+
     /// The name of the identity service. The names of other leaves are as valid or invalid.
     pub(super) fn identity_service(&self) -> String {
         let (namespace, domain) = (&self.namespace, &self.settings.trust_domain);

@@ -7,7 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     TrustReport,
     report::TrustVerdict,
-    seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies, SeenTrust},
+    seen::{
+        DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies,
+        SeenTrust,
+    },
 };
 use crate::x509::{
     anchor_set::AnchorSet,
@@ -56,6 +59,7 @@ impl Mesh {
             namespace: "linkerd".to_owned(),
             desired: None,
             leaves: None,
+            is_renewed: false,
             bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)) }),
             issuer: SeenIssuer::read(&pem_of(issuer), Some(at(-2 * DAY))),
             proxies: SeenProxies::default(),
@@ -114,6 +118,7 @@ pub(super) fn presenting(mut mesh: Mesh, chains: &[(&[&TestCa], usize)], unobser
 }
 
 pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
-    mesh.0.desired = Some(AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap());
+    let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
+    mesh.0.desired = Some(DeclaredRoots { resource: "mesh".to_owned(), bundle });
     mesh
 }

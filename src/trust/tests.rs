@@ -19,7 +19,7 @@ fn a_mesh_with_one_root_has_nothing_to_do_until_two_months_before_its_end() {
     let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 3, &[&pki.new]);
     assert_eq!(mesh.verdict(), TrustVerdict::Good);
     // The root ends 399 days after 2027-01-01.
-    mesh.next("nothing to do: replace the root new");
+    mesh.next("nothing to do now; replace the root new");
     mesh.next("before 2027-12-06");
     let report = mesh.report();
     let [row] = &report.roots[..] else { panic!("{report:#?}") };
@@ -134,19 +134,19 @@ fn without_a_bridge(pki: &Pki) {
     // The issuer came too early.
     let early = Mesh::new(&both, &[&pki.new_issuer]).pods("web", 2, &[&pki.old]).pods("db", 1, &both);
     reports(&early.report(), TrustVerdict::Broken, "2 proxies refuse new certificates");
-    early.next("restart these workloads: their proxies refuse new certificates. Or go back to the issuer before");
+    early.next("restart these workloads: their proxies refuse new certificates. Or put the previous issuer back");
 }
 
 #[test]
 fn a_bundle_without_the_root_of_the_issuer_is_broken_whoever_came_first() {
     let pki = Pki::new();
     let bundle_first = Mesh::new(&[&pki.new], &[&pki.old_issuer]).pods("web", 2, &[&pki.old]);
-    reports(&bundle_first.report(), TrustVerdict::Broken, "new Pods refuse the certificates of the issuer old issuer");
+    reports(&bundle_first.report(), TrustVerdict::Broken, "the bundle lacks the root of the issuer old issuer");
     bundle_first.next("put the root old (");
     assert_eq!(bundle_first.report().behind, [], "new Pods would be no better");
     let issuer_first = Mesh::new(&[&pki.old], &[&pki.new_issuer]).pods("web", 2, &[&pki.old]);
     reports(&issuer_first.report(), TrustVerdict::Broken, "2 proxies refuse new certificates");
-    issuer_first.next("put the issuer before back");
+    issuer_first.next("put the previous issuer back");
 }
 
 #[test]

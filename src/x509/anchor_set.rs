@@ -4,7 +4,10 @@
 //! fingerprint. Always holds: the order of the certificates and the text between them do not change a set; a set takes
 //! a bounded amount of memory.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+};
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use sha2::{Digest, Sha256};
@@ -24,7 +27,7 @@ const LONGEST_BUNDLE: usize = 128 << 10;
 pub type Fingerprint = [u8; 32];
 
 /// A set of certificates.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnchorSet {
     /// The SHA-256 of all fingerprints in their order: also of those that are not kept.
     digest: [u8; 32],
@@ -84,6 +87,13 @@ impl AnchorSet {
     /// Whether both have a certificate in common.
     pub fn shares_anchor(&self, other: &Self) -> bool {
         self.fingerprints.iter().any(|fingerprint| other.fingerprints.binary_search(fingerprint).is_ok())
+    }
+}
+
+impl Hash for AnchorSet {
+    /// Thousands of Pods have one set, so its certificates are not hashed each time.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.digest.hash(state);
     }
 }
 

@@ -68,6 +68,8 @@ pub(crate) fn sent(own: ChainCertificate, mut others: Vec<ChainCertificate>, now
 /// it, and checks everything above it itself.
 pub(crate) struct UnsignedLeaf<'a> {
     signed: Vec<u8>,
+    /// The SubjectPublicKeyInfo of the issuer.
+    signer: &'a [u8],
     der: Vec<u8>,
     sent: Vec<CertificateDer<'a>>,
     name: &'a str,
@@ -91,7 +93,7 @@ impl<'a> UnsignedLeaf<'a> {
         });
         let der = template.certificate(&signed, &[]);
         let sent = chain.iter().map(|certificate| CertificateDer::from(certificate.der.as_slice())).collect();
-        Some(Self { signed, der, sent, name, now })
+        Some(Self { signed, signer: &own.key_info, der, sent, name, now })
     }
 
     /// Whether proxies that trust only this root accept it, as clients and as servers.
@@ -113,7 +115,7 @@ impl<'a> UnsignedLeaf<'a> {
     fn with<T>(&self, verify: impl FnOnce(&TestedLeaf<'_>, &[&dyn SignatureVerificationAlgorithm]) -> T) -> T {
         let keys =
             [alg_id::ECDSA_P256, alg_id::ECDSA_P384, alg_id::ECDSA_P521, alg_id::ED25519, alg_id::RSA_ENCRYPTION];
-        let unsigned = keys.map(|key| Unsigned { key, leaf: &self.signed });
+        let unsigned = keys.map(|key| Unsigned { key, signer: self.signer, leaf: &self.signed });
         let unsigned = unsigned.iter().map(|algorithm| algorithm as &dyn SignatureVerificationAlgorithm);
         let algorithms: Vec<_> = ALGORITHMS.iter().copied().chain(unsigned).collect();
         verify(&TestedLeaf { der: &self.der, chain: &self.sent, name: self.name, now: self.now }, &algorithms)
@@ -124,14 +126,17 @@ impl<'a> UnsignedLeaf<'a> {
 #[derive(Debug)]
 struct Unsigned<'a> {
     key: AlgorithmIdentifier,
+    signer: &'a [u8],
     leaf: &'a [u8],
 }
 
 // === impl Unsigned ===
 
 impl SignatureVerificationAlgorithm for Unsigned<'_> {
-    fn verify_signature(&self, _key: &[u8], message: &[u8], _signature: &[u8]) -> Result<(), InvalidSignature> {
-        if message == self.leaf { Ok(()) } else { Err(InvalidSignature) }
+    /// Many roots have the same name, and only the one with the key of the issuer signs its leaves. A SubjectPublicKeyInfo
+    /// ends with the key.
+    fn verify_signature(&self, key: &[u8], message: &[u8], _signature: &[u8]) -> Result<(), InvalidSignature> {
+        if message == self.leaf && self.signer.ends_with(key) { Ok(()) } else { Err(InvalidSignature) }
     }
 
     fn public_key_alg_id(&self) -> AlgorithmIdentifier {
@@ -167,8 +172,10 @@ mod tests {
         let issuers = [new.signs("issuer", |_| {}), new.signs_key("issuer", p384, |_| {})];
         let constrained = new.signs("constrained", |params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
         let below = constrained.signs("below", |_| {});
-        let roots = [&old, &new, &other];
-        let mut files: Vec<Vec<&TestCa>> = vec![vec![&old], vec![&new], vec![&below, &constrained]];
+        // As after `linkerd install`, the issuer is a root, and the next root has the same name.
+        let namesake = TestCa::root("old");
+        let roots = [&old, &new, &other, &namesake];
+        let mut files: Vec<Vec<&TestCa>> = vec![vec![&old], vec![&new], vec![&below, &constrained], vec![&namesake]];
         for issuer in &issuers {
             files.extend([vec![issuer], vec![issuer, &bridge], vec![issuer, &expired], vec![issuer, &new, &bridge]]);
         }

@@ -91,16 +91,15 @@ impl MeshAuthority {
         Ok(Self(CertifiedIssuer::signed_by(params(name), key, &self.0)?))
     }
 
-    /// Signs a certificate for a proxy. Returns it in DER, and its key in PKCS #8.
+    /// Signs a certificate of 36 hours for a proxy, which has this age. Returns it in DER, and its key in PKCS #8.
     ///
     /// # Errors
     /// Fails if the name is not a DNS name.
-    pub fn signs_leaf(&self, identity: &str) -> Result<(Vec<u8>, Vec<u8>)> {
+    pub fn signs_leaf(&self, identity: &str, age: Duration) -> Result<(Vec<u8>, Vec<u8>)> {
         let (key, mut params) = (KeyPair::generate()?, CertificateParams::new(vec![identity.to_owned()])?);
         params.distinguished_name = DistinguishedName::new();
-        // So old that a proxy must have renewed it by now.
         let now = date_time_ymd(1970, 1, 1) + SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-        (params.not_before, params.not_after) = (now - 30 * HOUR, now + 6 * HOUR);
+        (params.not_before, params.not_after) = (now - age, now - age + 36 * HOUR);
         Ok((params.signed_by(&key, &self.0)?.der().to_vec(), key.serialize_der()))
     }
 

@@ -61,8 +61,8 @@ async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     let log = manager.log();
     assert_eq!(
         log.matches("the API server does not serve this kind").count(),
-        4,
-        "one line for each of the four CRDs: {log}"
+        5,
+        "one line for each of the five CRDs: {log}"
     );
     assert_eq!(
         log.matches("cannot take part in the election").count(),

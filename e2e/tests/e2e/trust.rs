@@ -3,7 +3,12 @@
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, TestNamespace, command::Ended, identity::MeshAuthority, shown_proxy::ShownProxy};
+use e2e::{
+    ControlPlane, TestNamespace,
+    command::Ended,
+    identity::MeshAuthority,
+    shown_proxy::{FRESH, ShownProxy},
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::{
     Api,
@@ -225,7 +230,8 @@ async fn the_printed_commands_replace_the_root_and_keep_the_other_roots_of_the_b
         mesh.shell(retire).await?;
         let (_, report) = mesh.report().await?;
         assert_eq!(report["roots"].as_array().map(Vec::len), Some(1), "{report:#}");
-        mesh.shell(&format!("kubectl replace --force -f '{folder}/before.yaml'")).await?;
+        let back = printed.lines().find_map(|line| line.strip_prefix("Before step 3, this goes back: "));
+        mesh.shell(back.context("no way back")?).await?;
         mesh.expect(0, "every proxy trusts west").await?;
     }
     Ok(())
@@ -310,7 +316,8 @@ async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
     let mesh = TrustMesh::create(&root).await?;
     let issuer = root.signs("identity.linkerd.cluster.local")?;
     let kubeconfig = mesh.control_plane.kubeconfig().display().to_string();
-    let serve = async |issuer: &MeshAuthority, root: &MeshAuthority| ShownProxy::start(WEB, &[issuer], root).await;
+    let serve =
+        async |issuer: &MeshAuthority, root: &MeshAuthority| ShownProxy::start(WEB, &[issuer], root, FRESH).await;
     let probe = async |proxy: SocketAddr, more: &[&str]| {
         let proxy = proxy.to_string();
         let namespace = mesh.namespace.name();

@@ -1,4 +1,4 @@
-//! The `LinkerdTrust` resource: the trust anchors that a mesh shall have, and how far it is.
+//! The `LinkerdTrust` resource: the trust anchors that a mesh should have, and how far it is.
 //!
 //! * The resource declares the end, and not the way: the phase is computed from what the cluster shows.
 //! * The schema and its documentation in `crd/linkerdtrusts.yaml` are generated from these types.
@@ -18,7 +18,7 @@ pub use status::{
 
 use super::schema;
 
-/// The trust anchors that the mesh shall have.
+/// The trust anchors that the mesh should have.
 #[derive(Clone, CustomResource, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "config.linkerd.io",
@@ -29,13 +29,14 @@ use super::schema;
     category = "linkerd",
     status = "LinkerdTrustStatus",
     derive = "PartialEq",
-    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh shall have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. It writes only the status."
+    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh should have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. It writes only the status."
 )]
 #[kube(
     printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The phase of the rotation; Steady without one"}"#,
     printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the mesh has the declared trust anchors, and proxies accept each other"}"#,
-    printcolumn = r#"{"name": "Expires", "type": "string", "jsonPath": ".status.expires", "description": "The day on which the first of the declared trust anchors ends"}"#,
-    printcolumn = r#"{"name": "Proxies", "type": "string", "jsonPath": ".status.proxies.summary", "description": "The proxies that trust all declared trust anchors, of all proxies that show theirs"}"#,
+    printcolumn = r#"{"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].reason", "description": "The reason of Ready"}"#,
+    printcolumn = r#"{"name": "Expires", "type": "string", "jsonPath": ".status.expires", "description": "The day on which the first trust anchor of the bundle, or of the declared ones, ends"}"#,
+    printcolumn = r#"{"name": "Proxies", "type": "string", "jsonPath": ".status.proxies.summary", "description": "The proxies that trust a declared trust anchor, of all proxies that show theirs"}"#,
     printcolumn = r#"{"name": "Next", "type": "string", "jsonPath": ".status.nextStep", "priority": 1, "description": "The next step"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "The age of the resource"}"#
 )]
@@ -46,13 +47,13 @@ pub struct LinkerdTrustSpec {
     /// resources, the oldest is in effect. The default is linkerd.
     #[schemars(schema_with = "schema::namespace")]
     pub control_plane_namespace: String,
-    /// The trust anchors that the mesh shall have in the end. If unset, those of the bundle in ConfigMap
+    /// The trust anchors that the mesh should have in the end. If unset, those of the bundle in ConfigMap
     /// linkerd-identity-trust-roots: then the operator only watches them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anchors: Option<DesiredAnchors>,
 }
 
-/// The trust anchors that the mesh shall have.
+/// The trust anchors that the mesh should have.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DesiredAnchors {

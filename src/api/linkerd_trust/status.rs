@@ -22,11 +22,12 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The phase of the rotation. Steady: the mesh has the declared trust anchors. Adding: the bundle lacks one.
-    /// AwaitingIssuer: every proxy trusts one, and the issuer does not belong to one yet. Spreading: the same, and some
-    /// proxies trust none. Renewing: proxies still present certificates that reach none. Retiring: the bundle has
-    /// further trust anchors, which no proxy needs. Complete: the bundle has the declared ones, and some proxies still
-    /// have others. Unknown: the bundle or the certificates of proxies were not observed.
+    /// The phase of the rotation. Adding: the bundle lacks a declared trust anchor. Spreading: some proxies trust no
+    /// declared trust anchor, and would refuse its certificates. AwaitingIssuer: every proxy trusts one, and the issuer
+    /// does not belong to one yet. Renewing: proxies still present certificates that reach none. Retiring: the bundle
+    /// has further trust anchors, which no certificate needs. Complete: the bundle has exactly the declared ones, and
+    /// some proxies still have others. Steady: so do all proxies. Unknown: the bundle, or the certificate of every
+    /// proxy, was not observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<TrustPhase>,
     /// What to do next, in a sentence.
@@ -41,7 +42,7 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub problems: Vec<String>,
-    /// The day on which the first of the declared trust anchors ends.
+    /// The day on which the first trust anchor of the bundle, or of the declared ones, ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
     /// The trust anchors: those of the bundle, and then the others, the ones that most proxies trust first, at most 20.
@@ -115,17 +116,17 @@ pub struct TrustIssuerStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrustProxiesStatus {
-    /// The proxies that trust all trust anchors of the bundle, of all proxies that show theirs, as text.
+    /// The proxies that trust a declared trust anchor, of all proxies that show theirs, as text.
     pub summary: String,
     /// The number of proxies.
     pub total: i64,
     /// The proxies that trust all trust anchors of the bundle.
     pub current: i64,
-    /// The proxies that lack one.
+    /// The proxies that lack a trust anchor of the bundle.
     pub behind: i64,
     /// The proxies that refuse new certificates of others.
     pub refusing: i64,
-    /// The proxies that trust no root of the mesh, such as those that a tenant wrote by hand. They hold no step.
+    /// The proxies that trust no root of the mesh, such as those that a tenant wrote by hand. They delay no step.
     pub cut_off: i64,
     /// The proxies that read the bundle when they start, such as those of the control plane, and do not show it.
     pub from_config_map: i64,

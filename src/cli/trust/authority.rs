@@ -189,8 +189,8 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          \n\
          {order}\n\
          0. Save the present objects, for a rollback:\n   \
-            kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer -o yaml > \
-         {at}/before.yaml\n\
+            (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
+         -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n\
          1. Add the root to the bundle:\n   \
             {{ cat {at}/ca.crt; kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
          -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
@@ -198,7 +198,9 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          2. Write the issuer into its Secret, {secret}\
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
-         {apply}\n"
+         {apply}\n\
+         Before step 3, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
+         It has the key of the issuer: delete it afterwards.\n"
     )
 }
 
@@ -208,7 +210,9 @@ fn write_secret(at: &str, namespace: &str) -> String {
     let tls = format!("{create} tls linkerd-identity-issuer --cert={at}/issuer.crt --key={at}/issuer.key {APPLY}");
     let files = format!("--from-file=crt.pem={at}/issuer.crt --from-file=key.pem={at}/issuer.key");
     let chart = format!("{create} generic linkerd-identity-issuer {files} {APPLY}");
-    format!("of cert-manager's form:\n   {tls}\n   or of the form of Linkerd's chart:\n   {chart}\n")
+    format!(
+        "if its type is kubernetes.io/tls:\n   {tls}\n   or if its type is Opaque, as in Linkerd's chart:\n   {chart}\n"
+    )
 }
 
 /// Makes an issuer under a root.
@@ -222,7 +226,7 @@ pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
     )?;
     let secret = write_secret(&quoted(&args.folder.display().to_string()), &args.namespace);
     write(&format!(
-        "No proxy has to restart. If a bridge is in use, append it to issuer.crt. Write the issuer into its Secret, {secret}"
+        "No proxy has to restart. If a bridge is in use, append it to issuer.crt: it is the second certificate of the present file. Write the issuer into its Secret, {secret}"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -69,10 +69,13 @@ pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
         Some(TrustCommand::Plan(args)) => plan::plan(&args).await,
         Some(TrustCommand::Probe(args)) => probe::probe(&args).await,
         None => {
-            let seen = read::read(&args.cluster.client()?, &args.namespace).await?;
+            let client = args.cluster.client()?;
+            let declared = read::declared(&client, &args.namespace).await;
+            let seen = read::read(&client, &args.namespace, declared.as_ref()).await?;
             let report = TrustReport::new(&seen);
             let wide = args.output == OutputFormat::Wide;
-            write(&args.output.print(&report, || print::text(&report, seen.now, wide))?)?;
+            let text = || print::text(&report, seen.now, wide) + &print::observed(declared.as_ref());
+            write(&args.output.print(&report, text)?)?;
             Ok(match report.verdict {
                 TrustVerdict::Good => ExitCode::SUCCESS,
                 TrustVerdict::Warning => ExitCode::from(WARNING),

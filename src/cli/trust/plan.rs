@@ -3,10 +3,17 @@
 //! In: the file, a cluster, which is only read. Out: the steps, and the restarts that they need. Always holds: nothing is
 //! written, and the operator need not be installed.
 
-use std::{fmt::Write, fs, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write,
+    fs::{self, File},
+    io::Read,
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args as ClapArgs;
+use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
@@ -39,17 +46,27 @@ pub struct PlanArgs {
 
 pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let file = args.file.display();
-    let length = fs::metadata(&args.file).with_context(|| format!("cannot read {file}"))?.len();
-    if length > LONGEST_FILE {
+    // A pipe may have no end, and no beginning.
+    if !fs::metadata(&args.file).with_context(|| format!("cannot read {file}"))?.is_file() {
+        bail!("{file} is not a regular file");
+    }
+    let open = File::open(&args.file).with_context(|| format!("cannot read {file}"))?;
+    let mut text = String::new();
+    let length =
+        open.take(LONGEST_FILE + 1).read_to_string(&mut text).with_context(|| format!("cannot read {file}"))?;
+    if length as u64 > LONGEST_FILE {
         bail!("{file} is longer than {LONGEST_FILE} bytes");
     }
-    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read {file}"))?;
     let object = manifest(&text).with_context(|| format!("cannot read {file}"))?;
+    if object.get("kind") != Some(&Value::from("LinkerdTrust")) {
+        bail!("{file} has no LinkerdTrust: give the file that `trust new` writes");
+    }
     let trust: LinkerdTrust = serde_json::from_value(Value::Object(object))
         .with_context(|| format!("{file} has no LinkerdTrust: give the file that `trust new` writes"))?;
-    let declared = declared_roots(&trust.spec).map_err(|why| anyhow!("{file}: spec.anchors.pem: {why}"))?;
+    let declared =
+        declared_roots(&trust.name_any(), &trust.spec).map_err(|why| anyhow!("{file}: spec.anchors.pem: {why}"))?;
     let Some(declared) = declared else { bail!("{file} declares no trust anchors: set spec.anchors.pem") };
-    let mut seen = read::read(&args.cluster.client()?, &trust.spec.control_plane_namespace).await?;
+    let mut seen = read::read(&args.cluster.client()?, &trust.spec.control_plane_namespace, None).await?;
     seen.desired = Some(declared);
     let plan = TrustPlan::new(&seen).map_err(|why| anyhow!("no step can be planned: {why}"))?;
     write(&args.output.print(&plan, || text_of(&plan))?)?;

@@ -3,16 +3,15 @@
 use std::fmt::Write;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 
 use crate::{
+    api::LinkerdTrust,
     text::{
         printable,
         table::{line, widen},
     },
-    trust::{
-        TrustReport,
-        report::{TrustVerdict, in_time},
-    },
+    trust::{TrustReport, report::TrustVerdict, words::in_time},
 };
 
 /// The number of digits of a fingerprint, unless the output is wide.
@@ -45,6 +44,16 @@ pub(super) fn text(report: &TrustReport, now: Timestamp, wide: bool) -> String {
         table(&mut text, &behind(report));
     }
     text
+}
+
+/// Returns what the operator has observed, which this command cannot: the certificates of proxies.
+pub(super) fn observed(trust: Option<&LinkerdTrust>) -> String {
+    let observed =
+        trust.and_then(|trust| Some((trust.name_any(), trust.status.as_ref()?, trust.status.as_ref()?.phase?)));
+    observed.map_or_else(String::new, |(name, status, phase)| {
+        let (phase, next) = (phase.as_str(), printable(&status.next_step));
+        format!("\nLinkerdTrust {name}   {phase}, by the certificates that proxies present: {next}\n")
+    })
 }
 
 fn table(text: &mut String, rows: &[Vec<String>]) {

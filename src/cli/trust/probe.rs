@@ -24,7 +24,7 @@ use super::{
 use crate::{
     api::TRUST_ROOTS,
     text::printable,
-    trust::report::in_time,
+    trust::words::in_time,
     x509::{
         anchors::AnchorBundle,
         certificate::ChainCertificate,

@@ -15,9 +15,13 @@ use serde::Deserialize;
 
 use super::{cert_manager, links::linked_clusters};
 use crate::{
-    api::{CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS},
+    api::{
+        CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS,
+        linkerd_trust::{TrustCondition, TrustReason},
+    },
     client,
     response_limit::PageTooLarge,
+    trust::declared::declared_roots,
     trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
     values::{Document, Path},
     x509::anchor_set::AnchorSet,
@@ -92,7 +96,11 @@ struct MeshedPodStatus {
 
 /// # Errors
 /// Fails if the Pods cannot be listed: without them, nothing can be said about the next step.
-pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> {
+pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&LinkerdTrust>) -> Result<SeenTrust> {
+    // An invalid resource declares nothing; its condition says why.
+    let desired = declared.and_then(|trust| declared_roots(&trust.name_any(), &trust.spec).ok()?);
+    let status = declared.and_then(|trust| trust.status.as_ref());
+    let is_renewed = status.is_some_and(|status| status.has(TrustCondition::LeavesRenewed, TrustReason::Synced));
     let config_maps = Api::<core::ConfigMap>::namespaced(client.clone(), namespace);
     let values = values(&config_maps).await;
     let bundle = match config_maps.get_opt(TRUST_ROOTS).await {
@@ -108,7 +116,8 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> 
     };
     Ok(SeenTrust {
         namespace: namespace.to_owned(),
-        desired: None,
+        desired,
+        is_renewed,
         bundle,
         issuer: issuer(client, namespace, values.as_ref()).await,
         proxies: proxies(client, namespace).await?,
@@ -118,6 +127,13 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<SeenTrust> 
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
     })
+}
+
+/// Returns the LinkerdTrust that is in effect for the control plane; `None` if there is none, or it cannot be read.
+pub(super) async fn declared(client: &Client, namespace: &str) -> Option<LinkerdTrust> {
+    let all = Api::<LinkerdTrust>::all(client.clone()).list(&ListParams::default()).await.ok()?;
+    let of = all.items.into_iter().filter(|trust| trust.spec.control_plane_namespace == namespace);
+    of.min_by_key(|trust| (trust.metadata.creation_timestamp.clone(), trust.name_any()))
 }
 
 /// Returns Linkerd's configuration, if it can be read.

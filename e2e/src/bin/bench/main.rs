@@ -9,7 +9,7 @@
 //!   `converge`, `rest`, `flip`, `flips`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts:
 //!   `rollout-plan`, `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`,
 //!   `profiles`, `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`,
-//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Identity service: `identity`. Only by name:
+//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Identity service: `identity`. Trust: `trust`. Only by name:
 //!   `largest`, `long-outage`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
@@ -26,6 +26,7 @@ mod proxy_injector;
 mod report;
 mod rollout;
 mod spent;
+mod trust;
 
 use std::process::ExitCode;
 
@@ -69,8 +70,12 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<BenchArguments> 
                 pid = Some(number.parse().with_context(|| format!("--pid {number} is not a number"))?);
             }
             name => {
-                let of_jobs =
-                    [&linkerd_config::FIGURES[..], &rollout::FIGURES, &proxy_injector::FIGURES, &[identity::FIGURE]];
+                let of_jobs = [
+                    &linkerd_config::FIGURES[..],
+                    &rollout::FIGURES,
+                    &proxy_injector::FIGURES,
+                    &[identity::FIGURE, trust::FIGURE],
+                ];
                 let known: Vec<&str> =
                     [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES, &[discovery::LARGEST]].concat();
                 ensure!(known.contains(&name), "unknown figure {name}; the figures are {}", known.join(", "));
@@ -106,6 +111,9 @@ async fn bench(BenchArguments { named, other }: BenchArguments) -> Result<ExitCo
         }
         if wanted("injector") {
             proxy_injector::figures(&mut report).await?;
+        }
+        if wanted(trust::FIGURE) {
+            trust::figures(&mut report).await?;
         }
     }
     // Without names, another server is one of the Destination API.

@@ -15,8 +15,11 @@ const LABELS: [&str; 4] =
 /// The fields whose white space has no meaning.
 const FOLDED: [&str; 3] = ["description", "expression", "message"];
 /// Helm does not create the namespace, and the CRDs are in the other chart.
-const NOT_IN_THE_CHART: [&str; 2] =
-    ["CustomResourceDefinition//linkerdconfigs.config.linkerd.io", "Namespace//linkerd-operator-system"];
+const NOT_IN_THE_CHART: [&str; 3] = [
+    "CustomResourceDefinition//linkerdconfigs.config.linkerd.io",
+    "CustomResourceDefinition//linkerdtrusts.config.linkerd.io",
+    "Namespace//linkerd-operator-system",
+];
 /// Only the webhook of the validation uses this role. The chart has it only if the job is enabled.
 const OF_VALIDATION: [&str; 2] =
     ["ClusterRole//linkerd-operator-validation", "ClusterRoleBinding//linkerd-operator-validation"];
@@ -264,7 +267,8 @@ patches:
     let mut objects = control_plane.shipped_with("config/default", lines).await?;
     objects.extend(control_plane.shipped_with("config/control-plane", linkerds).await?);
     let mut objects = comparable(objects)?;
-    for id in ["Namespace//mesh-operator", NOT_IN_THE_CHART[0], OF_VALIDATION[0], OF_VALIDATION[1]] {
+    for id in ["Namespace//mesh-operator", NOT_IN_THE_CHART[0], NOT_IN_THE_CHART[1], OF_VALIDATION[0], OF_VALIDATION[1]]
+    {
         ensure!(objects.remove(id).is_some(), "kustomize has no {id}");
     }
     let values = [&IMAGE[..], &["controlPlane.namespace=mesh"]].concat();
@@ -290,7 +294,7 @@ async fn the_chart_of_the_crds_has_the_definitions_and_keeps_them() -> Result<()
     let helm = Helm::new("helm4", control_plane).await?;
     let own = control_plane.shipped("crd").await?;
     let linkerds = control_plane.shipped("crd/linkerd").await?;
-    assert_eq!((own.len(), linkerds.len()), (1, 3));
+    assert_eq!((own.len(), linkerds.len()), (2, 3));
     for (value, definitions) in
         [("linkerdCRDs.install=false", own.clone()), ("linkerdCRDs.install=true", [own, linkerds].concat())]
     {

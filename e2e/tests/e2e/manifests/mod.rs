@@ -60,8 +60,11 @@ async fn only_roles_are_in_linkerds_namespace_and_no_object_has_linkerds_labels(
             Some("linkerd") => ensure!(id.starts_with("Role/") || id.starts_with("RoleBinding/"), "{id} is in linkerd"),
             Some(namespace) => ensure!(namespace == OPERATOR_NAMESPACE, "{id} is in {namespace}"),
             None => {
-                let global =
-                    ["Namespace/linkerd-operator-system", "CustomResourceDefinition/linkerdconfigs.config.linkerd.io"];
+                let global = [
+                    "Namespace/linkerd-operator-system",
+                    "CustomResourceDefinition/linkerdconfigs.config.linkerd.io",
+                    "CustomResourceDefinition/linkerdtrusts.config.linkerd.io",
+                ];
                 let is_global = ["ClusterRole", "ValidatingAdmissionPolicy"].iter().any(|kind| id.starts_with(kind));
                 ensure!(is_global || global.contains(&&*id), "{id} is in no namespace");
             }

@@ -99,7 +99,12 @@ impl Probe {
 fn is_cluster_wide(plural: &str) -> bool {
     matches!(
         plural,
-        "nodes" | "namespaces" | "linkerdconfigs" | "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
+        "nodes"
+            | "namespaces"
+            | "linkerdconfigs"
+            | "linkerdtrusts"
+            | "mutatingwebhookconfigurations"
+            | "validatingwebhookconfigurations"
     )
 }
 
@@ -179,6 +184,7 @@ pub(super) fn objects() -> Vec<Value> {
         object("v1", "Secret", operator, OBJECT, json!({})),
         object("v1", "Secret", operator, "linkerd-operator-webhook", json!({})),
         object("config.linkerd.io/v1alpha1", "LinkerdConfig", None, OBJECT, json!({"spec": {}})),
+        object("config.linkerd.io/v1alpha1", "LinkerdTrust", None, OBJECT, json!({"spec": {}})),
         object(
             "admissionregistration.k8s.io/v1",
             "MutatingWebhookConfiguration",

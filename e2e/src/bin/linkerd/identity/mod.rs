@@ -6,6 +6,7 @@
 //!   inbound proxy has verified the client's certificate, so each answer proves mTLS.
 
 mod policy;
+mod reported;
 mod scene;
 mod steps;
 

@@ -23,7 +23,7 @@ use e2e::{ControlPlane, Options, metric::Sample};
 use serde_json::json;
 use tokio::{sync::Mutex, task::JoinSet};
 
-use super::{IdentityPrograms, policy};
+use super::{IdentityPrograms, policy, reported::TrustReporter};
 use crate::{
     replica::{EitherReplica, ServerKind, chart_flags},
     traffic::{
@@ -179,6 +179,21 @@ impl IdentityMesh {
         proxy.ready().await?;
         self.proxies.insert(pod, proxy);
         Ok(())
+    }
+
+    /// Has the operator report about the certificates of the proxies that run.
+    pub(super) async fn report(&self) -> Result<TrustReporter> {
+        let mut reporter = TrustReporter::start(&self.control_plane, self.trust.anchors()).await?;
+        for pod in self.proxies.keys() {
+            let account = match *pod {
+                IDENTITY => ("linkerd", IDENTITY_ACCOUNT),
+                WEB => (NAMESPACE, SERVER),
+                _ => (NAMESPACE, CLIENT),
+            };
+            let network = self.network.pod(pod)?.clone();
+            reporter.add(&self.control_plane, account, self.trust.anchors(), network).await?;
+        }
+        Ok(reporter)
     }
 
     /// Creates the Pod of a proxy again, with the present bundle.

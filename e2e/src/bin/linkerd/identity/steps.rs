@@ -15,6 +15,7 @@ use tokio::{
 
 use super::{
     IdentityPrograms,
+    reported::TrustReporter,
     scene::{IDENTITY, IdentityMesh, LATE, LATEST, ProxyCertificate, now},
 };
 use crate::{
@@ -114,16 +115,25 @@ impl IdentityRun {
     async fn roots(&mut self) -> Result<()> {
         let begun = self.begin("the old root", Theirs).await?;
         self.renewed(begun).await?;
+        let reporter = self.mesh.report().await?;
+        reporter.presented(&self.mesh.control_plane, false).await?;
         let mut begun = self.begin("both roots in the bundle; the new issuer and the bridge", Theirs).await?;
         let directory = self.mesh.control_plane.directory().to_owned();
         let root = self.mesh.trust.rotate(&directory).await?;
+        TrustReporter::put_bundle(&self.mesh.control_plane, self.mesh.trust.anchors()).await?;
         begun.certificates = self.mesh.certificates().await?;
         self.renewed(begun).await?;
+        // Over the bridge, they reach both.
+        for is_next in [true, false] {
+            reporter.presented(&self.mesh.control_plane, is_next).await?;
+        }
         let mut begun = self.begin("the container is replaced", Ours).await?;
         self.mesh.replace(Ours, SHORT).await?;
         begun.certificates = self.mesh.certificates().await?;
         self.renewed(begun).await?;
         self.mesh.trust.retire_others(root)?;
+        TrustReporter::put_bundle(&self.mesh.control_plane, self.mesh.trust.anchors()).await?;
+        reporter.presented(&self.mesh.control_plane, true).await?;
         self.starts(LATE, "the old root left the bundle; a new proxy starts").await?;
         let mut begun = self.begin("the Pod of the identity service is created again", Ours).await?;
         self.mesh.restart_proxy(IDENTITY).await?;

@@ -1,0 +1,251 @@
+//! A random walk: a user who always does the next step, proxies that renew at any time, Pods that are created at any time,
+//! and declared roots that change.
+//!
+//! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one. The
+//! model knows nothing of the code under test but its sentences, and decides by sets of roots.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{
+    report::TrustVerdict,
+    seen::{NotSeen, SeenLeaves},
+    testing::{Mesh, at, declaring, root_of, workload},
+};
+use crate::{
+    api::linkerd_trust::TrustPhase,
+    x509::{
+        anchor_set::AnchorSet,
+        certificate::ChainCertificate,
+        testing::{DAY, TestCa, der, pem_of},
+    },
+};
+
+type Roots = BTreeSet<usize>;
+/// The root of an issuer, and the root that signed a bridge to it.
+type Issued = (usize, Option<usize>);
+
+const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+const PROXIES: usize = 3;
+const STEPS: usize = 120;
+/// In the second half, the declared roots do not change.
+const CHANGES_UNTIL: usize = 60;
+const SEEDS: u64 = 300;
+
+/// Three roots, an issuer of each, and the bridges between them.
+struct WalkPki {
+    roots: Vec<TestCa>,
+    issuers: Vec<TestCa>,
+    bridges: HashMap<(usize, usize), TestCa>,
+    /// What was reported about each situation.
+    reported: HashMap<String, Said>,
+}
+
+#[derive(Clone)]
+struct Said {
+    phase: TrustPhase,
+    next: String,
+    /// The proxies that are behind, and whether they refuse certificates.
+    behind: Vec<(usize, bool)>,
+    is_broken: bool,
+}
+
+struct WalkProxy {
+    trusts: Roots,
+    presents: Issued,
+    issued: usize,
+}
+
+struct Walk {
+    bundle: Roots,
+    secret: Issued,
+    declared: Roots,
+    proxies: Vec<WalkProxy>,
+    clock: usize,
+    has_bridges: bool,
+    random: u64,
+}
+
+// === impl WalkPki ===
+
+impl WalkPki {
+    fn new() -> Self {
+        let roots: Vec<_> = (1..).zip(NAMES).map(|(age, name)| root_of(name, -DAY * age)).collect();
+        let issuers =
+            roots.iter().zip(NAMES).map(|(root, name)| root.signs(&format!("issuer of {name}"), |_| {})).collect();
+        let mut bridges = HashMap::new();
+        for (to, new) in roots.iter().enumerate() {
+            for (from, old) in roots.iter().enumerate().filter(|(from, _)| *from != to) {
+                bridges.insert((to, from), old.signs_again(new, |_| {}));
+            }
+        }
+        Self { roots, issuers, bridges, reported: HashMap::new() }
+    }
+
+    fn chain(&self, (root, bridge): Issued) -> Vec<ChainCertificate> {
+        let bridge = bridge.map(|signer| &self.bridges[&(root, signer)]);
+        let chain = [&self.issuers[root]].into_iter().chain(bridge);
+        chain.map(|ca| ChainCertificate::parse(&der(&ca.pem)).unwrap()).collect()
+    }
+
+    fn said(&mut self, walk: &Walk) -> Said {
+        let newest = walk.proxies.iter().max_by_key(|proxy| proxy.issued).unwrap().presents;
+        let proxies: Vec<_> = walk.proxies.iter().map(|proxy| (&proxy.trusts, proxy.presents)).collect();
+        let key = format!("{:?} {:?} {newest:?} {proxies:?}", walk.bundle, walk.declared);
+        if let Some(said) = self.reported.get(&key) {
+            return said.clone();
+        }
+        let roots = |roots: &Roots| roots.iter().map(|root| &self.roots[*root]).collect::<Vec<_>>();
+        let mut mesh = declaring(Mesh::new(&roots(&walk.bundle), &[]), &roots(&walk.declared));
+        let mut presented = BTreeMap::<Issued, usize>::new();
+        for (number, proxy) in walk.proxies.iter().enumerate() {
+            let anchors = AnchorSet::of(&pem_of(&roots(&proxy.trusts)));
+            mesh.0.proxies.add(workload("Deployment", &number.to_string()), Some(&anchors), 1);
+            *presented.entry(proxy.presents).or_default() += 1;
+        }
+        let mut leaves = SeenLeaves::default();
+        for (chain, proxies) in presented {
+            leaves.add(&self.chain(chain), proxies, at(if chain == newest { 0 } else { -3600 }));
+        }
+        mesh.0.leaves = Some(leaves);
+        mesh.0.issuer = Err(NotSeen::Unread("it is not read".to_owned()));
+        let report = mesh.report();
+        let said = Said {
+            phase: report.progress.phase,
+            behind: report.behind.iter().map(|row| (row.name.parse().unwrap(), row.refuses)).collect(),
+            is_broken: report.verdict == TrustVerdict::Broken,
+            next: report.next_step.sentence,
+        };
+        self.reported.insert(key, said.clone());
+        said
+    }
+}
+
+/// Returns the roots that a sentence names after these words.
+fn named_after(sentence: &str, words: &str) -> Option<usize> {
+    let rest = sentence.split_once(words)?.1;
+    NAMES.iter().position(|name| rest.starts_with(&format!("{name} (")))
+}
+
+// === impl Walk ===
+
+impl Walk {
+    fn new(seed: u64, has_bridges: bool) -> Self {
+        let proxy = || WalkProxy { trusts: [0].into(), presents: (0, None), issued: 0 };
+        Self {
+            bundle: [0].into(),
+            secret: (0, None),
+            declared: [1].into(),
+            proxies: (0..PROXIES).map(|_| proxy()).collect(),
+            clock: 0,
+            has_bridges,
+            random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+        }
+    }
+
+    fn random(&mut self, below: u64) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from((self.random >> 11) % below).unwrap()
+    }
+
+    fn renew(&mut self, proxy: usize) {
+        self.clock += 1;
+        self.proxies[proxy].presents = self.secret;
+        self.proxies[proxy].issued = self.clock;
+    }
+
+    fn create(&mut self, proxy: usize) {
+        self.proxies[proxy].trusts = self.bundle.clone();
+        self.renew(proxy);
+    }
+
+    /// Does what the sentence says.
+    fn obey(&mut self, said: &Said) {
+        let next = &said.next;
+        let issuer = named_after(next, "write an issuer of ").or(named_after(next, "Before the issuer of "));
+        let signer = named_after(next, "after it a bridge that ").filter(|_| self.has_bridges);
+        match said.phase {
+            TrustPhase::Adding => self.bundle.extend(self.declared.clone()),
+            TrustPhase::Spreading if signer.is_some() => self.secret = (issuer.unwrap(), signer),
+            TrustPhase::Spreading => said.behind.iter().for_each(|(proxy, _)| self.create(*proxy)),
+            // What is written already is kept.
+            TrustPhase::AwaitingIssuer if Some(self.secret.0) != issuer => self.secret = (issuer.unwrap(), None),
+            TrustPhase::Renewing => {
+                let proxy = self.random(3);
+                self.renew(proxy);
+            }
+            TrustPhase::Retiring => {
+                let issuer = named_after(next, "has an issuer of ").unwrap();
+                let bridge = named_after(next, "after it the bridge that ");
+                // The first half of the step takes effect before the second.
+                if self.secret.0 != issuer || bridge.is_some() && self.secret.1 != bridge {
+                    self.secret = (issuer, bridge);
+                } else {
+                    self.bundle.retain(|root| self.declared.contains(root));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn refused(&self) -> Option<String> {
+        let reach = |(root, bridge): Issued| Roots::from_iter([Some(root), bridge].into_iter().flatten());
+        let mut pairs = self.proxies.iter().flat_map(|one| self.proxies.iter().map(move |other| (one, other)));
+        let refused = pairs.find(|(one, other)| reach(one.presents).is_disjoint(&other.trusts));
+        refused.map(|(one, other)| format!("{:?} refuses {:?}", other.trusts, one.presents))
+    }
+}
+
+/// `changes`: the maximum number of changes of the declared roots. Returns the story of a walk that goes wrong.
+fn walk(pki: &mut WalkPki, seed: u64, has_bridges: bool, changes: usize) -> Result<(), String> {
+    let (mut walk, mut left, mut story) = (Walk::new(seed, has_bridges), changes, Vec::new());
+    for step in 0..STEPS {
+        let said = pki.said(&walk);
+        let happened = match walk.random(10) {
+            0 | 1 => {
+                let proxy = walk.random(3);
+                walk.renew(proxy);
+                format!("{proxy} renews")
+            }
+            2 => {
+                let proxy = walk.random(3);
+                walk.create(proxy);
+                format!("{proxy} is created again")
+            }
+            3 if left > 0 && step < CHANGES_UNTIL => {
+                left -= 1;
+                walk.declared = [walk.random(3)].into();
+                format!("{:?} is declared", walk.declared)
+            }
+            _ => {
+                walk.obey(&said);
+                said.next.clone()
+            }
+        };
+        let proxies: Vec<_> = walk.proxies.iter().map(|it| format!("{:?} {:?}", it.trusts, it.presents)).collect();
+        story.push(format!("{:?}: {happened} | {:?} {:?} | {proxies:?}", said.phase, walk.bundle, walk.secret));
+        if let Some(refused) = walk.refused() {
+            return Err(format!("{refused} after\n{}", story.join("\n")));
+        }
+    }
+    (0..PROXIES).for_each(|proxy| walk.renew(proxy));
+    let said = pki.said(&walk);
+    let is_end = matches!(said.phase, TrustPhase::Steady | TrustPhase::Complete) && !said.is_broken;
+    if is_end { Ok(()) } else { Err(format!("it ends as {:?}: {}\n{}", said.phase, said.next, story.join("\n"))) }
+}
+
+#[test]
+fn a_user_who_does_each_next_step_breaks_no_connection_and_arrives() {
+    let mut pki = WalkPki::new();
+    for (has_bridges, changes) in [(true, 0), (false, 0), (true, 3), (false, 3)] {
+        let wrong: Vec<_> = (1..=SEEDS).filter_map(|seed| walk(&mut pki, seed, has_bridges, changes).err()).collect();
+        let shortest = wrong.iter().min_by_key(|story| story.len());
+        assert!(
+            wrong.is_empty(),
+            "bridges {has_bridges}, changes {changes}: {} of {SEEDS}: {}",
+            wrong.len(),
+            shortest.unwrap()
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! Roots, numbers and times in sentences. Pure.
+
+use jiff::{SignedDuration, Timestamp, Unit};
+
+use crate::{text::hex, x509::anchors::RootCertificate};
+
+/// The number of digits of a fingerprint in a sentence.
+const SHOWN: usize = 8;
+
+/// Returns a root for a sentence: its name, and the first digits of its fingerprint, because roots often share names.
+pub(super) fn named(root: &RootCertificate) -> String {
+    let digits = hex(root.sha256);
+    format!("{} ({})", root.name, digits.get(..SHOWN).unwrap_or_default())
+}
+
+/// Returns a number of proxies in words.
+pub fn proxies(count: usize) -> String {
+    if count == 1 { "1 proxy".to_owned() } else { format!("{count} proxies") }
+}
+
+/// Returns a time from now on, in its largest unit.
+pub fn in_time(time: Timestamp, now: Timestamp) -> String {
+    let left = time.duration_since(now);
+    match left.is_negative() {
+        true => format!("{} ago", rounded(-left)),
+        false => format!("in {}", rounded(left)),
+    }
+}
+
+/// Returns a duration in days or hours or minutes.
+pub(super) fn rounded(duration: SignedDuration) -> String {
+    let hours = duration.as_hours();
+    match hours {
+        0 => format!("{} min", duration.as_mins()),
+        1..=72 => format!("{hours} h"),
+        _ => format!("{} d", hours / 24),
+    }
+}
+
+/// Returns the date of a time, in UTC.
+pub(super) fn day(time: Timestamp) -> String {
+    time.round(Unit::Second).unwrap_or(time).to_string().get(..10).unwrap_or_default().to_owned()
+}
