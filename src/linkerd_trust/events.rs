@@ -3,18 +3,17 @@
 use crate::{
     api::{
         CONFIG_GROUP, LinkerdTrustStatus, NamespacedName,
-        linkerd_trust::{TrustCondition, TrustReason},
+        linkerd_trust::{TrustCondition, TrustPhase, TrustReason},
     },
     cluster::kinds::linkerd_trust::LinkerdTrust,
     events::{Notice, Reason, object_reference},
-    linkerd_trust::trust_condition,
 };
 
 /// Returns the Events about the change from the last status to this one.
 pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> Vec<Notice> {
     let before = &*trust.status;
     let mut found = Vec::new();
-    let message = |condition| trust_condition(after, condition).map(|it| it.message.clone()).unwrap_or_default();
+    let message = |condition| after.condition(condition).map(|it| it.message.clone()).unwrap_or_default();
     let became = |condition, reason| after.has(condition, reason) && !before.has(condition, reason);
     if became(TrustCondition::Accepted, TrustReason::Conflicted) {
         found.push((Reason::Conflicted, message(TrustCondition::Accepted)));
@@ -29,7 +28,8 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
     if is_broken(after) && !is_broken(before) {
         found.push((Reason::TrustBroken, message(TrustCondition::Ready)));
     }
-    if is_broken(before) && !is_broken(after) {
+    // A resource whose state is not known is not repaired.
+    if is_broken(before) && !is_broken(after) && after.phase.is_some_and(|phase| phase != TrustPhase::Unknown) {
         found.push((Reason::TrustRepaired, "Proxies accept the certificates of each other again".to_owned()));
     }
     if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {

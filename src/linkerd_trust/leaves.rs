@@ -48,13 +48,18 @@ pub(super) struct LeafBook {
     has_forgotten: bool,
     /// What must not change while knowledge is gathered, as of the last [`LeafBook::ask_again`].
     basis: Option<(LeafBasis, Timestamp)>,
+    /// The number of times that all proxies had to be asked again.
+    change: u64,
 }
 
 /// What decides about the certificates of proxies, and what they mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LeafBasis {
-    /// The generation of the resource.
+    /// The resource, and its generation.
+    pub(super) uid: Arc<str>,
     pub(super) generation: i64,
+    /// The identities of proxies end with it.
+    pub(super) trust_domain: String,
     /// The SHA-256 of the bundle.
     pub(super) bundle: Option<String>,
     /// The SHA-256 of the issuer of the newest certificate.
@@ -62,7 +67,7 @@ pub(super) struct LeafBasis {
 }
 
 struct LeafEntry {
-    /// `None` if the last question had no answer: it was asked because it must have renewed its certificate.
+    /// `None` if the last question had no answer: it was asked because its certificate may have changed.
     known: Option<KnownLeaf>,
     failures: u32,
     due: Timestamp,
@@ -100,7 +105,7 @@ impl LeafBook {
         all.sort_by_key(|(due, _)| *due);
         all.truncate(limit);
         self.unasked = unreachable + unasked;
-        self.is_complete |= unasked == 0;
+        self.is_complete |= unasked == 0 && self.entries.values().all(|entry| !entry.is_stale);
         all.into_iter().map(|(_, it)| it.clone()).collect()
     }
 
@@ -116,12 +121,16 @@ impl LeafBook {
             self.basis = Some((basis, now));
             return false;
         };
-        let is_declared = (known.generation, &known.bundle) != (basis.generation, &basis.bundle);
-        // Two issuers at the same time would otherwise change it all the time.
-        let is_issued = known.issuer != basis.issuer && now.duration_since(*since) >= AGAIN;
-        let is_change = is_declared || is_issued;
+        let is_declared = LeafBasis { issuer: known.issuer.clone(), ..basis.clone() } != *known;
+        // Two issuers at the same time would otherwise change it all the time, and the answers are complete only after
+        // each proxy was asked.
+        let is_due = now.duration_since(*since) >= AGAIN && self.entries.values().all(|entry| !entry.is_stale);
+        let is_change = is_declared || known.issuer != basis.issuer && is_due;
         if is_change {
             self.basis = Some((basis, now));
+            self.change += 1;
+            // A resource that was just declared gets no conclusion from a few answers.
+            self.is_complete &= !is_declared;
             for entry in self.entries.values_mut() {
                 (entry.due, entry.is_stale) = (now, true);
             }
@@ -129,8 +138,15 @@ impl LeafBook {
         is_change
     }
 
-    /// Notes what a proxy presented, or that it did not answer with a valid certificate. Returns whether that is news.
-    pub(super) fn note(&mut self, uid: &Uid, leaf: Option<ObservedLeaf>, now: Timestamp) -> bool {
+    /// The number of the last change, for [`LeafBook::note`].
+    pub(super) fn change(&self) -> u64 {
+        self.change
+    }
+
+    /// Notes what a proxy presented, or that it did not answer with a valid certificate. `change` is the number of the last
+    /// change when it was asked: an answer that was on its way during another one is not believed. Returns whether it is
+    /// news.
+    pub(super) fn note(&mut self, uid: &Uid, leaf: Option<ObservedLeaf>, change: u64, now: Timestamp) -> bool {
         let known = leaf.and_then(|leaf| {
             let chain: Arc<[ChainCertificate]> = leaf.chain.into();
             let chain = match self.chains.get(&chain) {
@@ -157,8 +173,9 @@ impl LeafBook {
         if before.is_none() {
             self.unasked = self.unasked.saturating_sub(1);
         }
-        let due = due(known.as_ref(), failures, now);
-        self.entries.insert(uid.clone(), LeafEntry { known, failures, due, is_stale: false });
+        let is_stale = change != self.change;
+        let due = if is_stale { now } else { due(known.as_ref(), failures, now) };
+        self.entries.insert(uid.clone(), LeafEntry { known, failures, due, is_stale });
         is_news
     }
 
@@ -250,31 +267,31 @@ mod tests {
         let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
         let running = || vec![proxy(1), proxy(2)];
         assert_eq!(numbers(&book.due(&running(), 0, 1, now())), [1], "no more than the limit");
-        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), now()));
+        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), book.change(), now()));
         assert!(!book.is_complete());
         assert_eq!(numbers(&book.due(&running(), 0, 9, now())), [2]);
-        assert!(book.note(&uid(2), Some(leaf(&ca, now(), 100)), now()));
+        assert!(book.note(&uid(2), Some(leaf(&ca, now(), 100)), book.change(), now()));
         assert_eq!((book.due(&running(), 0, 9, now()).len(), book.is_complete()), (0, true));
         // 70 % of ten hours, and a minute.
         assert!(book.due(&running(), 0, 9, later(420)).is_empty());
         assert_eq!(numbers(&book.due(&running(), 0, 9, later(421))), [1]);
-        assert!(!book.note(&uid(1), Some(leaf(&ca, now(), 10)), later(421)), "it is the same chain");
+        assert!(!book.note(&uid(1), Some(leaf(&ca, now(), 10)), book.change(), later(421)), "it is the same chain");
         assert!(book.due(&running(), 0, 9, later(421)).is_empty());
         assert_eq!(numbers(&book.due(&running(), 0, 9, later(422))), [1], "it had not renewed");
         // A certificate of 100 s.
         let short = ObservedLeaf { not_after: now() + SignedDuration::from_secs(100), ..leaf(&ca, now(), 1) };
-        book.note(&uid(1), Some(short), now());
+        book.note(&uid(1), Some(short), book.change(), now());
         let after = |seconds: i64| now() + SignedDuration::from_secs(seconds);
         assert_eq!([79, 80].map(|seconds| book.due(&running(), 0, 9, after(seconds)).len()), [0, 1]);
-        book.note(&uid(1), None, later(24 * 60 - 1));
+        book.note(&uid(1), None, book.change(), later(24 * 60 - 1));
         // At the latest after a day.
         assert_eq!(numbers(&book.due(&running(), 0, 9, later(24 * 60 + 1))), [1, 2]);
     }
 
     #[test]
-    fn a_proxy_that_does_not_answer_is_asked_less_and_less_and_keeps_what_it_presented() {
+    fn a_proxy_that_does_not_answer_is_asked_less_and_less_and_is_not_observed() {
         let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
-        assert!(book.note(&uid(1), None, now()), "a proxy that is not observed is news");
+        assert!(book.note(&uid(1), None, book.change(), now()), "a proxy that is not observed is news");
         assert_eq!(book.seen(now()).unobserved, 1);
         let (mut at, mut delays) = (now(), Vec::new());
         for _ in 0..7 {
@@ -282,10 +299,10 @@ mod tests {
             let minutes = (1..).find(|minutes| !book.due(&[proxy(1)], 0, 9, after(*minutes)).is_empty()).unwrap();
             delays.push(minutes);
             at = after(minutes);
-            assert!(!book.note(&uid(1), None, at));
+            assert!(!book.note(&uid(1), None, book.change(), at));
         }
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 32]);
-        assert!(book.note(&uid(1), Some(leaf(&ca, at, 10)), at));
+        assert!(book.note(&uid(1), Some(leaf(&ca, at, 10)), book.change(), at));
         assert_eq!((book.seen(at).unobserved, book.seen(at).chains()), (0, vec![(&chain(&ca)[..], 1)]));
         let ended = book.seen(at + SignedDuration::from_hours(10));
         assert_eq!(
@@ -294,7 +311,7 @@ mod tests {
             "it was renewed, and it is not known from which issuer"
         );
         // It is asked because it must have renewed its certificate.
-        assert!(book.note(&uid(1), None, at));
+        assert!(book.note(&uid(1), None, book.change(), at));
         assert_eq!((book.seen(at).unobserved, book.seen(at).chains()), (1, vec![]));
     }
 
@@ -302,16 +319,26 @@ mod tests {
     fn what_was_seen_before_a_change_is_not_believed_after_it() {
         let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
         book.due(&[proxy(1)], 0, 9, now());
-        book.note(&uid(1), Some(leaf(&ca, now(), 10)), now());
-        let basis =
-            |generation: i64, issuer: &str| LeafBasis { generation, bundle: None, issuer: Some(issuer.to_owned()) };
+        book.note(&uid(1), Some(leaf(&ca, now(), 10)), book.change(), now());
+        let basis = |generation: i64, issuer: &str| LeafBasis {
+            uid: "uid".into(),
+            generation,
+            trust_domain: "cluster.local".to_owned(),
+            bundle: None,
+            issuer: Some(issuer.to_owned()),
+        };
         assert!(!book.ask_again(basis(1, "a"), now()) && !book.ask_again(basis(1, "a"), now()));
         assert!(book.due(&[proxy(1)], 0, 9, now()).is_empty());
         assert!(!book.ask_again(basis(1, "b"), now()), "for an issuer at most once a minute");
         assert!(book.ask_again(basis(1, "b"), later(1)) && !book.ask_again(basis(1, "b"), later(2)));
+        assert!(!book.ask_again(basis(1, "a"), later(9)), "before each proxy was asked, the issuer is not known");
         assert!(book.ask_again(basis(2, "b"), later(1)), "for what is declared at once");
         assert_eq!((book.seen(now()).unobserved, book.due(&[proxy(1)], 0, 9, later(1)).len()), (1, 1));
-        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), now()), "it is news that it is still so");
+        assert!(!book.is_complete(), "nothing is concluded before it was asked");
+        let before = book.change() - 1;
+        book.note(&uid(1), Some(leaf(&ca, now(), 10)), before, now());
+        assert_eq!(book.seen(now()).unobserved, 1, "the answer was on its way");
+        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 10)), book.change(), now()), "it is news that it is still so");
         assert_eq!(book.seen(now()).unobserved, 0);
     }
 
@@ -320,7 +347,7 @@ mod tests {
         let (mut book, ca) = (LeafBook::default(), TestCa::root("issuer"));
         assert_eq!(book.due(&[proxy(1), proxy(2)], 3, 9, now()).len(), 2);
         assert_eq!(book.seen(now()).unobserved, 5);
-        book.note(&uid(1), Some(leaf(&ca, now(), 10)), now());
+        book.note(&uid(1), Some(leaf(&ca, now(), 10)), book.change(), now());
         assert_eq!((book.seen(now()).unobserved, book.is_complete()), (4, false));
     }
 
@@ -335,7 +362,7 @@ mod tests {
                 asked.extend(numbers(&[(it.clone(), pod)]));
                 // Two of them present certificates of a second.
                 let hours = if it == uid(1) || it == uid(2) { 0 } else { 100 };
-                book.note(&it, Some(leaf(&ca, at, hours)), at);
+                book.note(&it, Some(leaf(&ca, at, hours)), book.change(), at);
             }
         }
         assert_eq!(asked, [1, 2, 3, 4, 1, 2, 1, 2]);
@@ -346,7 +373,7 @@ mod tests {
         let mut book = LeafBook::default();
         let authorities: Vec<_> = (0..=MAX_CHAINS).map(|_| TestCa::root("any")).collect();
         for (number, ca) in (0_u8..).zip(&authorities) {
-            book.note(&uid(number), Some(leaf(ca, now(), 10)), now());
+            book.note(&uid(number), Some(leaf(ca, now(), 10)), book.change(), now());
         }
         assert_eq!(book.seen(now()).unobserved, 1, "there are too many different chains");
         book.due(&[proxy(1)], 0, 9, now());

@@ -24,6 +24,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
+pub use self::observer::LinkerdTrustObserver;
 use self::{
     collector::LinkerdTrustCollector,
     events::trust_events,
@@ -32,7 +33,6 @@ use self::{
     seen::{SeenParts, TrustSettings},
     status::{TrustFacts, trust_status},
 };
-pub use self::{observer::LinkerdTrustObserver, status::trust_condition};
 use crate::{
     api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName},
     cluster::kinds::linkerd_trust::LinkerdTrust,
@@ -120,11 +120,12 @@ impl LinkerdTrustReconciler {
             },
         };
         let status = trust_status(&trust, &facts, now);
-        for event in trust_events(&trust, &status) {
-            self.events.publish(event);
-        }
         if status != *trust.status {
             self.update_status(&trust, &status).await?;
+        }
+        // After a conflict, the status is computed again.
+        for event in trust_events(&trust, &status) {
+            self.events.publish(event);
         }
         Ok(NextReconcile::After(backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL)))
     }
@@ -138,11 +139,18 @@ impl LinkerdTrustReconciler {
     ) -> Option<TrustReport> {
         let leaves = self.leaves.known(now)?;
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
-        let bundle = parts.bundle_digest();
+        let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
         let seen = parts.seen(desired, leaves, now);
         // Tenants can make it verify many signatures.
-        let report = tokio::task::spawn_blocking(move || TrustReport::new(&seen)).await.ok()?;
-        let basis = LeafBasis { generation: trust.generation, bundle, issuer: report.issuer.sha256.clone() };
+        let report = match tokio::task::spawn_blocking(move || TrustReport::new(&seen)).await {
+            Ok(report) => report,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The process stops.
+            Err(_) => return None,
+        };
+        let issuer = report.issuer.sha256.clone();
+        let (uid, generation) = (Arc::clone(&trust.uid), trust.generation);
+        let basis = LeafBasis { uid, generation, trust_domain, bundle, issuer };
         (!self.leaves.ask_again(basis, now)).then_some(report)
     }
 

@@ -52,7 +52,7 @@ const PER_ROUND: usize = 50;
 const MAX_CONCURRENT: usize = 50;
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The maximum number of certificates that are read after that of the proxy.
-const LONGEST_CHAIN: usize = 4;
+const LONGEST_CHAIN: usize = 6;
 /// The maximum number of roots that are tried for a certificate without a chain.
 const MAX_ROOTS: usize = 20;
 const RESULTS: [&str; 2] = ["observed", "failed"];
@@ -155,13 +155,13 @@ impl LeafProber {
             return 0;
         };
         let RunningProxies { name, domain, roots, pods, unreachable } = running;
-        let due = {
+        let (due, change) = {
             let mut book = self.leaves.book.lock();
             let due = book.due(&pods, unreachable, PER_ROUND, Timestamp::now());
             if book.has_forgotten() {
                 self.queue.add_after(&name, ROUND);
             }
-            due
+            (due, book.change())
         };
         let asked = due.len();
         stream::iter(due)
@@ -171,7 +171,7 @@ impl LeafProber {
                     None => None,
                 };
                 self.probes.with_label_values(&[if leaf.is_some() { RESULTS[0] } else { RESULTS[1] }]).inc();
-                let is_news = self.leaves.book.lock().note(&uid, leaf, Timestamp::now());
+                let is_news = self.leaves.book.lock().note(&uid, leaf, change, Timestamp::now());
                 if is_news {
                     self.queue.add_after(&name, ROUND);
                 }
@@ -250,7 +250,11 @@ async fn ask(proxy: &ProbedProxy, roots: &[ChainCertificate]) -> Option<Observed
     let chain = chain.await.ok()??;
     let (der, sent) = chain.split_first()?;
     let leaf = ChainCertificate::parse(der)?;
-    let sent: Option<Vec<_>> = sent.iter().take(LONGEST_CHAIN).map(|der| ChainCertificate::parse(der)).collect();
+    // Without a part of it, the chain would be another one.
+    if sent.len() > LONGEST_CHAIN {
+        return None;
+    }
+    let sent: Option<Vec<_>> = sent.iter().map(|der| ChainCertificate::parse(der)).collect();
     let sent = sent?;
     // Everyone who can create a Pod can present any certificate. The issuer must have signed this one, for this identity.
     let tested = TestedLeaf { der, chain: &[], name: &proxy.identity, now: Timestamp::now() };

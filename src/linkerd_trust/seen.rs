@@ -1,7 +1,7 @@
 //! What the cluster state says about the trust of the mesh.
 //!
-//! In: the state, what proxies presented. Out: [`SeenTrust`]. Always holds: the state is locked for a bounded number of
-//! Pods at a time.
+//! In: the state, what proxies presented. Out: [`SeenTrust`]. Always holds: the owners of Pods are looked up under the lock
+//! for a bounded number of Pods at a time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -114,6 +114,10 @@ impl SeenParts {
     /// The SHA-256 of the text of the bundle.
     pub(super) fn bundle_digest(&self) -> Option<String> {
         self.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem))
+    }
+
+    pub(super) fn trust_domain(&self) -> String {
+        self.settings.trust_domain.clone()
     }
 
     pub(super) fn seen(self, desired: Option<DeclaredRoots>, leaves: SeenLeaves, now: Timestamp) -> SeenTrust {

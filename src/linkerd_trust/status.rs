@@ -59,7 +59,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
         }
         TrustFacts::Observed(report) => {
-            let message = "it is in effect".to_owned();
+            let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
             rows.extend(condition_rows(report));
             (rows, observed(report))
@@ -159,15 +159,16 @@ fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
         0 => (
             Some(true),
             TrustReason::Synced,
-            "each proxy that shows its trust anchors trusts a declared one".to_owned(),
+            "each proxy that shows its trust anchors trusts that of the issuer".to_owned(),
         ),
         count if progress.is_bridged && !is_unknown => {
-            let message =
-                format!("{count} proxies trust no declared trust anchor, and accept new certificates over a bridge");
+            let message = format!(
+                "{count} proxies do not trust the declared trust anchor of the issuer, and accept new certificates over a bridge"
+            );
             (Some(true), TrustReason::OverBridge, message)
         }
         count => {
-            let message = proxies_that(count, "trust no declared trust anchor");
+            let message = proxies_that(count, "do not trust the declared trust anchor of the issuer");
             (Some(false), TrustReason::ProxiesBehind, message)
         }
     };
@@ -217,17 +218,12 @@ fn bundle_difference(report: &TrustReport) -> Option<String> {
 }
 
 fn proxies_that(count: usize, what: &str) -> String {
-    let what = if count == 1 { what.replacen("trust", "trusts", 1) } else { what.to_owned() };
+    let what = if count == 1 { what.replacen("do not", "does not", 1) } else { what.to_owned() };
     format!("{} {what}", counted_proxies(count))
 }
 
 fn row(condition: TrustCondition, (status, reason, message): (Option<bool>, TrustReason, String)) -> TrustRow {
     TrustRow(condition, status, reason, message)
-}
-
-/// Returns a condition of a status.
-pub fn trust_condition(status: &LinkerdTrustStatus, condition: TrustCondition) -> Option<&Condition> {
-    status.conditions.iter().find(|it| it.type_ == condition.as_str())
 }
 
 // === impl TrustRow ===
@@ -240,7 +236,7 @@ impl TrustRow {
             Some(false) => "False",
             None => "Unknown",
         };
-        let known = trust_condition(before, type_).filter(|known| known.status == status);
+        let known = before.condition(type_).filter(|known| known.status == status);
         Condition {
             type_: type_.as_str().to_owned(),
             status: status.to_owned(),

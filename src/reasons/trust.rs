@@ -43,15 +43,21 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
     },
     ConditionReasons {
         condition: "TrustSpread",
-        question: "Does each proxy trust a declared trust anchor?",
+        question: "Does each proxy trust the declared trust anchor of the issuer, or the one that the issuer should have?",
         reasons: &[
             fine("Synced", "True", "Each proxy that shows its trust anchors does."),
             fine("OverBridge", "True", "Some do not, and accept new certificates over a bridge."),
             entry(
                 "ProxiesBehind",
                 "False",
-                "Some do not. They would refuse certificates of a declared trust anchor.",
+                "Some do not, and would refuse its certificates.",
                 "Write a bridge, or restart the workloads of status.behind.",
+            ),
+            entry(
+                "NotObserved",
+                "Unknown",
+                "Some proxies have one of too many different sets of trust anchors to compare.",
+                "Delete the Pods that have trust anchors of their own.",
             ),
         ],
     },

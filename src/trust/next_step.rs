@@ -1,7 +1,7 @@
 //! The next step of a rotation. Pure.
 //!
-//! In: the roots, the issuer, the proxies that are behind. Out: one sentence, and the commands. Always holds: the step
-//! breaks no connection, by the two rules of this room.
+//! In: the roots, the issuer, the proxies that are behind. Out: one sentence, and the commands. Always holds: by what was
+//! seen, the step breaks no connection; a root that may be a tenant's is never named as one to put into the bundle.
 
 use jiff::SignedDuration;
 use serde::Serialize;
@@ -19,6 +19,8 @@ use crate::{text::and_more, x509::anchors::RootCertificate};
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
 /// The maximum number of clusters or roots in a sentence.
 const SHOWN: usize = 10;
+/// The step if the roots that are needed could be those of a tenant.
+const RESTORE: &str = "restore the previous bundle in ConfigMap linkerd-identity-trust-roots";
 /// The maximum number of commands.
 const MAX_COMMANDS: usize = 5;
 
@@ -105,7 +107,7 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
         let trusted = roots.all.iter().find(|root| !roots.in_bundle.contains(&root.id) && roots.may_return(root));
         return Some(RotationStep::only(match trusted {
             Some(root) => format!("put the root {} back into the bundle: running proxies trust it", named(root)),
-            None => "restore the previous bundle in ConfigMap linkerd-identity-trust-roots".to_owned(),
+            None => RESTORE.to_owned(),
         }));
     }
     match &roots.issuer {
@@ -151,7 +153,10 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
     if needs_more > 0 {
         let left =
             roots.all.iter().filter(|root| !roots.in_bundle.contains(&root.id) && roots.presented_by(&root.id) > 0);
-        let left: Vec<_> = left.map(|root| named(root)).collect();
+        let left: Vec<_> = left.filter(|root| roots.may_return(root)).map(|root| named(root)).collect();
+        if left.is_empty() {
+            return Some(RotationStep::only(RESTORE));
+        }
         return Some(RotationStep::only(format!(
             "put {} back into the bundle until {} have renewed their certificates",
             and_more(left.iter().take(SHOWN), left.len(), ", "),
@@ -160,8 +165,13 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
     }
     let refusing: Vec<_> = behind.iter().filter(|row| row.refuses).collect();
     if pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached))) > 0 {
-        let sentence =
-            "restart these workloads: their proxies refuse new certificates. Or put the previous issuer back";
+        // New Pods must accept its certificates.
+        let mut refuse = roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached));
+        let may_go_back = refuse.all(|group| !group.trusts.is_disjoint(&roots.in_bundle));
+        let sentence = match may_go_back {
+            true => "restart these workloads: their proxies refuse new certificates. Or put the previous issuer back",
+            false => "restart these workloads: their proxies refuse new certificates",
+        };
         return Some(restart(sentence, refusing.into_iter()));
     }
     let left = roots.left_too_early(seen)?;
@@ -206,8 +216,8 @@ fn at_rest(
             let bridge = issuer.others.iter().map(|certificate| certificate.not_after).min();
             match bridge.filter(|_| on_bridge > 0) {
                 Some(bridge) => RotationStep::only(format!(
-                    "nothing is urgent: {} know only an older root, and accept the others over the bridge, which ends {}. \
-                     They know the new root once their Pods are created again",
+                    "nothing is urgent: {} trust only an older root, and accept the others over the bridge, which ends {}. \
+                     They trust the new root after their Pods are created again",
                     proxies(on_bridge),
                     seen.when(bridge)
                 )),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     roots::{MeshRoots, pods},
-    rotation::{RotationProgress, is_issuer_desired},
+    rotation::{RotationProgress, is_issuer_desired, target},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
     words::{named, proxies, rounded},
 };
@@ -26,8 +26,8 @@ const MAX_NAMESPACES: usize = 50;
 pub struct TrustPlan {
     pub phase: TrustPhase,
     pub steps: Vec<String>,
-    /// The workloads that must restart before the issuer changes, if there is no bridge: those whose proxies trust none of
-    /// the declared roots. With a bridge none must. At most 50 namespaces.
+    /// The workloads that must restart before the issuer changes, if there is no bridge: those whose proxies do not trust
+    /// the root of that issuer. With a bridge none must. At most 50 namespaces.
     pub restarts_without_bridge: Vec<PlannedRestarts>,
     /// The number of further namespaces.
     pub more_namespaces: usize,
@@ -60,7 +60,6 @@ impl TrustPlan {
             let found: Vec<_> = roots.all.iter().filter(|root| is_meant(&root.id)).map(|root| named(root)).collect();
             and_more(found.iter().take(SHOWN), found.len(), ", ")
         };
-        let desired = list(&|id| roots.desired.contains(id));
         let mut steps = Vec::new();
         if !roots.desired.is_subset(&roots.in_bundle) {
             let missing = list(&|id| roots.desired.contains(id) && !roots.in_bundle.contains(id));
@@ -72,6 +71,9 @@ impl TrustPlan {
             steps.push(format!("repair the mesh before: {} refuse the present certificates", proxies(refusing)));
         }
         if !is_issuer_desired {
+            let desired = target(&roots)
+                .and_then(|id| roots.find(&id))
+                .map_or_else(|| list(&|id| roots.desired.contains(id)), named);
             steps.push(format!("write an issuer of {desired}, and the bridge after it, into linkerd-identity-issuer"));
         }
         let lifetime = rounded(seen.settings.lifetime);
@@ -92,7 +94,8 @@ impl TrustPlan {
 /// Returns what must restart without a bridge, and the number of further namespaces.
 fn restarts(roots: &MeshRoots<'_>) -> (Vec<PlannedRestarts>, usize) {
     let mut found = BTreeMap::<&str, (BTreeSet<&MeshedWorkload>, usize)>::new();
-    for group in roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.desired)) {
+    let target = target(roots);
+    for group in roots.mesh().filter(|group| target.is_none_or(|target| !group.trusts.contains(&target))) {
         for (workload, pods) in &group.proxies.workloads {
             let (workloads, count) = found.entry(&workload.namespace).or_default();
             workloads.insert(workload);

@@ -326,7 +326,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
         let is_needed = roots.issuer.as_ref().map_or(true, |issuer| issuer.home == Some(root.id));
         if is_needed && expires <= seen.now {
             let message = format!(
-                "the root {} has expired. Proxies do not mind, but Linkerd's identity issues no certificates; the \
+                "the root {} has expired. Proxies ignore this, but Linkerd's identity issues no certificates; the \
                  operator's does",
                 named(root)
             );

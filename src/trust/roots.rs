@@ -36,6 +36,8 @@ pub(super) struct MeshRoots<'a> {
     pub(super) desired: BTreeSet<Fingerprint>,
     pub(super) issuer: Result<IssuerReach, NotSeen>,
     pub(super) groups: Vec<ProxyGroup<'a>>,
+    /// The roots of the bundle, the declared ones, and those that a sizeable part of all proxies trust.
+    of_mesh: BTreeSet<Fingerprint>,
     /// `None` if no proxy was asked for its certificate.
     pub(super) leaves: Option<LeafReach<'a>>,
 }
@@ -106,8 +108,9 @@ impl<'a> MeshRoots<'a> {
         };
         let issuer =
             issuer.and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, seen).map_err(NotSeen::Missing));
-        let mut roots = Self { all: [of_bundle, others].concat(), in_bundle, desired, issuer, groups, leaves };
-        roots.mark_cut_off(&of_mesh);
+        let all = [of_bundle, others].concat();
+        let mut roots = Self { all, in_bundle, desired, issuer, groups, of_mesh, leaves };
+        roots.mark_cut_off();
         roots
     }
 
@@ -137,9 +140,14 @@ impl<'a> MeshRoots<'a> {
         self.desired.contains(&root.id) || trusted * 2 > pods(self.groups.iter())
     }
 
+    /// The groups with a root of the mesh. A tenant can make a root of the name and the key of the issuer, which is reached.
+    pub(super) fn with_root_of_mesh(&self) -> impl Iterator<Item = &ProxyGroup<'a>> {
+        self.groups.iter().filter(|group| !group.trusts.is_disjoint(&self.of_mesh))
+    }
+
     /// The number of proxies that present certificates which some proxies of the mesh refuse.
     pub(super) fn refused_leaves(&self) -> usize {
-        let groups: Vec<_> = self.mesh().collect();
+        let groups: Vec<_> = self.with_root_of_mesh().collect();
         let is_refused = |reached: &BTreeSet<Fingerprint>| groups.iter().any(|group| group.trusts.is_disjoint(reached));
         self.leaves.as_ref().map_or(0, |leaves| leaves.with(is_refused))
     }
@@ -158,7 +166,8 @@ impl<'a> MeshRoots<'a> {
         let switched = self.issuer.as_ref().ok()?.written?;
         let renewed = seen.settings.renewed(switched);
         let is_trusted = |root: &RootCertificate| self.mesh().any(|group| group.trusts.contains(&root.id));
-        let has_left = |root: &&&RootCertificate| !self.in_bundle.contains(&root.id) && is_trusted(root);
+        let has_left =
+            |root: &&&RootCertificate| !self.in_bundle.contains(&root.id) && is_trusted(root) && self.may_return(root);
         let root = self.all.iter().find(has_left)?;
         (bundle >= switched && seen.now < renewed && !seen.is_renewed).then_some(LeftTooEarly {
             root,
@@ -174,10 +183,10 @@ impl<'a> MeshRoots<'a> {
 
     /// Marks the groups without a root of the mesh. Everyone who can create a Pod can write such a proxy into it, so they
     /// hold nothing.
-    fn mark_cut_off(&mut self, of_mesh: &BTreeSet<Fingerprint>) {
+    fn mark_cut_off(&mut self) {
         let reached = self.reached();
         for group in &mut self.groups {
-            group.is_cut_off = group.trusts.is_disjoint(of_mesh) && group.trusts.is_disjoint(&reached);
+            group.is_cut_off = group.trusts.is_disjoint(&self.of_mesh) && group.trusts.is_disjoint(&reached);
         }
     }
 }
@@ -280,15 +289,20 @@ impl<'a> LeafReach<'a> {
         Self { groups, unaccepted, unobserved: leaves.unobserved }
     }
 
-    /// Whether so many proxies present certificates of no root of the mesh that the issuer is wrong, and not a few tenants.
+    /// Whether most proxies present certificates of no root of the mesh. A proxy keeps the certificate that it has while its
+    /// own roots do not verify a new one, so a few such proxies are those of tenants.
     pub(super) fn is_issuer_refused(&self) -> bool {
-        self.unaccepted > 0 && self.unaccepted * SHARE >= self.observed() + self.unaccepted
+        self.unaccepted * 2 > self.observed() + self.unaccepted + self.unobserved
     }
 
-    /// Returns the issuer of the newest certificate.
+    /// Returns the issuer of the newest certificate, with the chain that most of its proxies send: each can send any other
+    /// certificates beside its own.
     fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
-        let newest = self.groups.iter().map(|(_, presented)| *presented).max_by_key(|presented| presented.newest);
-        newest
+        let all = || self.groups.iter().map(|(_, presented)| *presented);
+        let key = |presented: &PresentedChain| presented.chain.first().map(|own| own.key_info.clone());
+        let newest = all().max_by_key(|presented| presented.newest).map(key);
+        let sent = all().filter(|presented| Some(key(presented)) == newest);
+        sent.max_by_key(|presented| (presented.proxies, presented.newest))
             .map(|presented| SeenIssuer { chain: presented.chain.clone(), written: None })
             .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh".to_owned()))
     }

@@ -18,7 +18,7 @@ use crate::{
 /// The maximum number of roots in a sentence.
 const SHOWN: usize = 5;
 /// What the operator cannot see: it does not read the Secret.
-const SHOWN_LATER: &str = "If it is written already, the next proxy that renews its certificate shows it";
+const SHOWN_LATER: &str = ". If it is written already, the next proxy that renews its certificate shows it";
 
 /// How far the mesh is on the way to the declared roots.
 #[derive(Debug, PartialEq)]
@@ -81,7 +81,7 @@ impl RotationProgress {
         // Where certificates are not observed, time decides.
         let may_be_old = match seen.leaves {
             Some(_) => self.unobserved > 0,
-            None => !seen.is_renewed && renewed.is_some_and(|renewed| renewed > seen.now),
+            None => !seen.is_renewed && renewed.is_none_or(|renewed| renewed > seen.now),
         };
         if self.not_renewed > 0 || has_others && may_be_old {
             return TrustPhase::Renewing;
@@ -104,7 +104,7 @@ pub(super) fn is_issuer_desired(roots: &MeshRoots<'_>) -> bool {
 
 /// Returns the declared root that the issuer belongs to, or that an issuer can have with the fewest restarts: an issuer of
 /// another declared root would be refused by more proxies.
-fn target(roots: &MeshRoots<'_>) -> Option<Fingerprint> {
+pub(super) fn target(roots: &MeshRoots<'_>) -> Option<Fingerprint> {
     let home = roots.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| roots.desired.contains(home));
     let trusted = |id: &Fingerprint| pods(roots.mesh().filter(|group| group.trusts.contains(id)));
     let declared = roots.all.iter().map(|root| root.id).filter(|id| roots.desired.contains(id));
@@ -114,8 +114,14 @@ fn target(roots: &MeshRoots<'_>) -> Option<Fingerprint> {
 
 /// Returns the root that must sign a bridge to the target: the one that all proxies trust that do not trust the target.
 fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCertificate> {
-    let untrusting: Vec<_> = roots.mesh().filter(|group| !group.trusts.contains(&target)).collect();
-    roots.all.iter().copied().find(|root| untrusting.iter().all(|group| group.trusts.contains(&root.id)))
+    let untrusting: Vec<_> = roots.with_root_of_mesh().filter(|group| !group.trusts.contains(&target)).collect();
+    let is_known = |root: &&RootCertificate| roots.in_bundle.contains(&root.id) || roots.may_return(root);
+    roots
+        .all
+        .iter()
+        .copied()
+        .filter(is_known)
+        .find(|root| untrusting.iter().all(|group| group.trusts.contains(&root.id)))
 }
 
 /// Returns the step to the next phase; `None` at the end.
@@ -125,6 +131,7 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
         |roots: &[&&RootCertificate]| and_more(roots.iter().take(SHOWN).map(|root| named(root)), roots.len(), ", ");
     let target = target(roots).and_then(|id| roots.find(&id));
     let issuer_of = target.map_or_else(|| list(&desired), named);
+    let later = if seen.leaves.is_some() { SHOWN_LATER } else { "" };
     let sentence = match progress.phase {
         TrustPhase::Adding => {
             let missing: Vec<_> = desired.iter().copied().filter(|root| !roots.in_bundle.contains(&root.id)).collect();
@@ -144,24 +151,32 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             };
             let untrusting = proxies(progress.untrusting);
             format!(
-                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} do not trust the root. \
-                 {SHOWN_LATER}"
+                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} do not trust the \
+                 root{later}"
             )
         }
         TrustPhase::AwaitingIssuer => format!(
             "write an issuer of {issuer_of} into the Secret linkerd-identity-issuer. Without a bridge, first restart the \
-             control plane, whose proxies do not show what they trust. {SHOWN_LATER}"
+             control plane, whose proxies do not show what they trust{later}"
         ),
         TrustPhase::Renewing => match (progress.not_renewed, progress.unobserved) {
             (0, 0) => {
                 let written = roots.issuer.as_ref().ok().and_then(|issuer| issuer.written);
                 let renewed = written.map(|written| seen.settings.renewed(written));
-                let at_the_latest =
-                    renewed.map_or_else(String::new, |renewed| format!(", at the latest {}", seen.when(renewed)));
-                format!("wait until all proxies have renewed their certificates{at_the_latest}")
+                match renewed {
+                    Some(renewed) => {
+                        let latest = seen.when(renewed);
+                        format!("wait until all proxies have renewed their certificates, at the latest {latest}")
+                    }
+                    None => format!(
+                        "wait until all proxies have renewed their certificates, within {} of the change of the issuer",
+                        rounded(seen.settings.lifetime)
+                    ),
+                }
             }
             (0, unobserved) => format!(
-                "wait until the certificates of {} are observed: it is not known whether they need a root that is to be removed",
+                "wait until the certificates of {} are observed: it is not known whether they need a root that is to be \
+                 removed",
                 proxies(unobserved)
             ),
             (1, _) => {
@@ -177,6 +192,10 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             let signer = target.filter(|_| progress.untrusting > 0).and_then(|target| signer(roots, target.id));
             let bridge = signer
                 .map_or_else(String::new, |signer| format!(", and after it the bridge that {} signs", named(signer)));
+            let why = match seen.leaves {
+                Some(_) => "No observed certificate needs it",
+                None => "The certificates of the previous issuer have ended",
+            };
             let others: Vec<_> = roots
                 .all
                 .iter()
@@ -184,8 +203,7 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 .collect();
             format!(
                 "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove {} from the \
-                 bundle in ConfigMap linkerd-identity-trust-roots. No observed certificate needs it, and new Pods then do not \
-                 trust it",
+                 bundle in ConfigMap linkerd-identity-trust-roots. {why}, and new Pods then do not trust it",
                 list(&others)
             )
         }
@@ -203,10 +221,14 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
 fn bundle_commands(namespace: &str, resource: &str, keeps_others: bool) -> Vec<String> {
     let declared = format!("kubectl get linkerdtrust {resource} -o jsonpath='{{.spec.anchors.pem}}'");
     let get = format!("kubectl -n {namespace} get configmap {TRUST_ROOTS} -o jsonpath='{{.data.ca-bundle\\.crt}}'");
+    // A text may have no line end, and a failure must not leave half a bundle.
     let written = match keeps_others {
-        true => format!("{{ {declared}; {get}; }} > ca-bundle.crt"),
+        true => format!("{{ {declared} && echo && {get}; }} > ca-bundle.crt"),
         false => format!("{declared} > ca-bundle.crt"),
     };
     let create = format!("kubectl -n {namespace} create configmap {TRUST_ROOTS} --from-file=ca-bundle.crt");
-    vec![written, format!("{create} --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -")]
+    vec![format!(
+        "{written} && test -s ca-bundle.crt && {create} --dry-run=client -o yaml | kubectl apply --server-side \
+         --force-conflicts -f -"
+    )]
 }

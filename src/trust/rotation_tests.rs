@@ -23,7 +23,7 @@ fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
         (Renewing, both, old, vec![(bridged, 2)], 1, "wait until the certificates of 1 proxy are observed"),
         (Retiring, both, old, vec![(bridged, 3)], 0, "remove old ("),
         (Retiring, both, both, vec![(after, 3)], 0, "remove old ("),
-        (Complete, new, old, vec![(bridged, 3)], 0, "nothing is urgent: 3 proxies know only an older root"),
+        (Complete, new, old, vec![(bridged, 3)], 0, "nothing is urgent: 3 proxies trust only an older root"),
         (Complete, new, both, vec![(after, 3)], 0, "nothing to do"),
         (Steady, new, new, vec![(after, 3)], 0, "nothing to do"),
         (Steady, new, new, vec![(after, 2)], 1, "nothing to do"),
@@ -130,6 +130,32 @@ fn a_root_that_left_the_bundle_while_certificates_need_it_is_named() {
     let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&pki.old]), &[(after, 1), (before, 2)], 0);
     reports(&mesh.report(), TrustVerdict::Broken, "new Pods refuse the certificates of 2 proxies");
     mesh.next(" back into the bundle until 2 proxies have renewed their certificates");
+}
+
+/// A tenant trusts a root of its own beside the mesh's, and presents a chain that reaches it, too.
+#[test]
+fn a_root_of_a_tenant_is_not_named_as_one_to_put_back() {
+    let pki = Pki::new();
+    let evil = TestCa::root("evil");
+    let again = evil.signs_again(&pki.old_issuer, |_| {});
+    let (before, forged): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.old_issuer, &again]);
+    let mesh = Mesh::new(&[&pki.new], &[]).pods("web", 8, &[&pki.old, &pki.new]).pods("evil", 2, &[&pki.new, &evil]);
+    let report = presenting(mesh, &[(forged, 2), (before, 8)], 0).report();
+    let step = &report.next_step.sentence;
+    assert!(step.starts_with("put ") && step.contains("old (") && !step.contains("evil"), "{step}");
+    let mesh = Mesh::new(&[&pki.new], &[]).pods("web", 8, &[&pki.new]).pods("evil", 2, &[&pki.new, &evil]);
+    let report = presenting(mesh, &[(forged, 2), (&[&pki.new_issuer], 8)], 0).report();
+    assert!(!report.next_step.sentence.contains("evil"), "{report:#?}");
+}
+
+/// Each proxy can send any certificates beside its own.
+#[test]
+fn the_chain_of_the_issuer_is_the_one_that_most_of_its_proxies_send() {
+    let pki = Pki::new();
+    let (bridged, alone): (&[&TestCa], &[&TestCa]) = (&[&pki.new_issuer, &pki.bridge], &[&pki.new_issuer]);
+    let mesh = Mesh::new(&[&pki.new, &pki.old], &[]).pods("web", 20, &[&pki.old]);
+    let report = declaring(presenting(mesh, &[(alone, 1), (bridged, 19)], 0), &[&pki.new]).report();
+    assert_eq!((report.progress.phase, report.progress.is_bridged), (TrustPhase::Retiring, true), "{report:#?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn a_root_that_has_expired_is_still_trusted_by_proxies() {
     mesh.0.now = at(101 * DAY);
     let report = mesh.report();
     assert_eq!(report.proxies.refusing, 0);
-    reports(&report, TrustVerdict::Broken, "Proxies do not mind, but Linkerd's identity issues no certificates");
+    reports(&report, TrustVerdict::Broken, "Proxies ignore this, but Linkerd's identity issues no certificates");
 }
 
 /// Section 4: with a bridge, three writes and no restart.
@@ -93,7 +93,7 @@ fn a_rotation_with_a_bridge_is_guided_step_by_step_and_restarts_nothing() {
 
     let retired = Mesh::new(&[&pki.new], &chain).pods("web", 3, &[&pki.old]).pods("db", 1, &[&pki.new]);
     assert_eq!(retired.verdict(), TrustVerdict::Good);
-    retired.next("nothing is urgent: 3 proxies know only an older root");
+    retired.next("nothing is urgent: 3 proxies trust only an older root");
 
     let complete = Mesh::new(&[&pki.new], &chain).pods("web", 4, &[&pki.new]);
     complete.next("nothing to do");

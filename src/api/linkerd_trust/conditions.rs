@@ -2,6 +2,7 @@
 //!
 //! Always holds: the names are part of the API and keep their meaning.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use strum::{EnumIter, IntoStaticStr};
 
 use super::LinkerdTrustStatus;
@@ -59,7 +60,10 @@ impl TrustReason {
 impl LinkerdTrustStatus {
     /// Whether the condition has this reason.
     pub fn has(&self, condition: TrustCondition, reason: TrustReason) -> bool {
-        let found = self.conditions.iter().find(|it| it.type_ == condition.as_str());
-        found.is_some_and(|it| it.reason == reason.as_str())
+        self.condition(condition).is_some_and(|it| it.reason == reason.as_str())
+    }
+
+    pub fn condition(&self, condition: TrustCondition) -> Option<&Condition> {
+        self.conditions.iter().find(|it| it.type_ == condition.as_str())
     }
 }

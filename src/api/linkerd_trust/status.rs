@@ -17,8 +17,8 @@ pub struct LinkerdTrustStatus {
     pub observed_generation: Option<i64>,
     /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its control
     /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
-    /// trusts one of them. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether all
-    /// of this is true, and no proxy refuses certificates. Expiring: present while a certificate ends within 30 days.
+    /// trusts that of the issuer, or accepts its certificates over a bridge. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether the
+    /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends within 30 days.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -26,7 +26,7 @@ pub struct LinkerdTrustStatus {
     /// declared trust anchor, and would refuse its certificates. AwaitingIssuer: every proxy trusts one, and the issuer
     /// does not belong to one yet. Renewing: proxies still present certificates that reach none. Retiring: the bundle
     /// has further trust anchors, which no certificate needs. Complete: the bundle has exactly the declared ones, and
-    /// some proxies still have others. Steady: so do all proxies. Unknown: the bundle, or the certificate of every
+    /// some proxies still have others. Steady: the bundle and all proxies have exactly the declared ones. Unknown: the bundle, or the certificate of every
     /// proxy, was not observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<TrustPhase>,

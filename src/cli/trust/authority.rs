@@ -1,4 +1,4 @@
-//! `trust new` and `trust bridge`: certificates in files on this machine.
+//! `trust new`, `trust issuer` and `trust bridge`: certificates in files on this machine.
 //!
 //! In: the old root and its key, as files. Out: new files, and what to do with them. Always holds: a file that exists is
 //! never replaced; a private key is readable by its owner only; nothing is sent anywhere.
@@ -179,6 +179,8 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
         true => "No proxy has to restart. In this order:",
         false => "Without a bridge, each proxy must restart between step 1 and step 2. In this order:",
     };
+    // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
+    let last = if is_bridged { 3 } else { 2 };
     let (apply, secret) = (APPLY, write_secret(&at, namespace));
     format!(
         "{at}/ca.crt       the new root\n\
@@ -192,14 +194,14 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
             (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
          -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n\
          1. Add the root to the bundle:\n   \
-            {{ cat {at}/ca.crt; kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
+            {{ cat {at}/ca.crt && kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
          -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt {apply}\n\
          2. Write the issuer into its Secret, {secret}\
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n\
-         Before step 3, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
+         Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
          It has the key of the issuer: delete it afterwards.\n"
     )
 }
@@ -226,7 +228,8 @@ pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
     )?;
     let secret = write_secret(&quoted(&args.folder.display().to_string()), &args.namespace);
     write(&format!(
-        "No proxy has to restart. If a bridge is in use, append it to issuer.crt: it is the second certificate of the present file. Write the issuer into its Secret, {secret}"
+        "No proxy has to restart. If a bridge is in use, append it to issuer.crt: it is the second certificate of the \
+         present file. Write the issuer into its Secret, {secret}"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

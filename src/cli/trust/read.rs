@@ -100,7 +100,11 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
     // An invalid resource declares nothing; its condition says why.
     let desired = declared.and_then(|trust| declared_roots(&trust.name_any(), &trust.spec).ok()?);
     let status = declared.and_then(|trust| trust.status.as_ref());
-    let is_renewed = status.is_some_and(|status| status.has(TrustCondition::LeavesRenewed, TrustReason::Synced));
+    let generation = declared.and_then(|trust| trust.metadata.generation);
+    let current = status.filter(|status| status.observed_generation == generation);
+    let renewed = current.filter(|status| status.has(TrustCondition::LeavesRenewed, TrustReason::Synced));
+    let renewed = renewed.and_then(|status| status.condition(TrustCondition::LeavesRenewed));
+    let renewed = renewed.map(|condition| condition.last_transition_time.0);
     let config_maps = Api::<core::ConfigMap>::namespaced(client.clone(), namespace);
     let values = values(&config_maps).await;
     let bundle = match config_maps.get_opt(TRUST_ROOTS).await {
@@ -114,12 +118,15 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         Ok(None) => Err(NotSeen::Missing("it does not exist".to_owned())),
         Err(error) => Err(NotSeen::Unread(format!("ConfigMap {TRUST_ROOTS}: {}", client::describe(&error)))),
     };
+    let issuer = issuer(client, namespace, values.as_ref()).await;
+    let written = issuer.as_ref().ok().and_then(|issuer| issuer.written);
     Ok(SeenTrust {
         namespace: namespace.to_owned(),
         desired,
-        is_renewed,
+        // What was observed before the issuer was written says nothing about it.
+        is_renewed: renewed.is_some_and(|renewed| written.is_some_and(|written| renewed > written)),
         bundle,
-        issuer: issuer(client, namespace, values.as_ref()).await,
+        issuer,
         proxies: proxies(client, namespace).await?,
         renewed_root: cert_manager::renewed_root(client, namespace, ISSUER).await,
         leaves: None,
