@@ -24,7 +24,7 @@ use crate::identity::MeshAuthority;
 
 /// The age of a certificate that a proxy has just received.
 pub const FRESH: Duration = Duration::ZERO;
-/// The age of one that a proxy must have renewed.
+/// The age of a certificate whose renewal is overdue.
 pub const LATE: Duration = Duration::from_secs(30 * 3600);
 
 pub struct ShownProxy {

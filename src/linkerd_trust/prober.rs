@@ -216,7 +216,7 @@ struct RunningProxies {
     /// The roots of the bundle, and the declared ones.
     roots: Vec<ChainCertificate>,
     pods: Vec<(Uid, Arc<Pod>)>,
-    /// The number of those that have no address of their own, or whose ports cannot be read.
+    /// The number of running proxies without an address of their own, or with unreadable ports.
     unreachable: usize,
 }
 

@@ -19,7 +19,7 @@ const SHOWN: usize = 10;
 pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<Option<DeclaredRoots>, String> {
     let Some(anchors) = &spec.anchors else { return Ok(None) };
     let bundle = AnchorBundle::parse(anchors.pem.as_bytes())?;
-    // A block that is indented, or follows text on its line, is none.
+    // The PEM reader ignores a block whose first line is indented or begins with other text.
     let (begun, read) = (anchors.pem.matches("-----BEGIN").count(), pem::blocks(anchors.pem.as_bytes()).len());
     if begun != read {
         return Err(format!("only {read} of {begun} certificates begin a line"));

@@ -32,7 +32,7 @@ pub(super) struct MeshRoots<'a> {
     /// Those of the bundle, the ones that end last first, and then the others, the ones that most proxies trust first.
     pub(super) all: Vec<&'a RootCertificate>,
     pub(super) in_bundle: BTreeSet<Fingerprint>,
-    /// The roots that the mesh shall have.
+    /// The declared roots, or those of the bundle.
     pub(super) desired: BTreeSet<Fingerprint>,
     pub(super) issuer: Result<IssuerReach, NotSeen>,
     pub(super) groups: Vec<ProxyGroup<'a>>,

@@ -52,7 +52,7 @@ pub struct SeenTrust {
     pub now: Timestamp,
 }
 
-/// The roots that the mesh shall have.
+/// The declared roots of a mesh.
 #[derive(Debug)]
 pub(crate) struct DeclaredRoots {
     /// The name of the LinkerdTrust, which is a DNS name.

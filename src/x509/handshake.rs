@@ -1,4 +1,4 @@
-//! A TLS handshake that shows which certificates a server presents, whoever signed them.
+//! A TLS handshake that returns the certificates of a server, without verification of their signatures.
 //!
 //! In: a connection, the name of the server. Out: the certificates in DER. Always holds: the server has the key of its
 //! certificate; nothing else is verified, and no data is sent.

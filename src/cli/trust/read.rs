@@ -136,7 +136,7 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
     })
 }
 
-/// Returns the LinkerdTrust that is in effect for the control plane; `None` if there is none, or it cannot be read.
+/// Returns the LinkerdTrust in effect for the control plane; `None` without one, or if LinkerdTrusts cannot be read.
 pub(super) async fn declared(client: &Client, namespace: &str) -> Option<LinkerdTrust> {
     let all = Api::<LinkerdTrust>::all(client.clone()).list(&ListParams::default()).await.ok()?;
     let of = all.items.into_iter().filter(|trust| trust.spec.control_plane_namespace == namespace);
