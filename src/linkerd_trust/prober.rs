@@ -183,28 +183,31 @@ impl LeafProber {
     /// Returns the running proxies; `None` if this process must not ask.
     fn running(&self) -> Option<RunningProxies> {
         self.leadership.term()?;
-        let state = self.cluster.read();
-        let trust = state.linkerd_trusts.in_effect(&self.control_plane)?;
-        let bundle = state.config_maps.trust_roots(&self.control_plane).and_then(|map| map.bundle.clone());
+        let (mut pods, mut unreachable) = (Vec::new(), 0);
+        let (trust, bundle, values) = {
+            let state = self.cluster.read();
+            let trust = Arc::clone(state.linkerd_trusts.in_effect(&self.control_plane)?);
+            let of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(&*self.control_plane);
+            let runs = |pod: &&Arc<Pod>| pod.phase == PodPhase::Running && !pod.terminating && pod.injected.is_some();
+            for pod in state.pods.iter().filter(of_mesh).filter(runs) {
+                match pod.uid.clone().filter(|_| ProbedProxy::address(pod).is_some()) {
+                    Some(uid) => pods.push((uid, Arc::clone(pod))),
+                    None => unreachable += 1,
+                }
+            }
+            let bundle = state.config_maps.trust_roots(&self.control_plane).and_then(|map| map.bundle.clone());
+            (trust, bundle, TrustSettings::text(&state, &self.control_plane))
+        };
         let declared = trust.spec.anchors.as_ref().map(|anchors| anchors.pem.as_str());
         let texts = [bundle.as_deref(), declared];
         let certificates = texts.into_iter().flatten().flat_map(readable_certificates).take(MAX_ROOTS);
-        let mut running = RunningProxies {
+        Some(RunningProxies {
             name: NamespacedName::cluster_scoped(&trust.name),
-            domain: self.settings.of(&state, &self.control_plane).trust_domain,
+            domain: self.settings.of(values).trust_domain,
             roots: certificates.filter_map(|der| ChainCertificate::parse(&der)).collect(),
-            pods: Vec::new(),
-            unreachable: 0,
-        };
-        let of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(&*self.control_plane);
-        let runs = |pod: &&Arc<Pod>| pod.phase == PodPhase::Running && !pod.terminating && pod.injected.is_some();
-        for pod in state.pods.iter().filter(of_mesh).filter(runs) {
-            match pod.uid.clone().filter(|_| ProbedProxy::address(pod).is_some()) {
-                Some(uid) => running.pods.push((uid, Arc::clone(pod))),
-                None => running.unreachable += 1,
-            }
-        }
-        Some(running)
+            pods,
+            unreachable,
+        })
     }
 }
 

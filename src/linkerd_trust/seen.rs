@@ -50,8 +50,12 @@ pub(super) struct SeenParts {
 // === impl TrustSettings ===
 
 impl TrustSettings {
-    pub(super) fn of(&self, state: &State, control_plane: &str) -> LeafSettings {
-        let values = state.config_maps.find(control_plane, INJECTORS_CONFIG_MAP).and_then(|map| map.values.clone());
+    /// Returns the text that [`TrustSettings::of`] parses, so that this happens outside of the lock.
+    pub(super) fn text(state: &State, control_plane: &str) -> Option<Arc<str>> {
+        state.config_maps.find(control_plane, INJECTORS_CONFIG_MAP)?.values.clone()
+    }
+
+    pub(super) fn of(&self, values: Option<Arc<str>>) -> LeafSettings {
         let mut known = self.0.lock();
         match &*known {
             Some((text, settings)) if *text == values => settings.clone(),
@@ -69,7 +73,7 @@ impl TrustSettings {
 
 impl SeenParts {
     pub(super) async fn read(cluster: &Cluster, control_plane: &Arc<str>, settings: &TrustSettings) -> Self {
-        let (bundle, settings, linked_clusters, pods) = {
+        let (bundle, values, linked_clusters, pods) = {
             let state = cluster.read();
             let is_of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(control_plane) && is_live(pod);
             let pods: Vec<_> = state.pods.iter().filter(is_of_mesh).cloned().collect();
@@ -79,8 +83,9 @@ impl SeenParts {
             };
             let links = state.remote_kubeconfigs.iter().filter_map(link);
             let bundle = bundle(state.config_maps.find(control_plane, TRUST_ROOTS));
-            (bundle, settings.of(&state, control_plane), links.collect(), pods)
+            (bundle, TrustSettings::text(&state, control_plane), links.collect(), pods)
         };
+        let settings = settings.of(values);
         let mut counted = HashMap::<(Option<&AnchorSet>, WorkloadKey), usize>::new();
         for some in pods.chunks(AT_ONCE) {
             {

@@ -56,8 +56,7 @@ fn the_old_root_that_is_declared_again_leads_back_from_each_phase() {
     }
 }
 
-/// Everyone who can create a Pod can present any certificate.
-/// The bundle has both roots, and proxies know only the new one: they would refuse certificates of the old issuer.
+/// The bundle has both roots, and proxies trust only the new one: they would refuse certificates of the old issuer.
 #[test]
 fn the_way_back_has_no_bridge_although_the_way_there_had_one() {
     let pki = Pki::new();
