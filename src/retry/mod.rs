@@ -1,9 +1,14 @@
-//! Retry delays: exponential backoff and jitter; and the rate of the reports of a failure.
+//! Retry delays: exponential backoff and jitter; the rate of the reports of a failure; and the bound of a
+//! contest with another writer.
+
+mod overwrites;
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+pub use self::overwrites::Overwrites;
 
 /// Limits the reports of a failure that many calls meet.
 pub struct ReportRate {
