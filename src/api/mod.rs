@@ -59,6 +59,8 @@ pub const CONFIG_HASH_ENV: &str = "LINKERD_CONFIG_HASH";
 pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
+/// The key of the trust anchors in [`TRUST_ROOTS`].
+pub const TRUST_ROOTS_KEY: &str = "ca-bundle.crt";
 /// The ConfigMap that Linkerd's proxy injector reads.
 pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
 /// The ConfigMap with the configuration of a canary. Only the operator's proxy injector reads it.

@@ -127,6 +127,12 @@ const MANIFESTS: &[Generated] = &[
         LINKERD_CONFIG,
     ),
     generated(
+        "components/trust-anchors/trust_anchors_role",
+        "control-plane/trust_anchors",
+        "and $.Values.controlPlane.roles $.Values.jobs.linkerdConfig.enabled $.Values.jobs.linkerdConfig.trustAnchors",
+        LINKERD_CONFIG,
+    ),
+    generated(
         "components/proxy-injector/control-plane/proxy_injector_role",
         "control-plane/proxy_injector",
         "and $.Values.controlPlane.roles $.Values.jobs.proxyInjector.enabled",

@@ -74,6 +74,8 @@ pub enum Reason {
     TrustBroken,
     TrustRepaired,
     TrustExpiresSoon,
+    TrustAnchorAdded,
+    TrustAnchorNotAdded,
 }
 
 // === impl Reporter ===
@@ -152,6 +154,7 @@ impl Reason {
             | Self::IssuerExpiresSoon
             | Self::IssuerIsTrustAnchor
             | Self::TrustAnchorExpired
+            | Self::TrustAnchorNotAdded
             | Self::TrustBroken
             | Self::TrustExpiresSoon => "Warning",
             _ => "Normal",

@@ -35,8 +35,23 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
     if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
+    let is_held = |status: &LinkerdTrustStatus| {
+        [TrustReason::Contested, TrustReason::WriteFailed]
+            .map(|reason| status.has(TrustCondition::BundleSynced, reason))
+    };
+    if is_held(after).contains(&true) && is_held(after) != is_held(before) {
+        found.push((Reason::TrustAnchorNotAdded, message(TrustCondition::BundleSynced)));
+    }
+    found.into_iter().map(|(reason, note)| notice(trust, reason, note)).collect()
+}
+
+/// Returns the Event about trust anchors that the operator has added.
+pub(super) fn added_event(trust: &LinkerdTrust, note: String) -> Notice {
+    notice(trust, Reason::TrustAnchorAdded, note)
+}
+
+fn notice(trust: &LinkerdTrust, reason: Reason, note: String) -> Notice {
     let key = NamespacedName::cluster_scoped(&trust.name);
     let regarding = object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), "LinkerdTrust", &key, &trust.uid);
-    let notice = |(reason, note)| Notice { reason, regarding: regarding.clone(), related: None, note };
-    found.into_iter().map(notice).collect()
+    Notice { reason, regarding, related: None, note }
 }

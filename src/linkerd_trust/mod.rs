@@ -6,10 +6,12 @@
 //! ```
 //!
 //! In: LinkerdTrusts, the bundle of the mesh, the trust anchors in the environment of each proxy, the certificates that
-//! proxies present in a TLS handshake. Out: statuses, Events, metrics. Always holds: no Secret is read; without a
-//! LinkerdTrust nothing is read and no proxy is asked; nothing is concluded before each running proxy was asked once;
-//! without a change nothing is written. [`crate::trust`] decides everything.
+//! proxies present in a TLS handshake. Out: statuses, Events, metrics, and declared trust anchors in the bundle. Always
+//! holds: no Secret is read; without a LinkerdTrust nothing is read and no proxy is asked; nothing is reported before each
+//! running proxy was asked once; without a change no status is written; no trust anchor is removed.
+//! [`crate::trust`] decides everything.
 
+mod bundle_writer;
 mod collector;
 mod events;
 mod leaves;
@@ -26,16 +28,17 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::observer::LinkerdTrustObserver;
 use self::{
+    bundle_writer::{BundleOutcome, BundleWriter},
     collector::LinkerdTrustCollector,
-    events::trust_events,
+    events::{added_event, trust_events},
     leaves::LeafBasis,
     prober::{LeafProber, SharedLeaves},
     seen::{SeenParts, TrustSettings},
     status::{TrustFacts, trust_status},
 };
 use crate::{
-    api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName},
-    cluster::kinds::linkerd_trust::LinkerdTrust,
+    api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName, linkerd_trust::TrustMode},
+    cluster::kinds::{config_map::ConfigMap, linkerd_trust::LinkerdTrust},
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::Events,
     lease::Fence,
@@ -57,6 +60,7 @@ const LEAVES_RETRY: Duration = Duration::from_secs(1);
 struct LinkerdTrustReconciler {
     gate: LeaderGate,
     trusts: Api<api::LinkerdTrust>,
+    bundle: BundleWriter,
     fence: Fence,
     events: Events,
     control_plane: Arc<str>,
@@ -80,10 +84,12 @@ pub fn spawn(
     let (settings, leaves) = (Arc::<TrustSettings>::default(), Arc::<SharedLeaves>::default());
     let prober = LeafProber::new(deps, observer, &control_plane, &settings, &leaves)?;
     tasks.spawn("leaf-prober", prober.run(stop.clone()));
+    let fence = Fence::new(deps.leadership.clone(), stop.clone());
     let reconciler = Arc::new(LinkerdTrustReconciler {
         gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
         trusts: Api::all(Client::clone(&deps.client)),
-        fence: Fence::new(deps.leadership.clone(), stop.clone()),
+        bundle: BundleWriter::new(&deps.client, &control_plane, fence.clone(), &deps.registry)?,
+        fence,
         events: deps.events.clone(),
         control_plane,
         settings,
@@ -100,10 +106,11 @@ impl LinkerdTrustReconciler {
         if !self.gate.may_act() {
             return Ok(NextReconcile::OnChange);
         }
-        let (trust, in_effect) = {
+        let (trust, in_effect, bundle) = {
             let state = self.gate.cluster.read();
             let Some(trust) = state.linkerd_trusts.find("", name) else { return Ok(NextReconcile::OnChange) };
-            (Arc::clone(trust), state.linkerd_trusts.in_effect(&self.control_plane).cloned())
+            let bundle = state.config_maps.trust_roots(&self.control_plane).cloned();
+            (Arc::clone(trust), state.linkerd_trusts.in_effect(&self.control_plane).cloned(), bundle)
         };
         // The operator of another control plane reports about it.
         if trust.deleting || trust.spec.control_plane_namespace != *self.control_plane {
@@ -114,10 +121,22 @@ impl LinkerdTrustReconciler {
         {
             (Some(other), _) => TrustFacts::Conflicted(other.name.to_string()),
             (None, Err(why)) => TrustFacts::Invalid(why),
-            (None, Ok(desired)) => match self.report(&trust, desired, now).await {
-                Some(report) => TrustFacts::Observed(Box::new(report)),
-                None => return Ok(NextReconcile::After(LEAVES_RETRY)),
-            },
+            (None, Ok(desired)) => {
+                // First of all, because new Pods may need what is missing.
+                let held = match self.add_missing(&trust, desired.as_ref(), bundle.as_deref()).await? {
+                    BundleOutcome::NothingToAdd => None,
+                    BundleOutcome::Held(held) => Some(held),
+                    // The changed bundle queues the resource again.
+                    BundleOutcome::Added(note) => {
+                        self.events.publish(added_event(&trust, note));
+                        return Ok(NextReconcile::After(RESYNC_INTERVAL));
+                    }
+                };
+                match self.report(&trust, desired, now).await {
+                    Some(report) => TrustFacts::Observed { report: Box::new(report), held },
+                    None => return Ok(NextReconcile::After(LEAVES_RETRY)),
+                }
+            }
         };
         let status = trust_status(&trust, &facts, now);
         if status != *trust.status {
@@ -127,7 +146,21 @@ impl LinkerdTrustReconciler {
         for event in trust_events(&trust, &status) {
             self.events.publish(event);
         }
-        Ok(NextReconcile::After(backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL)))
+        let resync = backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL);
+        Ok(NextReconcile::After(facts.retry().map_or(resync, |retry| retry.min(resync))))
+    }
+
+    /// Adds declared trust anchors to the bundle, if the resource says so.
+    async fn add_missing(
+        &self,
+        trust: &LinkerdTrust,
+        desired: Option<&DeclaredRoots>,
+        bundle: Option<&ConfigMap>,
+    ) -> Result<BundleOutcome, WriteError> {
+        match (trust.spec.mode, desired) {
+            (TrustMode::Enforce, Some(desired)) => self.bundle.add_missing(desired, bundle).await,
+            _ => Ok(BundleOutcome::NothingToAdd),
+        }
     }
 
     /// Returns the report; `None` if proxies must be asked before.

@@ -146,5 +146,9 @@ impl SeenParts {
 fn bundle(map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {
     let map = map.ok_or_else(|| NotSeen::Missing("it does not exist".to_owned()))?;
     let pem = map.bundle.as_deref().ok_or_else(|| NotSeen::Missing("it has no key ca-bundle.crt".to_owned()))?;
-    Ok(SeenBundle { pem: pem.to_owned(), written: map.bundle_written })
+    Ok(SeenBundle {
+        pem: pem.to_owned(),
+        written: map.bundle_written,
+        source: map.trust_manager_source.as_deref().map(str::to_owned),
+    })
 }

@@ -3,6 +3,8 @@
 //! In: a report, the last status. Out: the next status. Always holds: without a change both are equal; the transition time
 //! of a condition changes only with its status; what tenants wrote is cut to a bounded length.
 
+use std::time::Duration;
+
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
@@ -39,11 +41,35 @@ pub(super) enum TrustFacts {
     Conflicted(String),
     /// The declared trust anchors cannot be used, for this reason.
     Invalid(String),
-    Observed(Box<TrustReport>),
+    Observed {
+        report: Box<TrustReport>,
+        /// Why declared trust anchors were not added to the bundle.
+        held: Option<HeldAddition>,
+    },
+}
+
+/// Why declared roots are not added to the bundle, or not for long.
+pub(super) struct HeldAddition {
+    pub(super) reason: TrustReason,
+    pub(super) message: String,
+    /// The time after which the resource is reconciled without a change.
+    pub(super) retry: Option<Duration>,
 }
 
 /// A condition without its time. Without a status it is Unknown.
 struct TrustRow(TrustCondition, Option<bool>, TrustReason, String);
+
+// === impl TrustFacts ===
+
+impl TrustFacts {
+    /// Returns the time until a held addition is due.
+    pub(super) fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Observed { held, .. } => held.as_ref()?.retry,
+            _ => None,
+        }
+    }
+}
 
 /// Returns the next status.
 pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timestamp) -> LinkerdTrustStatus {
@@ -58,25 +84,29 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             let message = format!("spec.anchors.pem cannot be used: {why}");
             (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
         }
-        TrustFacts::Observed(report) => {
+        TrustFacts::Observed { report, held } => {
             let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
-            rows.extend(condition_rows(report));
-            (rows, observed(report))
+            rows.extend(condition_rows(report, held.as_ref()));
+            (rows, observed(report, held.as_ref()))
         }
     };
     let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now)).collect();
     LinkerdTrustStatus { observed_generation: Some(trust.generation), conditions, ..status }
 }
 
-fn observed(report: &TrustReport) -> LinkerdTrustStatus {
+fn observed(report: &TrustReport, held: Option<&HeldAddition>) -> LinkerdTrustStatus {
     let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
         phase: Some(report.progress.phase),
         next_step: truncated(report.next_step.sentence.clone(), LONGEST),
         commands: report.next_step.commands.clone(),
-        problems: problems(report, TrustVerdict::Warning),
+        problems: held
+            .map(|held| truncated(held.message.clone(), LONGEST))
+            .into_iter()
+            .chain(problems(report, TrustVerdict::Warning))
+            .collect(),
         expires: needed.filter_map(|root| root.expires).min().map(day),
         anchors: report
             .roots
@@ -138,11 +168,12 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
     found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
 }
 
-fn condition_rows(report: &TrustReport) -> Vec<TrustRow> {
+fn condition_rows(report: &TrustReport, held: Option<&HeldAddition>) -> Vec<TrustRow> {
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
     let next = || report.next_step.sentence.clone();
     let bundle_synced = match phase {
+        _ if let Some(held) = held => (Some(false), held.reason, held.message.clone()),
         TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {
             (None, TrustReason::NotObserved, next())
         }
@@ -211,7 +242,7 @@ fn bundle_difference(report: &TrustReport) -> Option<String> {
         let found: Vec<_> = report.roots.iter().filter(|root| is_meant(root)).map(|root| root.name.as_str()).collect();
         (!found.is_empty()).then(|| and_more(found.iter().take(SHOWN), found.len(), ", "))
     };
-    let lacks = named(&|root| root.desired && !root.in_bundle).map(|names| format!("the bundle lacks {names}"));
+    let lacks = report.progress.missing.as_ref().map(|names| format!("the bundle lacks {names}"));
     let has = named(&|root| root.in_bundle && !root.desired).map(|names| format!("the bundle also has {names}"));
     let parts: Vec<_> = [lacks, has].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join("; "))

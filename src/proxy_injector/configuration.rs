@@ -19,7 +19,7 @@ use super::{
     reviewed::ReviewedObject,
 };
 use crate::{
-    api::TRUST_ROOTS,
+    api::{TRUST_ROOTS, TRUST_ROOTS_KEY},
     text::{and_more, hex},
     values::{Document, Problem, ProxyValues, unusable_trust_anchors},
 };
@@ -38,8 +38,6 @@ pub(super) struct Configuration {
     pub(super) doubtful: Vec<Problem>,
 }
 
-/// The key of the ConfigMap, and the name of the file that the kubelet writes.
-pub(super) const BUNDLE_KEY: &str = "ca-bundle.crt";
 /// A Pod, with the token that the API server mounts into most Pods.
 const PROBE: &str = r#"{"spec": {
     "containers": [{
@@ -62,7 +60,7 @@ pub(super) enum RefusedConfiguration {
     Incomplete(String),
     #[error("a Pod cannot be injected with these values: {0}")]
     NotRenderable(String),
-    #[error("no proxy can use the bundle of trust anchors, key {BUNDLE_KEY} of the ConfigMap {TRUST_ROOTS}: {0}")]
+    #[error("no proxy can use the bundle of trust anchors, key {TRUST_ROOTS_KEY} of the ConfigMap {TRUST_ROOTS}: {0}")]
     TrustAnchors(String),
 }
 

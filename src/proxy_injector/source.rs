@@ -17,10 +17,13 @@ use tracing::{info, warn};
 
 use super::{
     canary::{CanaryConfiguration, CanaryTexts},
-    configuration::{BUNDLE_KEY, Configuration, RefusedConfiguration},
+    configuration::{Configuration, RefusedConfiguration},
 };
 use crate::{
-    api::{CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
+    api::{
+        CANARY_CONFIG_MAP, CANARY_NAMESPACES_ANNOTATION, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS,
+        TRUST_ROOTS_KEY,
+    },
     cluster::{Cluster, Kind, State, index::selector::Labels, kinds::config_map::ConfigMap},
     contain::{Work, contain},
     values::Document,
@@ -110,14 +113,14 @@ fn read_config_maps(namespace: &Arc<str>, state: &State) -> Result<Texts, String
     };
     if state.config_maps.trust_roots(namespace).is_some_and(|roots| roots.has_binary_bundle) {
         return Err(format!(
-            "the ConfigMap {namespace}/{TRUST_ROOTS} has the key {BUNDLE_KEY} in binaryData: Pods of the control plane \
+            "the ConfigMap {namespace}/{TRUST_ROOTS} has the key {TRUST_ROOTS_KEY} in binaryData: Pods of the control plane \
              do not start with it. Write the bundle into data, as PEM in UTF-8. kubectl writes any other file, such as \
              one in DER or UTF-16, into binaryData"
         ));
     }
     Ok(Texts {
         values: read(INJECTORS_CONFIG_MAP, "values", |map| &map.values)?,
-        trust_anchors: read(TRUST_ROOTS, BUNDLE_KEY, |map| &map.bundle)?,
+        trust_anchors: read(TRUST_ROOTS, TRUST_ROOTS_KEY, |map| &map.bundle)?,
     })
 }
 
@@ -305,14 +308,14 @@ mod tests {
             read_config_maps(&"linkerd".into(), &state).err()
         };
         put(INJECTORS_CONFIG_MAP, json!({"data": {"values": INSTALLED}}));
-        let refused = put(TRUST_ROOTS, json!({"binaryData": {BUNDLE_KEY: "MIIB"}})).unwrap();
+        let refused = put(TRUST_ROOTS, json!({"binaryData": {TRUST_ROOTS_KEY: "MIIB"}})).unwrap();
         assert!(refused.starts_with(
             "the ConfigMap linkerd/linkerd-identity-trust-roots has the key ca-bundle.crt in binaryData: Pods of the \
              control plane do not start with it. Write the bundle into data"
         ));
         let refused = put(TRUST_ROOTS, json!({"binaryData": {"other": "MIIB"}})).unwrap();
         assert_eq!(refused, "the ConfigMap linkerd/linkerd-identity-trust-roots has no key ca-bundle.crt");
-        let usable = json!({"data": {BUNDLE_KEY: TRUST_ANCHORS}, "binaryData": {"other": "MIIB"}});
+        let usable = json!({"data": {TRUST_ROOTS_KEY: TRUST_ANCHORS}, "binaryData": {"other": "MIIB"}});
         assert_eq!(put(TRUST_ROOTS, usable), None);
 
         let folder = tempfile::tempdir().unwrap();

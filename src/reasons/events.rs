@@ -119,6 +119,13 @@ const LINKERD_TRUSTS: &[ReasonEntry] = &[
         "A certificate ends within 30 days, or has ended.",
         "Replace the certificate that the note names.",
     ),
+    fine("TrustAnchorAdded", NORMAL, "The operator added declared trust anchors to the bundle: spec.mode is Enforce."),
+    entry(
+        "TrustAnchorNotAdded",
+        WARNING,
+        "The bundle lacks declared trust anchors, and the operator could not add them.",
+        "See the reason of the condition BundleSynced.",
+    ),
 ];
 
 const LINKERD_CONFIGS: &[ReasonEntry] = &[

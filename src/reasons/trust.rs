@@ -34,6 +34,24 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "Do what status.nextStep says: an early removal breaks connections.",
             ),
             entry(
+                "Contested",
+                "False",
+                "Another writer removed declared trust anchors more than five times in ten minutes. The operator waits longer each time before it adds them again. It ends ten minutes after the last removal.",
+                "Add it to the configuration of the writer that the message names: the values of Helm, or Git.",
+            ),
+            entry(
+                "WriteFailed",
+                "False",
+                "The operator could not add a declared trust anchor: it has no permission, or the bundle is broken or too long.",
+                "Permit it (in the chart jobs.linkerdConfig.trustAnchors), or correct the bundle as the message says.",
+            ),
+            entry(
+                "WrittenByTrustManager",
+                "False",
+                "The bundle lacks a declared trust anchor, and trust-manager writes it, so the operator does not.",
+                "Add the trust anchor to the sources of the Bundle that the message names.",
+            ),
+            entry(
                 "NotObserved",
                 "Unknown",
                 "The bundle is missing, or cannot be read.",

@@ -4,7 +4,8 @@ use super::seen::DeclaredRoots;
 use crate::{
     api::LinkerdTrustSpec,
     text::and_more,
-    x509::{anchor_set::readable_certificates, anchors::AnchorBundle, certificate::ChainCertificate, pem},
+    values::UnusableTrustBundle,
+    x509::{anchor_set::readable_certificates, anchors::AnchorBundle, certificate::ChainCertificate},
 };
 
 /// The maximum number of declared trust anchors.
@@ -18,12 +19,9 @@ const SHOWN: usize = 10;
 /// When a part of the text is not a certificate that proxies can use.
 pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<Option<DeclaredRoots>, String> {
     let Some(anchors) = &spec.anchors else { return Ok(None) };
+    // No Pod could start with such a text.
+    UnusableTrustBundle::check(&anchors.pem).map_err(|unusable| unusable.to_string())?;
     let bundle = AnchorBundle::parse(anchors.pem.as_bytes())?;
-    // The PEM reader ignores a block whose first line is indented or begins with other text.
-    let (begun, read) = (anchors.pem.matches("-----BEGIN").count(), pem::blocks(anchors.pem.as_bytes()).len());
-    if begun != read {
-        return Err(format!("only {read} of {begun} certificates begin a line"));
-    }
     let is_authority = |der: &[u8]| ChainCertificate::parse(der).is_some_and(|certificate| certificate.is_authority());
     let mut certificates = readable_certificates(&anchors.pem);
     if let Some(at) = certificates.position(|der| !is_authority(&der)) {

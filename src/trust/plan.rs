@@ -61,8 +61,9 @@ impl TrustPlan {
             and_more(found.iter().take(SHOWN), found.len(), ", ")
         };
         let mut steps = Vec::new();
-        if !roots.desired.is_subset(&roots.in_bundle) {
-            let missing = list(&|id| roots.desired.contains(id) && !roots.in_bundle.contains(id));
+        if !roots.missing.is_empty() {
+            let missing = roots.missing.iter().take(SHOWN).map(|root| named(root));
+            let missing = and_more(missing, roots.missing.len(), ", ");
             steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
         }
         let is_issuer_desired = is_issuer_desired(&roots);

@@ -34,6 +34,8 @@ pub(super) struct MeshRoots<'a> {
     pub(super) in_bundle: BTreeSet<Fingerprint>,
     /// The declared roots, or those of the bundle.
     pub(super) desired: BTreeSet<Fingerprint>,
+    /// The declared certificates that the bundle lacks.
+    pub(super) missing: Vec<&'a RootCertificate>,
     pub(super) issuer: Result<IssuerReach, NotSeen>,
     pub(super) groups: Vec<ProxyGroup<'a>>,
     /// The roots of the bundle, the declared ones, and those that a sizeable part of all proxies trust.
@@ -88,10 +90,15 @@ pub(super) struct ProxyGroup<'a> {
 
 impl<'a> MeshRoots<'a> {
     pub(super) fn of(seen: &'a SeenTrust, bundle: Option<&'a AnchorBundle>) -> Self {
-        let mut of_bundle: Vec<_> = bundle.map(AnchorBundle::roots).unwrap_or_default().iter().collect();
+        let in_text = bundle.map(AnchorBundle::roots).unwrap_or_default();
+        let mut of_bundle: Vec<_> = in_text.iter().collect();
         of_bundle.sort_by_key(|root| std::cmp::Reverse((root.not_after, root.not_before)));
-        let in_bundle: BTreeSet<_> = of_bundle.iter().map(|root| root.id).collect();
+        // Of one root that was issued again, the certificate that ends last: Linkerd's identity uses any that is valid.
+        let mut known = BTreeSet::new();
+        of_bundle.retain(|root| known.insert(root.id));
+        let in_bundle = known;
         let desired = seen.desired.as_ref().map_or_else(|| in_bundle.clone(), |declared| ids(&declared.bundle));
+        let missing = seen.desired.as_ref().map(|declared| declared.missing_in(in_text)).unwrap_or_default();
         let others = others(seen, &in_bundle);
         let groups = seen.proxies.bundles.values().map(|proxies| ProxyGroup {
             trusts: proxies.roots.iter().map(|root| root.id).collect(),
@@ -109,7 +116,7 @@ impl<'a> MeshRoots<'a> {
         let issuer =
             issuer.and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, seen).map_err(NotSeen::Missing));
         let all = [of_bundle, others].concat();
-        let mut roots = Self { all, in_bundle, desired, issuer, groups, of_mesh, leaves };
+        let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves };
         roots.mark_cut_off();
         roots
     }

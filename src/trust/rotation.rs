@@ -20,6 +20,9 @@ const SHOWN: usize = 5;
 /// What the operator cannot see: it does not read the Secret.
 const SHOWN_LATER: &str = ". If it is written already, the next proxy that renews its certificate shows it";
 
+/// Where a root is added or removed.
+const IN_CONFIG_MAP: &str = "the bundle in ConfigMap linkerd-identity-trust-roots";
+
 /// How far the mesh is on the way to the declared roots.
 #[derive(Debug, PartialEq)]
 pub struct RotationProgress {
@@ -34,6 +37,8 @@ pub struct RotationProgress {
     pub not_renewed: usize,
     /// The proxies whose certificates were not observed.
     pub unobserved: usize,
+    /// The declared roots that the bundle lacks, for people.
+    pub missing: Option<String>,
     /// Whether the bundle has exactly the declared roots.
     pub is_bundle_synced: bool,
 }
@@ -56,7 +61,8 @@ impl RotationProgress {
             is_bridged,
             not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
             unobserved: leaves.map_or(0, |leaves| leaves.unobserved),
-            is_bundle_synced: roots.in_bundle == roots.desired,
+            missing: Some(list(&roots.missing)).filter(|_| !roots.missing.is_empty()),
+            is_bundle_synced: roots.in_bundle == roots.desired && roots.missing.is_empty(),
         };
         Self { phase: progress.phase_of(seen, roots), ..progress }
     }
@@ -66,7 +72,7 @@ impl RotationProgress {
         if roots.in_bundle.is_empty() || seen.proxies.others > 0 {
             return TrustPhase::Unknown;
         }
-        if !roots.desired.is_subset(&roots.in_bundle) {
+        if !roots.missing.is_empty() {
             return TrustPhase::Adding;
         }
         let Ok(issuer) = &roots.issuer else { return TrustPhase::Unknown };
@@ -126,19 +132,15 @@ fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCert
 
 /// Returns the step to the next phase; `None` at the end.
 pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Option<RotationStep> {
-    let desired: Vec<_> = roots.all.iter().filter(|root| roots.desired.contains(&root.id)).collect();
-    let list =
-        |roots: &[&&RootCertificate]| and_more(roots.iter().take(SHOWN).map(|root| named(root)), roots.len(), ", ");
+    let desired: Vec<_> = roots.all.iter().copied().filter(|root| roots.desired.contains(&root.id)).collect();
+    let source = seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref());
+    let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
     let target = target(roots).and_then(|id| roots.find(&id));
     let issuer_of = target.map_or_else(|| list(&desired), named);
     let later = if seen.leaves.is_some() { SHOWN_LATER } else { "" };
     let sentence = match progress.phase {
         TrustPhase::Adding => {
-            let missing: Vec<_> = desired.iter().copied().filter(|root| !roots.in_bundle.contains(&root.id)).collect();
-            format!(
-                "add {} to the bundle in ConfigMap linkerd-identity-trust-roots, and keep the roots that it has",
-                list(&missing)
-            )
+            format!("add {} to {place}, and keep the roots that it has", list(&roots.missing))
         }
         TrustPhase::Spreading => {
             let bridge = match target.and_then(|target| signer(roots, target.id)) {
@@ -150,8 +152,9 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
             };
             let untrusting = proxies(progress.untrusting);
+            let verb = if progress.untrusting == 1 { "does" } else { "do" };
             format!(
-                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} do not trust the \
+                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} {verb} not trust the \
                  root{later}"
             )
         }
@@ -199,22 +202,34 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             let others: Vec<_> = roots
                 .all
                 .iter()
+                .copied()
                 .filter(|root| roots.in_bundle.contains(&root.id) && !roots.desired.contains(&root.id))
                 .collect();
             format!(
-                "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove {} from the \
-                 bundle in ConfigMap linkerd-identity-trust-roots. {why}, and new Pods then do not trust it",
+                "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove {} from \
+                 {place}. {why}, and new Pods then do not trust it",
                 list(&others)
             )
         }
         TrustPhase::Complete | TrustPhase::Steady | TrustPhase::Unknown => return None,
     };
-    let commands = match (progress.phase, &seen.desired) {
+    // trust-manager would undo what they write.
+    let commands = match (progress.phase, seen.desired.as_ref().filter(|_| source.is_none())) {
         (TrustPhase::Adding, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, true),
         (TrustPhase::Retiring, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, false),
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })
+}
+
+fn list(roots: &[&RootCertificate]) -> String {
+    and_more(roots.iter().take(SHOWN).map(|root| named(root)), roots.len(), ", ")
+}
+
+fn in_source(bundle: &str) -> String {
+    format!(
+        "the sources of the Bundle {bundle}, from which trust-manager writes ConfigMap linkerd-identity-trust-roots"
+    )
 }
 
 /// Returns the commands that write the declared roots into the bundle, with the ones that it has or without them.

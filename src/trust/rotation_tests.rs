@@ -3,9 +3,12 @@
 use super::{
     TrustPlan,
     report::TrustVerdict,
-    testing::{Mesh, Pki, declaring, presenting, reports},
+    testing::{Mesh, Pki, declaring, presenting, reports, root_of},
 };
-use crate::{api::linkerd_trust::TrustPhase, x509::testing::TestCa};
+use crate::{
+    api::linkerd_trust::TrustPhase,
+    x509::testing::{DAY, TestCa, valid},
+};
 
 #[test]
 fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
@@ -34,6 +37,42 @@ fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
         assert_eq!(report.progress.phase, phase, "{report:#?}");
         assert!(report.next_step.sentence.contains(step), "{report:#?}");
         assert!(report.problems.iter().all(|problem| problem.verdict != TrustVerdict::Broken), "{report:#?}");
+    }
+}
+
+#[test]
+fn a_root_that_was_issued_again_with_its_key_is_added_and_nothing_else_is_left_to_do() {
+    let again = root_of("old", -DAY);
+    let expired = again.signs_again(&again, |params| valid(params, -2 * DAY, -DAY));
+    let issuer = again.signs("issuer", |_| {});
+    let mesh =
+        |bundle: &[&TestCa]| presenting(Mesh::new(bundle, &[]).pods("web", 3, &[&expired]), &[(&[&issuer], 3)], 0);
+    let report = declaring(mesh(&[&expired]), &[&again]).report();
+    assert_eq!((report.progress.phase, report.progress.is_bundle_synced), (TrustPhase::Adding, false), "{report:#?}");
+    assert!(report.progress.missing.is_some_and(|names| names.starts_with("old (")));
+    assert_eq!(report.verdict, TrustVerdict::Broken, "Linkerd's identity issues nothing");
+    let report = declaring(mesh(&[&expired, &again]), &[&again]).report();
+    assert_eq!(report.progress.phase, TrustPhase::Steady, "for proxies it is the same root: {report:#?}");
+    assert_eq!(
+        (report.verdict, report.roots.len()),
+        (TrustVerdict::Good, 1),
+        "the expired one is not used: {report:#?}"
+    );
+}
+
+#[test]
+fn a_bundle_of_trust_manager_is_changed_at_its_sources() {
+    let pki = Pki::new();
+    let (before, bridged): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer, &pki.bridge]);
+    for (bundle, presented, step) in
+        [(&[&pki.old][..], before, "add new ("), (&[&pki.new, &pki.old][..], bridged, "then remove old (")]
+    {
+        let mut mesh = presenting(Mesh::new(bundle, &[]).pods("web", 3, &[&pki.old]), &[(presented, 3)], 0);
+        mesh.0.bundle.as_mut().unwrap().source = Some("roots".to_owned());
+        let step_of = declaring(mesh, &[&pki.new]).report().next_step;
+        let sentence = &step_of.sentence;
+        assert!(sentence.contains(step) && sentence.contains("the sources of the Bundle roots"), "{sentence}");
+        assert_eq!(step_of.commands, [""; 0], "trust-manager would undo them");
     }
 }
 

@@ -74,6 +74,8 @@ pub enum NotSeen {
 pub struct SeenBundle {
     pub pem: String,
     pub written: Option<Timestamp>,
+    /// The Bundle from which trust-manager writes it, if it does.
+    pub source: Option<String>,
 }
 
 /// The issuer, without its key.
@@ -162,6 +164,22 @@ impl SeenTrust {
     pub(super) fn identity_service(&self) -> String {
         let (namespace, domain) = (&self.namespace, &self.settings.trust_domain);
         format!("linkerd-identity.{namespace}.serviceaccount.identity.{namespace}.{domain}")
+    }
+}
+
+// === impl DeclaredRoots ===
+
+impl DeclaredRoots {
+    /// Returns the declared certificates that a bundle lacks. For proxies a root that was issued again with the same key is
+    /// the same one. It counts as missing, because Linkerd's identity does not use a root that has ended.
+    pub(crate) fn missing_in(&self, bundle: &[RootCertificate]) -> Vec<&RootCertificate> {
+        let has = |root: &RootCertificate| bundle.iter().any(|it| it.sha256 == root.sha256);
+        self.bundle.roots().iter().filter(|root| !has(root)).collect()
+    }
+
+    /// Whether a bundle has each of the declared certificates.
+    pub(crate) fn has_all(&self, bundle: &str) -> bool {
+        AnchorBundle::parse(bundle.as_bytes()).is_ok_and(|bundle| self.missing_in(bundle.roots()).is_empty())
     }
 }
 

@@ -60,7 +60,7 @@ impl Mesh {
             desired: None,
             leaves: None,
             is_renewed: false,
-            bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)) }),
+            bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)), source: None }),
             issuer: SeenIssuer::read(&pem_of(issuer), Some(at(-2 * DAY))),
             proxies: SeenProxies::default(),
             renewed_root: None,

@@ -2,11 +2,12 @@
 //! and declared roots that change.
 //!
 //! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one. The
-//! model knows nothing of the code under test but its sentences, and decides by sets of roots.
+//! model knows nothing of the code under test but its sentences and what it adds to the bundle, and decides by sets of roots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
+    addition::addition,
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
     testing::{Mesh, at, declaring, root_of, workload},
@@ -47,6 +48,8 @@ struct Said {
     /// The proxies that are behind, and whether they refuse certificates.
     behind: Vec<(usize, bool)>,
     is_broken: bool,
+    /// The bundle after what the operator adds.
+    added: Roots,
 }
 
 struct WalkProxy {
@@ -109,7 +112,11 @@ impl WalkPki {
         mesh.0.leaves = Some(leaves);
         mesh.0.issuer = Err(NotSeen::Unread("it is not read".to_owned()));
         let report = mesh.report();
+        let (bundle, declared) = (pem_of(&roots(&walk.bundle)), mesh.0.desired.as_ref().unwrap());
+        let bundle = addition(&bundle, declared).unwrap().map_or(bundle, |added| added.text);
+        let has = |root: &TestCa| AnchorSet::of(&root.pem).shares_anchor(&AnchorSet::of(&bundle));
         let said = Said {
+            added: (0..NAMES.len()).filter(|root| has(&self.roots[*root])).collect(),
             phase: report.progress.phase,
             behind: report.behind.iter().map(|row| (row.name.parse().unwrap(), row.refuses)).collect(),
             is_broken: report.verdict == TrustVerdict::Broken,
@@ -166,7 +173,7 @@ impl Walk {
         let issuer = named_after(next, "write an issuer of ").or(named_after(next, "Before the issuer of "));
         let signer = named_after(next, "after it a bridge that ").filter(|_| self.has_bridges);
         match said.phase {
-            TrustPhase::Adding => self.bundle.extend(self.declared.clone()),
+            TrustPhase::Adding => self.bundle.clone_from(&said.added),
             TrustPhase::Spreading if signer.is_some() => self.secret = (issuer.unwrap(), signer),
             TrustPhase::Spreading => said.behind.iter().for_each(|(proxy, _)| self.create(*proxy)),
             // What is written already is kept.

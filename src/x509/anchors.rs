@@ -27,6 +27,7 @@ pub(crate) struct AnchorBundle {
 /// One trust anchor.
 #[derive(Clone, Debug)]
 pub(crate) struct RootCertificate {
+    pub(crate) der: Box<[u8]>,
     pub(crate) sha256: [u8; 32],
     /// The SHA-256 of all that proxies read of it: its name, its key and its constraints. A root that was issued again with
     /// the same key is the same anchor.
@@ -90,6 +91,7 @@ impl RootCertificate {
         let constraints = anchor.name_constraints.as_deref().unwrap_or_default();
         let read = [&*anchor.subject, &[0], &*anchor.subject_public_key_info, &[0], constraints].concat();
         Some(Self {
+            der: der.into(),
             sha256: sha256(der),
             id: sha256(&read),
             name: parsed.as_ref().map(ChainCertificate::name).unwrap_or_default(),

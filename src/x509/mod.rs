@@ -12,4 +12,5 @@ pub mod leaf;
 pub mod pem;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod unusual;
 pub mod verify;

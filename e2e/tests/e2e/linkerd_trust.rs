@@ -6,12 +6,15 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     Job, Manager, ManagerOptions, Rig, eventually, holds,
     identity::MeshAuthority,
+    shipped::OPERATOR_NAMESPACE,
     shown_proxy::{LATE, ShownProxy},
 };
 use serde_json::{Value, json};
 
 /// A proxy is asked again a minute after it did not renew.
 const RENEWED: Duration = Duration::from_secs(90);
+const CLUSTER_ROLES: [&str; 3] =
+    ["linkerd-operator-linkerd-config", "linkerd-operator-rollout", "linkerd-operator-events"];
 const SOON: Duration = Duration::from_secs(30);
 const IDENTITY: &str = "default.default.serviceaccount.identity.linkerd.cluster.local";
 
@@ -24,10 +27,13 @@ struct ReportedMesh {
 }
 
 impl ReportedMesh {
-    /// Starts a mesh with one root, and two proxies that trust it.
+    /// Starts a mesh with one root, and two proxies that trust it. The operator has the shipped permissions and admission
+    /// policies.
     async fn start() -> Result<Self> {
         let rig = Rig::linkerd().crds("crd").start().await?;
-        let manager = ManagerOptions::only(Job::LinkerdConfig).ready(&rig).await?;
+        rig.deploy_without_manager(&CLUSTER_ROLES).await?;
+        let options = ManagerOptions::only(Job::LinkerdConfig).kubeconfig(rig.operator_kubeconfig().await?);
+        let manager = options.args([format!("--operator-namespace={OPERATOR_NAMESPACE}")]).ready(&rig).await?;
         let mut mesh = Self { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
         mesh.put_bundle(&mesh.old.pem()).await?;
         let issuer = mesh.old.signs("issuer")?;
@@ -35,6 +41,12 @@ impl ReportedMesh {
             mesh.put_proxy(name, &mesh.old.pem(), &[&issuer]).await?;
         }
         Ok(mesh)
+    }
+
+    /// Permits the operator to add to the bundle.
+    async fn permit(&self) -> Result<()> {
+        let component = "components: [../../config/components/trust-anchors]";
+        self.rig.apply(&self.rig.shipped_with("config/control-plane", component).await?).await.map(drop)
     }
 
     async fn put_bundle(&self, pem: &str) -> Result<()> {
@@ -49,6 +61,11 @@ impl ReportedMesh {
         let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust",
             "metadata": {"name": name}, "spec": spec});
         self.rig.apply(&[trust]).await.map(drop)
+    }
+
+    async fn enforce(&self) -> Result<()> {
+        let patch = json!({"spec": {"mode": "Enforce"}}).to_string();
+        self.rig.kubectl(&["patch", "linkerdtrust", "mesh", "--type=merge", "-p", &patch]).await.map(drop)
     }
 
     /// Creates a Pod that runs, and a server in the place of its proxy.
@@ -101,6 +118,16 @@ impl ReportedMesh {
         })
         .await
     }
+}
+
+async fn bundle_is(rig: &Rig, pem: &str) -> Result<()> {
+    let map = rig.get(&["configmap", "linkerd-identity-trust-roots", "--namespace=linkerd"]).await?;
+    ensure!(map.pointer("/data/ca-bundle.crt") == Some(&json!(pem)), "{map:#}");
+    Ok(())
+}
+
+async fn bundle_becomes(rig: &Rig, pem: &str) -> Result<()> {
+    eventually(SOON, "the bundle to change", async || bundle_is(rig, pem).await).await
 }
 
 fn shown(status: &Value) -> Vec<String> {
@@ -216,4 +243,83 @@ async fn what_breaks_the_mesh_is_reported_and_so_is_its_repair() -> Result<()> {
     let key = mesh.put_trust("mesh", Some(&mesh.old.key_pem())).await.err().context("a private key was accepted")?;
     ensure!(format!("{key:#}").contains("no private key"), "{key:#}");
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_declared_root_is_added_to_the_bundle_and_added_again_and_none_is_removed() -> Result<()> {
+    let mesh = ReportedMesh::start().await?;
+    let (old, new) = (mesh.old.pem(), MeshAuthority::root("new")?.pem());
+    let both = format!("{old}{new}");
+    mesh.permit().await?;
+    mesh.put_trust("mesh", Some(&new)).await?;
+    mesh.reaches(SOON, "Adding", &["BundleSynced=False/RootsDiffer"]).await?;
+    bundle_is(&mesh.rig, &old).await.context("it is written without mode Enforce")?;
+
+    mesh.enforce().await?;
+    bundle_becomes(&mesh.rig, &both).await?;
+    mesh.reaches(SOON, "Spreading", &["TrustSpread=False/ProxiesBehind"]).await?;
+    mesh.expect_event("TrustAnchorAdded", "Added new (").await?;
+    // An upgrade with older values.
+    mesh.put_bundle(&old).await?;
+    bundle_becomes(&mesh.rig, &both).await?;
+    mesh.put_trust("mesh", Some(&old)).await?;
+    mesh.reaches(SOON, "Retiring", &["BundleSynced=False/RootsDiffer"]).await?;
+    holds(Duration::from_secs(5), "that no root is removed", async || bundle_is(&mesh.rig, &both).await).await?;
+
+    // A writer that removes the root again and again.
+    mesh.put_trust("mesh", Some(&new)).await?;
+    for _ in 0..5 {
+        mesh.put_bundle(&old).await?;
+        bundle_becomes(&mesh.rig, &both).await?;
+    }
+    mesh.put_bundle(&old).await?;
+    let status = mesh.reaches(SOON, "Adding", &["BundleSynced=False/Contested"]).await?;
+    ensure!(next_step(&status).starts_with("add new ("), "{status:#}");
+    mesh.expect_event("TrustAnchorNotAdded", "keeps removing declared roots").await?;
+    bundle_becomes(&mesh.rig, &both).await.context("after the pause")?;
+    mesh.reaches(SOON, "Spreading", &["BundleSynced=False/Contested"]).await?;
+    let written = mesh.manager.metric("linkerd_operator_trust_bundle_writes_total", &[("result", "ok")]).await;
+    assert_eq!(written, Some(8.0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bundle_that_trust_manager_writes_or_that_is_immutable_is_not_changed_and_the_reason_is_reported()
+-> Result<()> {
+    let mesh = ReportedMesh::start().await?;
+    let (old, new) = (mesh.old.pem(), MeshAuthority::root("new")?.pem());
+    mesh.permit().await?;
+    let label = |value: &str| format!("trust.cert-manager.io/bundle{value}");
+    let map = ["configmap", "linkerd-identity-trust-roots", "--namespace=linkerd"];
+    mesh.rig.kubectl(&[&["label"], &map[..], &[&label("=roots")]].concat()).await?;
+    mesh.put_trust("mesh", Some(&new)).await?;
+    mesh.enforce().await?;
+    let status = mesh.reaches(SOON, "Adding", &["BundleSynced=False/WrittenByTrustManager"]).await?;
+    ensure!(next_step(&status).contains("to the sources of the Bundle roots"), "{status:#}");
+    assert_eq!(status["commands"], Value::Null);
+    bundle_is(&mesh.rig, &old).await?;
+
+    let immutable = json!({"immutable": true}).to_string();
+    mesh.rig.kubectl(&[&["patch"], &map[..], &["--type=merge", "-p", &immutable]].concat()).await?;
+    mesh.rig.kubectl(&[&["label"], &map[..], &[&label("-")]].concat()).await?;
+    mesh.reaches(SOON, "Adding", &["BundleSynced=False/WriteFailed"]).await?;
+    mesh.expect_event("TrustAnchorNotAdded", "immutable").await?;
+    bundle_is(&mesh.rig, &old).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_permission_the_reason_is_reported_and_with_it_the_root_is_added() -> Result<()> {
+    let mesh = ReportedMesh::start().await?;
+    let (old, new) = (mesh.old.pem(), MeshAuthority::root("new")?.pem());
+    mesh.put_trust("mesh", Some(&new)).await?;
+    mesh.enforce().await?;
+    mesh.reaches(SOON, "Adding", &["BundleSynced=False/WriteFailed"]).await?;
+    mesh.expect_event("TrustAnchorNotAdded", "forbidden").await?;
+    let forbidden = [("result", "forbidden")];
+    let refused = mesh.manager.metric("linkerd_operator_trust_bundle_writes_total", &forbidden).await;
+    assert_eq!(refused, Some(1.0), "a refused write is sent once a minute");
+    bundle_is(&mesh.rig, &old).await?;
+    mesh.permit().await?;
+    mesh.reaches(RENEWED, "Spreading", &["BundleSynced=False/RootsDiffer"]).await?;
+    bundle_is(&mesh.rig, &format!("{old}{new}")).await
 }

@@ -27,6 +27,7 @@ pub enum TrustReason {
     Broken,
     CertificateEnds,
     Conflicted,
+    Contested,
     Invalid,
     NotObserved,
     OldLeaves,
@@ -35,6 +36,8 @@ pub enum TrustReason {
     RootsDiffer,
     RotationInProgress,
     Synced,
+    WriteFailed,
+    WrittenByTrustManager,
 }
 
 // === impl TrustCondition ===

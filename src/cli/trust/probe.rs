@@ -22,7 +22,7 @@ use super::{
     read,
 };
 use crate::{
-    api::TRUST_ROOTS,
+    api::{TRUST_ROOTS, TRUST_ROOTS_KEY},
     text::printable,
     trust::words::in_time,
     x509::{
@@ -91,7 +91,7 @@ pub(super) async fn probe(args: &ProbeArgs) -> Result<ExitCode> {
     let chain = timeout(DEADLINE, presented(stream, &identity)).await.context("the proxy did not answer in time")??;
     let bundle = Api::<ConfigMap>::namespaced(client, &args.namespace).get(TRUST_ROOTS).await;
     let bundle = bundle.with_context(|| format!("cannot read ConfigMap {TRUST_ROOTS}"))?;
-    let bundle = bundle.data.and_then(|mut data| data.remove(read::BUNDLE)).unwrap_or_default();
+    let bundle = bundle.data.and_then(|mut data| data.remove(TRUST_ROOTS_KEY)).unwrap_or_default();
     let anchors = AnchorBundle::parse(bundle.as_bytes()).map_err(anyhow::Error::msg)?;
     let now = Timestamp::now();
     let presented = judge(&chain, &anchors, &identity, now)?;

@@ -17,9 +17,11 @@ use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{
         CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS,
+        TRUST_ROOTS_KEY,
         linkerd_trust::{TrustCondition, TrustReason},
     },
     client,
+    cluster::kinds::config_map::trust_manager_source,
     response_limit::PageTooLarge,
     trust::declared::declared_roots,
     trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
@@ -28,8 +30,6 @@ use crate::{
 };
 
 const ISSUER: &str = "linkerd-identity-issuer";
-/// The key of the bundle in its ConfigMap.
-pub(super) const BUNDLE: &str = "ca-bundle.crt";
 /// The maximum length of the name of an object.
 const LONGEST_NAME: usize = 253;
 const APPS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"];
@@ -109,11 +109,11 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
     let values = values(&config_maps).await;
     let bundle = match config_maps.get_opt(TRUST_ROOTS).await {
         Ok(Some(map)) => {
-            let written = written(&map.metadata);
+            let (written, source) = (written(&map.metadata), trust_manager_source(&map.metadata));
             let mut data = map.data.unwrap_or_default();
-            let found = data.remove(BUNDLE).map(|pem| SeenBundle { pem, written });
+            let found = data.remove(TRUST_ROOTS_KEY).map(|pem| SeenBundle { pem, written, source });
             let keys = || data.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            found.ok_or_else(|| NotSeen::Missing(format!("it has no key {BUNDLE}, but: {}", keys())))
+            found.ok_or_else(|| NotSeen::Missing(format!("it has no key {TRUST_ROOTS_KEY}, but: {}", keys())))
         }
         Ok(None) => Err(NotSeen::Missing("it does not exist".to_owned())),
         Err(error) => Err(NotSeen::Unread(format!("ConfigMap {TRUST_ROOTS}: {}", client::describe(&error)))),

@@ -13,13 +13,13 @@ use serde::{Deserialize, de::IgnoredAny};
 use crate::{
     api::{
         CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, MANAGED_BY_ANNOTATION, NamespacedName, OPERATOR,
-        TRUST_ROOTS,
+        TRUST_ROOTS, TRUST_ROOTS_KEY,
     },
     cluster::{
         Problems, Projected,
         index::store::{Store, Stored},
     },
-    text::truncate,
+    text::{truncate, truncated},
 };
 
 /// The key of the document in Linkerd's ConfigMap.
@@ -28,8 +28,9 @@ const VALUES: &str = "values";
 const LEGACY: &str = "global";
 /// The maximum length of a manager's name, in bytes; that of the API server.
 const LONGEST_MANAGER: usize = 128;
-/// The key of the bundle in [`TRUST_ROOTS`].
-const BUNDLE: &str = "ca-bundle.crt";
+
+/// The label of a ConfigMap that trust-manager writes.
+const TRUST_MANAGER_LABEL: &str = "trust.cert-manager.io/bundle";
 
 /// A ConfigMap, reduced to the fields that the LinkerdConfig controller and the proxy injector read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,10 @@ pub struct ConfigMap {
     pub has_binary_bundle: bool,
     /// When the bundle was last written, by the managed fields.
     pub bundle_written: Option<Timestamp>,
+    /// The field manager that wrote the bundle last.
+    pub bundle_writer: Option<Arc<str>>,
+    /// The Bundle from which trust-manager writes the ConfigMap, if it does.
+    pub trust_manager_source: Option<Arc<str>>,
 }
 
 /// A manager of the field `data.values`.
@@ -97,8 +102,12 @@ impl Projected for ConfigMap {
             })
             .collect();
         writers.sort_by_key(|writer| std::cmp::Reverse(writer.time));
-        let bundles = entries().filter(|entry| owns(entry, BUNDLE)).filter_map(|entry| entry.time.as_ref());
-        let bundle_written = bundles.map(|time| time.0).max();
+        let bundle = entries()
+            .filter(|entry| owns(entry, TRUST_ROOTS_KEY))
+            .max_by_key(|entry| entry.time.as_ref().map(|it| it.0));
+        let bundle_written = bundle.and_then(|entry| Some(entry.time.as_ref()?.0));
+        let bundle_writer = bundle.and_then(|entry| entry.manager.as_deref()).map(Arc::from);
+        let trust_manager_source = trust_manager_source(&metadata).map(Arc::from);
         let kept = |key: &String| key.starts_with(CONFIG_GROUP) || key == CREATED_BY_ANNOTATION;
         Self {
             key: NamespacedName::of(&metadata),
@@ -106,13 +115,15 @@ impl Projected for ConfigMap {
             version: metadata.resource_version.as_deref().unwrap_or_default().into(),
             legacy: data.contains_key(LEGACY) && !data.contains_key(VALUES),
             values: data.remove(VALUES).map(Arc::from),
-            bundle: data.remove(BUNDLE).map(Arc::from),
-            has_binary_bundle: binary_data.is_some_and(|data| data.contains_key(BUNDLE)),
+            bundle: data.remove(TRUST_ROOTS_KEY).map(Arc::from),
+            has_binary_bundle: binary_data.is_some_and(|data| data.contains_key(TRUST_ROOTS_KEY)),
             immutable: immutable.unwrap_or_default(),
             owned,
             annotations: metadata.annotations.unwrap_or_default().into_iter().filter(|(key, _)| kept(key)).collect(),
             writers,
             bundle_written,
+            bundle_writer,
+            trust_manager_source,
         }
     }
 }
@@ -130,6 +141,7 @@ impl Stored for ConfigMap {
     fn inherit(&mut self, known: &Self) {
         if known.bundle == self.bundle {
             self.bundle_written = known.bundle_written;
+            self.bundle_writer.clone_from(&known.bundle_writer);
         }
     }
 
@@ -159,6 +171,12 @@ impl Store<ConfigMap> {
     pub fn trust_roots(&self, namespace: &str) -> Option<&Arc<ConfigMap>> {
         self.find(namespace, TRUST_ROOTS)
     }
+}
+
+/// Returns the Bundle from which trust-manager writes a ConfigMap, if it does: it labels what it writes
+/// (<https://cert-manager.io/docs/trust/trust-manager/>).
+pub fn trust_manager_source(metadata: &ObjectMeta) -> Option<String> {
+    metadata.labels.as_ref()?.get(TRUST_MANAGER_LABEL).map(|name| truncated(name.clone(), LONGEST_MANAGER))
 }
 
 /// Whether the manager of these fields wrote the key of `data`.
@@ -199,16 +217,21 @@ mod tests {
     }
 
     #[test]
-    fn the_bundle_has_the_time_of_its_latest_writer() {
-        let entry = |time: &str, fields: Value| json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": {"f:data": fields}});
+    fn the_bundle_has_its_latest_writer_with_the_time_and_the_source_of_trust_manager() {
+        let entry = |manager: &str, time: &str, fields: Value| json!({"manager": manager, "operation": "Update", "time": time, "fieldsV1": {"f:data": fields}});
         let bundle = json!({"f:ca-bundle.crt": {}});
         let metadata = json!({"managedFields": [
-            entry("2026-01-01T00:00:00Z", bundle.clone()),
-            entry("2026-01-02T00:00:00Z", bundle),
-            entry("2026-01-03T00:00:00Z", json!({"f:other": {}}))]});
-        let written = |metadata: &Value| config_map(TRUST_ROOTS, metadata, &json!({BUNDLE: "pem"})).bundle_written;
-        assert_eq!(written(&metadata), Some("2026-01-02T00:00:00Z".parse().unwrap()));
-        assert_eq!(written(&json!({})), None);
+            entry("first", "2026-01-01T00:00:00Z", bundle.clone()),
+            entry("second", "2026-01-02T00:00:00Z", bundle),
+            entry("third", "2026-01-03T00:00:00Z", json!({"f:other": {}}))]});
+        let read = |metadata: &Value| config_map(TRUST_ROOTS, metadata, &json!({TRUST_ROOTS_KEY: "pem"}));
+        let map = read(&metadata);
+        let written = (map.bundle_written, map.bundle_writer.as_deref(), map.trust_manager_source);
+        assert_eq!(written, (Some("2026-01-02T00:00:00Z".parse().unwrap()), Some("second"), None));
+        assert_eq!(read(&json!({})).bundle_written, None);
+        // trust-manager's documentation, and its constant BundleLabelKey.
+        let of_trust_manager = read(&json!({"labels": {"trust.cert-manager.io/bundle": "roots"}}));
+        assert_eq!(of_trust_manager.trust_manager_source.as_deref(), Some("roots"));
     }
 
     #[test]
@@ -217,7 +240,8 @@ mod tests {
         let mut written_after = |time: &str, pem: &str| {
             let fields = json!({"f:data": {"f:ca-bundle.crt": {}}});
             let entry = json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": fields});
-            config_map(TRUST_ROOTS, &json!({"managedFields": [entry]}), &json!({BUNDLE: pem})).apply(&mut state);
+            config_map(TRUST_ROOTS, &json!({"managedFields": [entry]}), &json!({TRUST_ROOTS_KEY: pem}))
+                .apply(&mut state);
             state.config_maps.trust_roots("linkerd").unwrap().bundle_written.unwrap().to_string()
         };
         assert_eq!(written_after("2026-01-01T00:00:00Z", "old"), "2026-01-01T00:00:00Z");

@@ -20,6 +20,8 @@ fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
         bundle: None,
         has_binary_bundle: false,
         bundle_written: None,
+        bundle_writer: None,
+        trust_manager_source: None,
     }
 }
 

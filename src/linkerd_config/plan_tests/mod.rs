@@ -58,6 +58,8 @@ impl Cluster {
             bundle: None,
             has_binary_bundle: false,
             bundle_written: None,
+            bundle_writer: None,
+            trust_manager_source: None,
         });
         cluster.write("helm", INSTALLED);
         cluster

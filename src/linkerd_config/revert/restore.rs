@@ -66,6 +66,8 @@ mod tests {
             bundle: None,
             has_binary_bundle: false,
             bundle_written: None,
+            bundle_writer: None,
+            trust_manager_source: None,
         };
         restore_plan(&live, base.map(|text| Base::new(1, text, None).unwrap()).as_ref())
     }

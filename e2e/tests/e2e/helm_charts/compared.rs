@@ -85,6 +85,7 @@ const CASES: &[ComparedCase] = &[
     case(&["without-linkerd-config"], &["without-linkerd-config"], &["jobs.linkerdConfig.enabled=false"]),
     case(&["without-rollouts"], &[], &["jobs.linkerdConfig.rollouts.enabled=false"]),
     case(&[], &["without-nudge"], &["jobs.linkerdConfig.nudge=false"]),
+    case(&[], &["trust-anchors"], &["jobs.linkerdConfig.trustAnchors=true"]),
 ];
 
 // === impl ComparedCase ===

@@ -45,8 +45,10 @@ async fn start(options: Options) -> Result<(Rig, PolicyClients)> {
     control_plane.apply(&objects).await?;
     control_plane.apply_folder("config/control-plane").await?;
     control_plane.install_crds("crd").await?;
-    let dry_run = format!("{}/../config/samples/dry_run_role.yaml", env!("CARGO_MANIFEST_DIR"));
-    control_plane.kubectl(&["apply", "-f", &dry_run]).await?;
+    for optional in ["samples/dry_run_role.yaml", "components/trust-anchors/trust_anchors_role.yaml"] {
+        let path = format!("{}/../config/{optional}", env!("CARGO_MANIFEST_DIR"));
+        control_plane.kubectl(&["apply", "-f", &path]).await?;
+    }
     control_plane.apply(&cases::namespaces()).await?;
     let clients = PolicyClients {
         operator: kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?,

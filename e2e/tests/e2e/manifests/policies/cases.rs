@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{super::object, Probe};
 
+const BUNDLE: &str = "linkerd-identity-trust-roots";
 pub(super) const APP: &str = "app";
 /// A namespace that is exempt from Linkerd's webhooks.
 const EXEMPT: &str = "exempt";
@@ -222,7 +223,37 @@ fn config_map() -> Vec<PolicyCase> {
     ];
     cases.extend(refused.map(|body| change(body).refused_by(POLICY)));
     cases.extend(canary_config_map());
+    cases.extend(bundle());
     cases
+}
+
+/// The operator adds to the bundle of trust anchors, and removes nothing from it.
+fn bundle() -> Vec<PolicyCase> {
+    const POLICY: &str = "linkerd-operator-config-map";
+    let change = |body: Value| patch(core("configmaps", "linkerd", BUNDLE), body);
+    let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----");
+    let whole = |text: String| json!({"data": {"ca-bundle.crt": text}});
+    let after = |text: &str| whole(format!("first\nsecond{text}"));
+    let third = block("AAAA");
+    let refused = [
+        whole("first\n".to_owned()),
+        whole(format!("{third}\nfirst\nsecond")),
+        after("x\n"),
+        after("\nthird\n"),
+        after(&third),
+        after("\n-----BEGIN CERTIFICATE-----\nAAAA\n"),
+        after(&format!("\n{third}{third}")),
+        after(&format!("\n{third}\n# more")),
+        after("\n-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
+        after(&format!("\n{}", block(&"A".repeat(65_536)))),
+        json!({"data": {"ca-bundle.crt": null}}),
+        json!({"data": {"ca-bundle.crt": format!("first\nsecond\n{third}"), "values": "{}"}}),
+        json!({"data": {"kept": null}}),
+    ];
+    let added = [after(&format!("\n{third}")), after(&format!("\n{third}\n{}\n", block("AA+/\nA=")))].map(change);
+    let values = patch(core("configmaps", "linkerd", "linkerd-config"), json!({"data": {"ca-bundle.crt": "third\n"}}));
+    let refused_values = [values.refused_by(POLICY)];
+    added.into_iter().chain(refused_values).chain(refused.map(|body| change(body).refused_by(POLICY))).collect()
 }
 
 fn canary_config_map() -> Vec<PolicyCase> {
@@ -435,6 +466,8 @@ pub(super) fn objects() -> Vec<Value> {
     let data = json!({"values": "{}", "kept": "yes"});
     let map = json!({"metadata": metadata, "data": data});
     objects.push(object("v1", "ConfigMap", Some("linkerd"), "linkerd-config", map));
+    let data = json!({"data": {"ca-bundle.crt": "first\nsecond", "kept": "yes"}});
+    objects.push(object("v1", "ConfigMap", Some("linkerd"), BUNDLE, data));
     let revision = |name: &str, labels: Value, owners: Value| {
         let metadata = json!({"labels": labels, "ownerReferences": owners});
         let rest = json!({"metadata": metadata, "revision": 1, "data": {}});

@@ -1,0 +1,111 @@
+//! What only some readers of roots accept. Pure.
+//!
+//! In: a root in DER. Out: the first part of it that Go's `crypto/x509` may refuse although webpki does not: then neither a
+//! new proxy nor Linkerd's identity starts. Always holds: accepted is only what openssl, step, cert-manager and
+//! `linkerd-operator trust new` write into a root by default.
+
+use x509_parser::{
+    asn1_rs::{Any, Oid, Tag, oid},
+    certificate::X509Certificate,
+    extensions::{GeneralName, ParsedExtension},
+    oid_registry::{
+        OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_NIST_EC_P384, OID_NIST_EC_P521, OID_PKCS1_RSAENCRYPTION,
+        OID_SIG_ED25519,
+    },
+    prelude::FromDer,
+    x509::{SubjectPublicKeyInfo, X509Name, X509Version},
+};
+
+/// The identifiers of keys, the use of the key, the constraint that makes it an authority.
+const EXTENSIONS: [Oid<'static>; 5] =
+    [oid!(2.5.29.14), oid!(2.5.29.15), oid!(2.5.29.19), oid!(2.5.29.35), oid!(2.5.29.37)];
+const CURVES: [Oid<'static>; 3] = [OID_EC_P256, OID_NIST_EC_P384, OID_NIST_EC_P521];
+
+/// Returns what is unusual about a root.
+pub(crate) fn unusual(der: &[u8]) -> Option<String> {
+    let Some((_, root)) = X509Certificate::from_der(der).ok().filter(|(rest, _)| rest.is_empty()) else {
+        return Some("it cannot be read".to_owned());
+    };
+    let is_negative = root.raw_serial().first().is_none_or(|first| first & 0x80 != 0);
+    if is_negative || root.version() != X509Version::V3 {
+        return Some("its serial number or its version".to_owned());
+    }
+    if !is_usual_key(root.public_key()) {
+        return Some("its kind of key".to_owned());
+    }
+    if ![root.subject(), root.issuer()].into_iter().all(is_usual_name) {
+        return Some("the text of its name".to_owned());
+    }
+    let Ok(extensions) = root.extensions_map() else { return Some("an extension that it has twice".to_owned()) };
+    let is_dns = |name: &GeneralName<'_>| matches!(name, GeneralName::DNSName(name) if name.is_ascii());
+    let is_usual = |oid: &Oid<'_>, parsed: &ParsedExtension<'_>| match parsed {
+        ParsedExtension::ParseError { .. } | ParsedExtension::Unparsed => false,
+        ParsedExtension::SubjectAlternativeName(names) => names.general_names.iter().all(is_dns),
+        _ => EXTENSIONS.contains(oid),
+    };
+    let found = extensions.values().find(|extension| !is_usual(&extension.oid, extension.parsed_extension()))?;
+    Some(format!("its extension {}", found.oid))
+}
+
+fn is_usual_key(key: &SubjectPublicKeyInfo<'_>) -> bool {
+    let algorithm = &key.algorithm.algorithm;
+    if *algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY {
+        let curve = key.algorithm.parameters.as_ref().and_then(|parameters| parameters.as_oid().ok());
+        return curve.is_some_and(|curve| CURVES.contains(&curve));
+    }
+    (*algorithm == OID_PKCS1_RSAENCRYPTION || *algorithm == OID_SIG_ED25519) && key.parsed().is_ok()
+}
+
+fn is_usual_name(name: &X509Name<'_>) -> bool {
+    name.iter_attributes().all(|attribute| is_usual_text(attribute.attr_value()))
+}
+
+fn is_usual_text(value: &Any<'_>) -> bool {
+    let is_printable = |byte: &u8| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(byte);
+    match value.tag() {
+        Tag::Utf8String => std::str::from_utf8(value.data).is_ok(),
+        Tag::PrintableString => value.data.iter().all(is_printable),
+        Tag::Ia5String => value.data.is_ascii(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CustomExtension, GeneralSubtree, NameConstraints, SanType};
+
+    use super::*;
+    use crate::x509::testing::{TestCa, der};
+
+    #[test]
+    fn what_go_may_refuse_is_named_and_what_tools_write_by_default_is_not() {
+        let root = TestCa::root("root");
+        let again = |edit: fn(&mut rcgen::CertificateParams)| unusual(&der(&root.signs_again(&root, edit).pem));
+        assert_eq!(again(|_| {}), None);
+        let dns = |params: &mut rcgen::CertificateParams| {
+            params.subject_alt_names = vec![SanType::DnsName("root.linkerd".try_into().unwrap())];
+        };
+        assert_eq!(again(dns), None);
+        let uri = again(|params| params.subject_alt_names = vec![SanType::URI("https://root".try_into().unwrap())]);
+        assert_eq!(uri.as_deref(), Some("its extension 2.5.29.17"));
+        let constrained = again(|params| {
+            let permitted_subtrees = vec![GeneralSubtree::DnsName("a .b".to_owned())];
+            params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() });
+        });
+        assert_eq!(constrained.as_deref(), Some("its extension 2.5.29.30"));
+        let own = again(|params| {
+            params.custom_extensions = vec![CustomExtension::from_oid_content(&[1, 2, 3], vec![5, 0])];
+        });
+        assert_eq!(own.as_deref(), Some("its extension 1.2.3"));
+        assert_eq!(unusual(b"no certificate").as_deref(), Some("it cannot be read"));
+    }
+
+    /// Go refuses both: `unsupported elliptic curve`, `invalid PrintableString`.
+    #[test]
+    fn a_curve_and_a_text_that_go_refuses_are_unusual() {
+        let curve = include_str!("testdata/secp256k1.pem");
+        assert_eq!(unusual(&der(curve)).as_deref(), Some("its kind of key"));
+        let underscore = include_str!("testdata/printable-string.pem");
+        assert_eq!(unusual(&der(underscore)).as_deref(), Some("the text of its name"));
+    }
+}
