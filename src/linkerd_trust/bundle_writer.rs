@@ -70,8 +70,8 @@ struct WriterMemory {
 
 /// A write that failed.
 struct RefusedAddition {
-    /// The version of the ConfigMap, and the text.
-    version: Arc<str>,
+    /// The ConfigMap, and the text.
+    uid: Arc<str>,
     text: String,
     message: String,
     at: Instant,
@@ -118,7 +118,9 @@ impl BundleWriter {
         }
         let added = match addition(bundle, declared) {
             Ok(None) => {
-                return Ok(self.contest(declared, map).map_or(BundleOutcome::NothingToAdd, BundleOutcome::Held));
+                let declared = declared.bundle.roots().iter().map(|root| root.sha256).collect();
+                let contest = self.memory.lock().contest(declared, map);
+                return Ok(contest.map_or(BundleOutcome::NothingToAdd, BundleOutcome::Held));
             }
             Ok(Some(added)) => added,
             Err(why) => {
@@ -146,21 +148,12 @@ impl BundleWriter {
                 let remedy = if is_forbidden(&error) { PERMIT } else { "" };
                 let message = format!("{} could not be added to ConfigMap {}: {error}{remedy}", added.names, map.key);
                 warn!(config_map = %map.key, %error, "could not add declared trust anchors to the bundle");
-                let (version, at) = (Arc::clone(&map.version), Instant::now());
+                let (uid, at) = (Arc::clone(&map.uid), Instant::now());
                 self.memory.lock().refused =
-                    Some(RefusedAddition { version, text: added.text, message: message.clone(), at });
+                    Some(RefusedAddition { uid, text: added.text, message: message.clone(), at });
                 Ok(held(TrustReason::WriteFailed, message, Some(REFUSED_RETRY)))
             }
         }
-    }
-
-    /// Returns the contest about a bundle that has all declared roots at present.
-    fn contest(&self, declared: &DeclaredRoots, map: &ConfigMap) -> Option<HeldAddition> {
-        let mut memory = self.memory.lock();
-        memory.refused = None;
-        memory.had = declared.bundle.roots().iter().map(|root| root.sha256).collect();
-        let left = memory.overwrites.contested_for()?;
-        Some(memory.contested(map, left))
     }
 
     async fn write(&self, version: &str, text: &str) -> Result<(), WriteError> {
@@ -188,14 +181,14 @@ fn held(reason: TrustReason, message: String, retry: Option<Duration>) -> Bundle
 impl WriterMemory {
     /// Returns why this addition must wait.
     fn hold(&mut self, added: &BundleAddition, map: &ConfigMap, writer: &str) -> Option<HeldAddition> {
-        let same = self.refused.as_ref().filter(|it| it.version == map.version && it.text == added.text);
+        let same = self.refused.as_ref().filter(|it| it.uid == map.uid && it.text == added.text);
         if let Some(RefusedAddition { message, at, .. }) = same
             && let Some(left) = REFUSED_RETRY.checked_sub(at.elapsed()).filter(|left| !left.is_zero())
         {
             let message = message.clone();
             return Some(HeldAddition { reason: TrustReason::WriteFailed, message, retry: Some(left) });
         }
-        if self.had.is_disjoint(&added.roots) {
+        if !added.roots.is_subset(&self.had) {
             return None;
         }
         let pause = self.overwrites.backoff()?;
@@ -210,6 +203,17 @@ impl WriterMemory {
         }
         self.had.extend(&added.roots);
         self.refused = None;
+    }
+
+    /// Returns the contest about a bundle that has all declared roots at present.
+    fn contest(&mut self, declared: BTreeSet<Fingerprint>, map: &ConfigMap) -> Option<HeldAddition> {
+        if self.had.is_disjoint(&declared) {
+            // What was contested is not declared any more.
+            self.overwrites = Overwrites::default();
+        }
+        (self.had, self.refused) = (declared, None);
+        let left = self.overwrites.contested_for()?;
+        Some(self.contested(map, left))
     }
 
     fn contested(&self, map: &ConfigMap, retry: Duration) -> HeldAddition {
@@ -230,8 +234,8 @@ mod tests {
     use super::*;
     use crate::cluster::{Problems, Projected};
 
-    fn map(version: &str) -> ConfigMap {
-        let metadata = json!({"name": TRUST_ROOTS, "namespace": "linkerd", "resourceVersion": version});
+    fn map(uid: &str) -> ConfigMap {
+        let metadata = json!({"name": TRUST_ROOTS, "namespace": "linkerd", "uid": uid});
         ConfigMap::project(serde_json::from_value(json!({"metadata": metadata})).unwrap(), &mut Problems::default())
     }
 
@@ -257,20 +261,38 @@ mod tests {
             memory.hold(&addition_of(30), &map("1"), "helm").is_none(),
             "a root that was never there does not wait"
         );
-        sleep(held.retry.unwrap()).await;
+        // The pause has jitter.
+        assert!(held.retry.unwrap() <= Duration::from_secs(10));
+        sleep(Duration::from_secs(10)).await;
         assert!(memory.hold(&addition_of(0), &map("1"), "argocd").is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_contest_lasts_while_its_roots_are_declared_and_for_ten_minutes() {
+        let contested = || {
+            let mut memory = WriterMemory::default();
+            assert!(memory.contest([[0; 32]].into(), &map("1")).is_none());
+            (0..6).for_each(|_| memory.note(&addition_of(0), "helm"));
+            memory
+        };
+        let mut memory = contested();
+        let held = memory.contest([[0; 32], [1; 32]].into(), &map("1")).unwrap();
+        assert!(held.message.starts_with("helm keeps removing"), "{}", held.message);
+        sleep(held.retry.unwrap()).await;
+        assert!(memory.contest([[0; 32]].into(), &map("1")).is_none());
+        assert!(contested().contest([[2; 32]].into(), &map("1")).is_none(), "another root is declared");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_failed_is_sent_again_after_a_minute_or_a_change() {
         let refused = || RefusedAddition {
-            version: "1".into(),
+            uid: "1".into(),
             text: "0".to_owned(),
             message: "forbidden".to_owned(),
             at: Instant::now(),
         };
         let mut memory = WriterMemory { refused: Some(refused()), ..WriterMemory::default() };
-        assert!(memory.hold(&addition_of(0), &map("2"), "helm").is_none(), "the ConfigMap has changed");
+        assert!(memory.hold(&addition_of(0), &map("2"), "helm").is_none(), "the ConfigMap was created again");
         assert!(memory.hold(&addition_of(1), &map("1"), "helm").is_none(), "the declaration has changed");
         sleep(REFUSED_RETRY / 2).await;
         let held = memory.hold(&addition_of(0), &map("1"), "helm").unwrap();

@@ -36,7 +36,7 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
     let is_held = |status: &LinkerdTrustStatus| {
-        [TrustReason::Contested, TrustReason::WriteFailed]
+        [TrustReason::Contested, TrustReason::WriteFailed, TrustReason::WrittenByTrustManager]
             .map(|reason| status.has(TrustCondition::BundleSynced, reason))
     };
     if is_held(after).contains(&true) && is_held(after) != is_held(before) {

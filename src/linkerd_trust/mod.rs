@@ -34,7 +34,7 @@ use self::{
     leaves::LeafBasis,
     prober::{LeafProber, SharedLeaves},
     seen::{SeenParts, TrustSettings},
-    status::{TrustFacts, trust_status},
+    status::{LEAVES_RETRY, TrustFacts, trust_status},
 };
 use crate::{
     api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName, linkerd_trust::TrustMode},
@@ -54,8 +54,6 @@ const CONCURRENCY: u16 = 1;
 const BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// The interval at which the status is computed without a change, because certificates end.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
-/// The time until a reconcile that waits for the certificates of proxies.
-const LEAVES_RETRY: Duration = Duration::from_secs(1);
 
 struct LinkerdTrustReconciler {
     gate: LeaderGate,
@@ -132,9 +130,10 @@ impl LinkerdTrustReconciler {
                         return Ok(NextReconcile::After(RESYNC_INTERVAL));
                     }
                 };
-                match self.report(&trust, desired, now).await {
-                    Some(report) => TrustFacts::Observed { report: Box::new(report), held },
-                    None => return Ok(NextReconcile::After(LEAVES_RETRY)),
+                match (self.report(&trust, desired, now).await, held) {
+                    (Some(report), held) => TrustFacts::Observed { report: Box::new(report), held },
+                    (None, Some(held)) => TrustFacts::Asking { held },
+                    (None, None) => return Ok(NextReconcile::After(LEAVES_RETRY)),
                 }
             }
         };
@@ -147,7 +146,7 @@ impl LinkerdTrustReconciler {
             self.events.publish(event);
         }
         let resync = backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL);
-        Ok(NextReconcile::After(facts.retry().map_or(resync, |retry| retry.min(resync))))
+        Ok(NextReconcile::After(facts.due().map_or(resync, |due| due.min(resync))))
     }
 
     /// Adds declared trust anchors to the bundle, if the resource says so.

@@ -28,6 +28,8 @@ use crate::{
     },
 };
 
+/// The time until a reconcile that waits for the certificates of proxies.
+pub(super) const LEAVES_RETRY: Duration = Duration::from_secs(1);
 /// The maximum number of problems.
 const MAX_PROBLEMS: usize = 10;
 /// The maximum number of roots in a sentence.
@@ -46,9 +48,11 @@ pub(super) enum TrustFacts {
         /// Why declared trust anchors were not added to the bundle.
         held: Option<HeldAddition>,
     },
+    /// Proxies must be asked before there is a report.
+    Asking { held: HeldAddition },
 }
 
-/// Why declared roots are not added to the bundle, or not for long.
+/// Why declared roots are not added to the bundle, or do not stay there.
 pub(super) struct HeldAddition {
     pub(super) reason: TrustReason,
     pub(super) message: String,
@@ -62,10 +66,11 @@ struct TrustRow(TrustCondition, Option<bool>, TrustReason, String);
 // === impl TrustFacts ===
 
 impl TrustFacts {
-    /// Returns the time until a held addition is due.
-    pub(super) fn retry(&self) -> Option<Duration> {
+    /// Returns the time after which the resource must be reconciled without a change.
+    pub(super) fn due(&self) -> Option<Duration> {
         match self {
             Self::Observed { held, .. } => held.as_ref()?.retry,
+            Self::Asking { .. } => Some(LEAVES_RETRY),
             _ => None,
         }
     }
@@ -90,9 +95,23 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             rows.extend(condition_rows(report, held.as_ref()));
             (rows, observed(report, held.as_ref()))
         }
+        TrustFacts::Asking { held } => return asking(trust, held, now),
     };
     let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now)).collect();
     LinkerdTrustStatus { observed_generation: Some(trust.generation), conditions, ..status }
+}
+
+/// Returns the last status, with the reason why nothing is added: it must not wait while proxies are asked, for example
+/// because the bundle changes all the time.
+fn asking(trust: &LinkerdTrust, held: &HeldAddition, now: Timestamp) -> LinkerdTrustStatus {
+    let row = row(TrustCondition::BundleSynced, (Some(false), held.reason, held.message.clone()));
+    let row = row.condition(&trust.status, trust.generation, now);
+    let mut status = (*trust.status).clone();
+    match status.conditions.iter_mut().find(|it| it.type_ == row.type_) {
+        Some(known) => *known = row,
+        None => status.conditions.push(row),
+    }
+    status
 }
 
 fn observed(report: &TrustReport, held: Option<&HeldAddition>) -> LinkerdTrustStatus {
@@ -285,8 +304,31 @@ mod tests {
 
     use strum::IntoEnumIterator;
 
+    use serde_json::json;
+
     use super::*;
-    use crate::reasons::TRUST_CONDITIONS;
+    use crate::{
+        cluster::{Problems, Projected},
+        reasons::TRUST_CONDITIONS,
+    };
+
+    #[test]
+    fn while_proxies_are_asked_only_the_reason_why_nothing_is_added_changes() {
+        let condition = |type_: &str| json!({"type": type_, "status": "True", "reason": "Synced", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let status = json!({"phase": "Steady", "nextStep": "nothing", "conditions": [condition("BundleSynced"), condition("Ready")]});
+        for (before, expected) in [(status.clone(), vec!["WriteFailed", "Synced"]), (json!({}), vec!["WriteFailed"])] {
+            let trust = json!({"metadata": {"name": "mesh"}, "spec": {}, "status": before});
+            let trust = LinkerdTrust::project(serde_json::from_value(trust).unwrap(), &mut Problems::default());
+            let held = HeldAddition { reason: TrustReason::WriteFailed, message: "forbidden".to_owned(), retry: None };
+            let facts = TrustFacts::Asking { held };
+            let status = trust_status(&trust, &facts, Timestamp::UNIX_EPOCH);
+            assert_eq!((status.phase, &status.next_step), (trust.status.phase, &trust.status.next_step));
+            let reasons: Vec<_> = status.conditions.iter().map(|it| it.reason.as_str()).collect();
+            assert_eq!(reasons, expected);
+            let again = LinkerdTrust { status: status.clone().into(), ..trust };
+            assert_eq!(trust_status(&again, &facts, Timestamp::now()), status, "without a change both are equal");
+        }
+    }
 
     #[test]
     fn the_catalogue_explains_every_condition_and_reason_and_no_other() {

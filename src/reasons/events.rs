@@ -123,7 +123,7 @@ const LINKERD_TRUSTS: &[ReasonEntry] = &[
     entry(
         "TrustAnchorNotAdded",
         WARNING,
-        "The bundle lacks declared trust anchors, and the operator could not add them.",
+        "The operator did not add declared trust anchors to the bundle, or another writer keeps removing them.",
         "See the reason of the condition BundleSynced.",
     ),
 ];

@@ -42,8 +42,8 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "WriteFailed",
                 "False",
-                "The operator could not add a declared trust anchor: it has no permission, or the bundle is broken or too long.",
-                "Permit it (in the chart jobs.linkerdConfig.trustAnchors), or correct the bundle as the message says.",
+                "The operator could not add a declared trust anchor. The message has the reason, such as a missing permission.",
+                "Correct what the message names. In the chart, the permission is jobs.linkerdConfig.trustAnchors.",
             ),
             entry(
                 "WrittenByTrustManager",

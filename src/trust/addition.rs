@@ -42,13 +42,17 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
     if let Some(warning) = known.warnings().first() {
         return Err(warning.clone());
     }
-    if let Some((root, what)) = missing.iter().find_map(|root| Some((root, unusual(&root.der)?))) {
-        let name = named(root);
+    let (missing, refused): (Vec<_>, Vec<_>) =
+        missing.into_iter().map(|root| (root, unusual(&root.der))).partition(|(_, what)| what.is_none());
+    // The others are added all the same.
+    if let ([], [(root, Some(what)), ..]) = (&missing[..], &refused[..]) {
         return Err(format!(
-            "{name} is unusual in {what}, and Linkerd's identity and the start of each proxy may refuse the whole bundle with \
-             it: make another root"
+            "{} is unusual in {what}, and Linkerd's identity and the start of each proxy may refuse the whole bundle with it: \
+             make another root",
+            named(root)
         ));
     }
+    let missing: Vec<_> = missing.into_iter().map(|(root, _)| root).collect();
     let names: Vec<_> = missing.iter().map(|root| named(root)).collect();
     let names = and_more(&names, names.len(), ", ");
     // The end is as before: a chart that renders the same roots then has the same text, with which Helm 4 has no conflict.
@@ -126,6 +130,8 @@ mod tests {
         let unusual =
             old.signs_again(&new, |params| params.subject_alt_names = vec![SanType::IpAddress([1, 2, 3, 4].into())]);
         assert!(addition(&old.pem, &declared(&[&unusual])).unwrap_err().contains("its extension 2.5.29.17"));
+        let added = addition(&old.pem, &declared(&[&unusual, &new])).unwrap().unwrap();
+        assert_eq!(added.text, pem_of(&[&old, &new]), "the usual one is added");
         let long = format!("{}\n{}", "#".repeat(LONGEST), old.pem);
         assert!(addition(&long, &declared(&[&new])).unwrap_err().contains("longer than 65536 bytes"));
     }
