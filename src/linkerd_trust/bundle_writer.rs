@@ -1,9 +1,9 @@
 //! Adds declared trust anchors to the bundle.
 //!
-//! In: the declared roots, the ConfigMap of the bundle as the state has it. Out: a patch of `data["ca-bundle.crt"]`, or why
-//! there is none. Always holds: the ConfigMap is changed only at the version that was read, and only while this process
-//! leads; the same refused write is sent once a minute; after each removal of what was added, the operator waits longer
-//! before it adds it again.
+//! In: the declared roots, the ConfigMap of the bundle as the state has it. Out: a patch of `data["ca-bundle.crt"]`, or the
+//! reason why nothing is written. Always holds: each patch names the version that was read; only the leader writes; a write
+//! that failed is repeated after a minute; after each removal of what was added, the operator waits longer before it adds
+//! it again.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
