@@ -24,7 +24,6 @@ use crate::{
     cluster::kinds::config_map::ConfigMap,
     lease::Fence,
     retry::Overwrites,
-    text::truncate,
     trust::{
         addition::{BundleAddition, addition},
         seen::DeclaredRoots,
@@ -33,8 +32,6 @@ use crate::{
     x509::anchor_set::Fingerprint,
 };
 
-/// The maximum length of the name of a field manager in a sentence, in bytes.
-const LONGEST_MANAGER: usize = 128;
 /// What to do if RBAC refuses the write; a policy may, too.
 const PERMIT: &str = ". If the permission is missing, set jobs.linkerdConfig.trustAnchors of the chart, or use the component trust-anchors";
 /// The time until a refused write is sent again.
@@ -107,8 +104,10 @@ impl BundleWriter {
         map: Option<&ConfigMap>,
     ) -> Result<BundleOutcome, WriteError> {
         let Some(map) = map else { return Ok(BundleOutcome::NothingToAdd) };
-        let bundle = map.bundle.as_deref().unwrap_or_default();
-        if let Some(source) = map.trust_manager_source.as_deref().filter(|_| !declared.has_all(bundle)) {
+        let added = addition(map.bundle.as_deref().unwrap_or_default(), declared);
+        if added != Ok(None)
+            && let Some(source) = &map.trust_manager_source
+        {
             let message = format!(
                 "trust-manager writes ConfigMap {} from the Bundle {source}, so the operator does not: add the roots to the \
                  sources of the Bundle",
@@ -116,7 +115,7 @@ impl BundleWriter {
             );
             return Ok(held(TrustReason::WrittenByTrustManager, message, None));
         }
-        let added = match addition(bundle, declared) {
+        let added = match added {
             Ok(None) => {
                 let declared = declared.bundle.roots().iter().map(|root| root.sha256).collect();
                 let contest = self.memory.lock().contest(declared, map);
@@ -128,7 +127,7 @@ impl BundleWriter {
                 return Ok(held(TrustReason::WriteFailed, message, None));
             }
         };
-        let writer = truncate(map.bundle_writer.as_deref().unwrap_or("an unknown writer"), LONGEST_MANAGER);
+        let writer = map.bundle_writer.as_deref().unwrap_or("an unknown writer");
         if let Some(held) = self.memory.lock().hold(&added, map, writer) {
             return Ok(BundleOutcome::Held(held));
         }

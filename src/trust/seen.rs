@@ -176,11 +176,6 @@ impl DeclaredRoots {
         let has = |root: &RootCertificate| bundle.iter().any(|it| it.sha256 == root.sha256);
         self.bundle.roots().iter().filter(|root| !has(root)).collect()
     }
-
-    /// Whether a bundle has each of the declared certificates.
-    pub(crate) fn has_all(&self, bundle: &str) -> bool {
-        AnchorBundle::parse(bundle.as_bytes()).is_ok_and(|bundle| self.missing_in(bundle.roots()).is_empty())
-    }
 }
 
 // === impl SeenIssuer ===

@@ -1,8 +1,8 @@
 //! What only some readers of roots accept. Pure.
 //!
 //! In: a root in DER. Out: the first part of it that Go's `crypto/x509` may refuse although webpki does not: then neither a
-//! new proxy nor Linkerd's identity starts. Always holds: accepted is only what openssl, step, cert-manager and
-//! `linkerd-operator trust new` write into a root by default.
+//! new proxy nor Linkerd's identity starts. Always holds: of what Go reads, only the kinds of keys, names and
+//! extensions are accepted that openssl, step, cert-manager and `linkerd-operator trust new` write into a root by default.
 
 use x509_parser::{
     asn1_rs::{Any, Oid, Tag, oid},

@@ -106,7 +106,8 @@ impl Projected for ConfigMap {
             .filter(|entry| owns(entry, TRUST_ROOTS_KEY))
             .max_by_key(|entry| entry.time.as_ref().map(|it| it.0));
         let bundle_written = bundle.and_then(|entry| Some(entry.time.as_ref()?.0));
-        let bundle_writer = bundle.and_then(|entry| entry.manager.as_deref()).map(Arc::from);
+        let bundle_writer = bundle.and_then(|entry| entry.manager.as_deref());
+        let bundle_writer = bundle_writer.map(|manager| Arc::from(truncate(manager, LONGEST_MANAGER)));
         let trust_manager_source = trust_manager_source(&metadata).map(Arc::from);
         let kept = |key: &String| key.starts_with(CONFIG_GROUP) || key == CREATED_BY_ANNOTATION;
         Self {
