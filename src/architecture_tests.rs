@@ -42,6 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("resources", &["memory"]),
     ("metrics", &["contain", "memory", "version"]),
+    ("grpc_client", &[]),
     ("grpc_metrics", &[]),
     ("response_limit", &[]),
     ("client", &["response_limit", "retry", "text"]),
@@ -152,7 +153,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "x509",
         ],
     ),
-    ("destination_client", &["client", "proto"]),
+    ("destination_client", &["client", "grpc_client", "proto"]),
     (
         "fuzz_targets",
         &[
@@ -171,11 +172,14 @@ const ARROWS: &[(&str, &[&str])] = &[
         "linkerd_trust",
         &[
             "api",
+            "client",
             "cluster",
             "contain",
             "controller",
             "events",
+            "grpc_client",
             "lease",
+            "proto",
             "queue",
             "retry",
             "tasks",

@@ -53,6 +53,7 @@ pub mod external_workload;
 )]
 pub mod fuzz_targets;
 pub mod go;
+mod grpc_client;
 mod grpc_metrics;
 pub mod identity;
 pub mod injection_probe;

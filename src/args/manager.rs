@@ -53,6 +53,16 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub operator_namespace: Option<String>,
 
+    /// File with a token of the operator's ServiceAccount for the audience identity.l5d.io. With it the operator asks the
+    /// identity service for a certificate, to see its issuer before it removes a trust anchor
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_IDENTITY_TOKEN_FILE",
+        value_name = "FILE",
+        default_value = "/var/run/secrets/tokens/linkerd-identity-token"
+    )]
+    pub identity_token_file: PathBuf,
+
     /// Maximum number of Services whose EndpointSlices are written at the same time
     #[arg(
         long,

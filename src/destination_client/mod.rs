@@ -7,24 +7,15 @@
 pub mod endpoints;
 pub mod profile;
 
-use std::{
-    error::Error,
-    future::ready,
-    pin::Pin,
-    task::{Context as TaskContext, Poll},
-    time::Duration,
-};
+use std::{error::Error, future::ready, time::Duration};
 
 use anyhow::{Context, Result};
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
-use http::{Request, Response, Uri, uri::PathAndQuery};
-use hyper::{
-    body::Incoming,
-    client::conn::http2::{Builder, SendRequest},
-};
+use http::{Uri, uri::PathAndQuery};
+use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::Message;
 use serde::Serialize;
@@ -35,10 +26,10 @@ use tokio::{
 };
 use tonic::{Code, Status, Streaming, body::Body, client::Grpc};
 use tonic_prost::ProstCodec;
-use tower::Service;
 
 use crate::{
     client,
+    grpc_client::Http2,
     proto::destination::{DestinationProfile, GetDestination, Update},
 };
 
@@ -61,9 +52,6 @@ pub struct DestinationClient {
     /// channel, at about the same time or never.
     failure: Shared<BoxFuture<'static, Option<String>>>,
 }
-
-/// hyper's connection as the service that tonic's client needs.
-struct Http2(SendRequest<Body>);
 
 /// The status with which the server refuses a request.
 #[derive(Debug, thiserror::Error)]
@@ -199,22 +187,6 @@ impl DestinationClient {
             self.peer,
             reason.trim()
         ))
-    }
-}
-
-// === impl Http2 ===
-
-impl Service<Request<Body>> for Http2 {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), hyper::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
     }
 }
 

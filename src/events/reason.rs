@@ -76,6 +76,8 @@ pub enum Reason {
     TrustExpiresSoon,
     TrustAnchorAdded,
     TrustAnchorNotAdded,
+    TrustAnchorRemoved,
+    TrustAnchorNotRemoved,
 }
 
 // === impl Reporter ===
@@ -155,6 +157,7 @@ impl Reason {
             | Self::IssuerIsTrustAnchor
             | Self::TrustAnchorExpired
             | Self::TrustAnchorNotAdded
+            | Self::TrustAnchorNotRemoved
             | Self::TrustBroken
             | Self::TrustExpiresSoon => "Warning",
             _ => "Normal",

@@ -1,11 +1,15 @@
-//! Adds declared trust anchors to the bundle.
+//! Adds declared trust anchors to the bundle, and removes the others.
 //!
 //! In: the declared roots, the ConfigMap of the bundle as the state has it. Out: a patch of `data["ca-bundle.crt"]`, or the
 //! reason why nothing is written. Always holds: each patch names the version that was read; only the leader writes; a write
 //! that failed is repeated after a minute; after each removal of what was added, the operator waits longer before it adds
-//! it again.
+//! it again; what another writer has added again is removed once an hour.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1 as core;
 use kube::{
@@ -18,24 +22,27 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::status::HeldAddition;
+use super::status::HeldWrite;
 use crate::{
     api::{FIELD_MANAGER, TRUST_ROOTS, TRUST_ROOTS_KEY, linkerd_trust::TrustReason},
     cluster::kinds::config_map::ConfigMap,
     lease::Fence,
     retry::Overwrites,
     trust::{
-        addition::{BundleAddition, addition},
+        bundle_change::{BundleChange, BundleChangeKind, addition, removal},
         seen::DeclaredRoots,
     },
     write::WriteError,
     x509::anchor_set::Fingerprint,
 };
 
-/// What to do if RBAC refuses the write; a policy may, too.
-const PERMIT: &str = ". If the permission is missing, set jobs.linkerdConfig.trustAnchors of the chart, or use the component trust-anchors";
+/// What to do if RBAC refuses a request; a policy may refuse it, too.
+pub(super) const PERMIT: &str = "If the permission is missing, set jobs.linkerdConfig.trustAnchors of the chart, or use the component trust-anchors";
 /// The time until a refused write is sent again.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
+/// The time until a root that another writer has added again is removed again. Each change of the bundle may restart
+/// workloads.
+const REMOVED_AGAIN: Duration = Duration::from_secs(3600);
 
 pub(super) struct BundleWriter {
     fence: Fence,
@@ -44,13 +51,18 @@ pub(super) struct BundleWriter {
     writes: IntCounterVec,
 }
 
-/// What became of the declared roots that the bundle lacks.
+/// What became of a write.
 pub(super) enum BundleOutcome {
-    /// The bundle has all of them, or does not exist.
-    NothingToAdd,
-    /// Some were added. The note names them, and the writer before.
-    Added(String),
-    Held(HeldAddition),
+    /// Nothing is to be written, or the bundle does not exist.
+    Unchanged,
+    Written(BundleWritten),
+    Held(HeldWrite),
+}
+
+pub(super) struct BundleWritten {
+    pub(super) kind: BundleChangeKind,
+    /// Names the roots, and the writer before.
+    pub(super) note: String,
 }
 
 /// What this process remembers about its writes.
@@ -62,11 +74,13 @@ struct WriterMemory {
     overwrites: Overwrites,
     /// The writer that removed one last.
     contestant: String,
-    refused: Option<RefusedAddition>,
+    /// The roots that were removed last.
+    removed: BTreeMap<Fingerprint, Instant>,
+    refused: Option<RefusedChange>,
 }
 
 /// A write that failed.
-struct RefusedAddition {
+struct RefusedChange {
     /// The ConfigMap, and the text.
     uid: Arc<str>,
     text: String,
@@ -82,7 +96,7 @@ impl BundleWriter {
     pub(super) fn new(client: &Client, namespace: &str, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
         let writes = register_int_counter_vec_with_registry!(
             "linkerd_operator_trust_bundle_writes_total",
-            "Additions of declared trust anchors to the bundle that were sent to the API server, by result",
+            "Changes of the bundle of trust anchors that were sent to the API server, by result",
             &["result"],
             registry
         )?;
@@ -103,40 +117,69 @@ impl BundleWriter {
         declared: &DeclaredRoots,
         map: Option<&ConfigMap>,
     ) -> Result<BundleOutcome, WriteError> {
-        let Some(map) = map else { return Ok(BundleOutcome::NothingToAdd) };
-        let added = addition(map.bundle.as_deref().unwrap_or_default(), declared);
-        if added != Ok(None)
-            && let Some(source) = &map.trust_manager_source
-        {
-            let message = format!(
-                "trust-manager writes ConfigMap {} from the Bundle {source}, so the operator does not: add the roots to the \
-                 sources of the Bundle",
-                map.key
-            );
-            return Ok(held(TrustReason::WrittenByTrustManager, message, None));
-        }
-        let added = match added {
+        let Some(map) = map else { return Ok(BundleOutcome::Unchanged) };
+        match self.planned(addition(map.bundle.as_deref().unwrap_or_default(), declared), map) {
             Ok(None) => {
                 let declared = declared.bundle.roots().iter().map(|root| root.sha256).collect();
                 let contest = self.memory.lock().contest(declared, map);
-                return Ok(contest.map_or(BundleOutcome::NothingToAdd, BundleOutcome::Held));
+                Ok(contest.map_or(BundleOutcome::Unchanged, BundleOutcome::Held))
             }
-            Ok(Some(added)) => added,
-            Err(why) => {
-                let message = format!("nothing can be added to ConfigMap {}: {why}", map.key);
-                return Ok(held(TrustReason::WriteFailed, message, None));
-            }
-        };
-        let writer = map.bundle_writer.as_deref().unwrap_or("an unknown writer");
-        if let Some(held) = self.memory.lock().hold(&added, map, writer) {
-            return Ok(BundleOutcome::Held(held));
+            Ok(Some(change)) => self.write(change, map).await,
+            Err(held) => Ok(BundleOutcome::Held(held)),
         }
-        match self.write(&map.version, &added.text).await {
+    }
+
+    /// Returns the removal of the roots that are not declared, for [`BundleWriter::write`]; `None` if there are none.
+    ///
+    /// # Errors
+    /// When they must not be removed at present.
+    pub(super) fn removal(&self, declared: &DeclaredRoots, map: &ConfigMap) -> Result<Option<BundleChange>, HeldWrite> {
+        self.planned(removal(map.bundle.as_deref().unwrap_or_default(), declared), map)
+    }
+
+    fn planned(
+        &self,
+        change: Result<Option<BundleChange>, String>,
+        map: &ConfigMap,
+    ) -> Result<Option<BundleChange>, HeldWrite> {
+        if change != Ok(None)
+            && let Some(source) = &map.trust_manager_source
+        {
+            let message = format!(
+                "trust-manager writes ConfigMap {} from the Bundle {source}, so the operator does not: change the sources of \
+                 the Bundle",
+                map.key
+            );
+            return Err(HeldWrite { reason: TrustReason::WrittenByTrustManager, message, retry: None });
+        }
+        let change = change.map_err(|why| HeldWrite {
+            reason: TrustReason::WriteFailed,
+            message: format!("ConfigMap {} cannot be changed: {why}", map.key),
+            retry: None,
+        })?;
+        match change.as_ref().and_then(|change| self.memory.lock().hold(change, map, writer_of(map))) {
+            Some(held) => Err(held),
+            None => Ok(change),
+        }
+    }
+
+    /// Writes the bundle at the version of this ConfigMap.
+    ///
+    /// # Errors
+    /// When the ConfigMap has changed, or this process does not lead.
+    pub(super) async fn write(&self, change: BundleChange, map: &ConfigMap) -> Result<BundleOutcome, WriteError> {
+        let writer = writer_of(map);
+        let BundleChange { kind, names, .. } = &change;
+        match self.patch(&map.version, &change.text).await {
             Ok(()) => {
-                self.memory.lock().note(&added, writer);
-                info!(config_map = %map.key, roots = added.names, "added declared trust anchors to the bundle");
-                let note = format!("Added {} to ConfigMap {}, which {writer} wrote before", added.names, map.key);
-                Ok(BundleOutcome::Added(note))
+                self.memory.lock().note(&change, writer);
+                info!(config_map = %map.key, roots = names, change = ?kind, "changed the bundle of trust anchors");
+                let what = match kind {
+                    BundleChangeKind::Addition => format!("Added {names} to"),
+                    BundleChangeKind::Removal => format!("Removed {names} from"),
+                };
+                let note = format!("{what} ConfigMap {}, which {writer} wrote before", map.key);
+                Ok(BundleOutcome::Written(BundleWritten { kind: *kind, note }))
             }
             Err(error @ WriteError::NotLeading) => Err(error),
             Err(WriteError::Refused(status)) if status.is_conflict() || status.is_not_found() => {
@@ -144,18 +187,23 @@ impl BundleWriter {
             }
             // A permission, a policy or a webhook, an immutable ConfigMap; or no answer.
             Err(error) => {
-                let remedy = if is_forbidden(&error) { PERMIT } else { "" };
-                let message = format!("{} could not be added to ConfigMap {}: {error}{remedy}", added.names, map.key);
-                warn!(config_map = %map.key, %error, "could not add declared trust anchors to the bundle");
+                let remedy = if is_forbidden(&error) { format!(". {PERMIT}") } else { String::new() };
+                let what = match kind {
+                    BundleChangeKind::Addition => format!("{names} could not be added to"),
+                    BundleChangeKind::Removal => format!("{names} could not be removed from"),
+                };
+                let message = format!("{what} ConfigMap {}: {error}{remedy}", map.key);
+                warn!(config_map = %map.key, %error, "could not change the bundle of trust anchors");
                 let (uid, at) = (Arc::clone(&map.uid), Instant::now());
-                self.memory.lock().refused =
-                    Some(RefusedAddition { uid, text: added.text, message: message.clone(), at });
-                Ok(held(TrustReason::WriteFailed, message, Some(REFUSED_RETRY)))
+                let refused = RefusedChange { uid, text: change.text, message: message.clone(), at };
+                self.memory.lock().refused = Some(refused);
+                let retry = Some(REFUSED_RETRY);
+                Ok(BundleOutcome::Held(HeldWrite { reason: TrustReason::WriteFailed, message, retry }))
             }
         }
     }
 
-    async fn write(&self, version: &str, text: &str) -> Result<(), WriteError> {
+    async fn patch(&self, version: &str, text: &str) -> Result<(), WriteError> {
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = json!({"metadata": {"resourceVersion": version}, "data": {TRUST_ROOTS_KEY: text}});
         let request = async { self.config_maps.patch(TRUST_ROOTS, &params, &Patch::Merge(&patch)).await };
@@ -171,58 +219,83 @@ fn is_forbidden(error: &WriteError) -> bool {
     matches!(error, WriteError::Refused(status) if status.is_forbidden())
 }
 
-fn held(reason: TrustReason, message: String, retry: Option<Duration>) -> BundleOutcome {
-    BundleOutcome::Held(HeldAddition { reason, message, retry })
+fn writer_of(map: &ConfigMap) -> &str {
+    map.bundle_writer.as_deref().unwrap_or("an unknown writer")
 }
 
 // === impl WriterMemory ===
 
 impl WriterMemory {
-    /// Returns why this addition must wait.
-    fn hold(&mut self, added: &BundleAddition, map: &ConfigMap, writer: &str) -> Option<HeldAddition> {
-        let same = self.refused.as_ref().filter(|it| it.uid == map.uid && it.text == added.text);
-        if let Some(RefusedAddition { message, at, .. }) = same
-            && let Some(left) = REFUSED_RETRY.checked_sub(at.elapsed()).filter(|left| !left.is_zero())
+    /// Returns why this change must wait.
+    fn hold(&mut self, change: &BundleChange, map: &ConfigMap, writer: &str) -> Option<HeldWrite> {
+        let same = self.refused.as_ref().filter(|it| it.uid == map.uid && it.text == change.text);
+        if let Some(RefusedChange { message, at, .. }) = same
+            && let Some(left) = left_of(REFUSED_RETRY, *at)
         {
-            let message = message.clone();
-            return Some(HeldAddition { reason: TrustReason::WriteFailed, message, retry: Some(left) });
+            return Some(HeldWrite { reason: TrustReason::WriteFailed, message: message.clone(), retry: Some(left) });
         }
-        if !added.roots.is_subset(&self.had) {
-            return None;
+        match change.kind {
+            BundleChangeKind::Addition if change.roots.is_subset(&self.had) => {
+                let pause = self.overwrites.backoff()?;
+                writer.clone_into(&mut self.contestant);
+                Some(self.contested(map, pause))
+            }
+            BundleChangeKind::Addition => None,
+            BundleChangeKind::Removal => {
+                let left = |root: &Fingerprint| left_of(REMOVED_AGAIN, *self.removed.get(root)?);
+                let left = change.roots.iter().filter_map(left).max()?;
+                let message = format!(
+                    "{writer} has added {} to ConfigMap {} again, which the operator had removed: remove it from the \
+                     configuration of that writer. The operator removes it again after an hour",
+                    change.names, map.key
+                );
+                Some(HeldWrite { reason: TrustReason::Contested, message, retry: Some(left) })
+            }
         }
-        let pause = self.overwrites.backoff()?;
-        writer.clone_into(&mut self.contestant);
-        Some(self.contested(map, pause))
     }
 
-    fn note(&mut self, added: &BundleAddition, writer: &str) {
-        if !self.had.is_disjoint(&added.roots) {
-            self.overwrites.note();
-            writer.clone_into(&mut self.contestant);
-        }
-        self.had.extend(&added.roots);
+    fn note(&mut self, change: &BundleChange, writer: &str) {
         self.refused = None;
+        match change.kind {
+            BundleChangeKind::Addition => {
+                if !self.had.is_disjoint(&change.roots) {
+                    self.overwrites.note();
+                    writer.clone_into(&mut self.contestant);
+                }
+                self.had.extend(&change.roots);
+            }
+            BundleChangeKind::Removal => {
+                self.removed = change.roots.iter().map(|root| (*root, Instant::now())).collect();
+            }
+        }
     }
 
     /// Returns the contest about a bundle that has all declared roots at present.
-    fn contest(&mut self, declared: BTreeSet<Fingerprint>, map: &ConfigMap) -> Option<HeldAddition> {
+    fn contest(&mut self, declared: BTreeSet<Fingerprint>, map: &ConfigMap) -> Option<HeldWrite> {
         if self.had.is_disjoint(&declared) {
             // What was contested is not declared any more.
             self.overwrites = Overwrites::default();
         }
-        (self.had, self.refused) = (declared, None);
+        // One that was declared meanwhile may be added by anyone.
+        self.removed.retain(|root, _| !declared.contains(root));
+        self.had = declared;
         let left = self.overwrites.contested_for()?;
         Some(self.contested(map, left))
     }
 
-    fn contested(&self, map: &ConfigMap, retry: Duration) -> HeldAddition {
+    fn contested(&self, map: &ConfigMap, retry: Duration) -> HeldWrite {
         let message = format!(
             "{} keeps removing declared roots from ConfigMap {}, and the operator waits longer each time before it adds \
              them again: add the roots to the configuration of that writer",
             self.contestant, map.key
         );
-        HeldAddition { reason: TrustReason::Contested, message, retry: Some(retry) }
+        HeldWrite { reason: TrustReason::Contested, message, retry: Some(retry) }
     }
+}
+
+/// Returns what is left of this time; `None` if it is over.
+fn left_of(time: Duration, since: Instant) -> Option<Duration> {
+    time.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
 }
 
 #[cfg(test)]
@@ -238,8 +311,9 @@ mod tests {
         ConfigMap::project(serde_json::from_value(json!({"metadata": metadata})).unwrap(), &mut Problems::default())
     }
 
-    fn addition_of(root: u8) -> BundleAddition {
-        BundleAddition { text: root.to_string(), names: root.to_string(), roots: [[root; 32]].into() }
+    fn addition_of(root: u8) -> BundleChange {
+        let kind = BundleChangeKind::Addition;
+        BundleChange { kind, text: root.to_string(), names: root.to_string(), roots: [[root; 32]].into() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,7 +330,7 @@ mod tests {
         let held = memory.hold(&addition_of(0), &map("1"), "argocd").unwrap();
         assert_eq!(held.reason, TrustReason::Contested);
         assert!(held.message.starts_with("argocd keeps removing declared roots"), "{}", held.message);
-        let with_another = BundleAddition { roots: [[0; 32], [30; 32]].into(), ..addition_of(0) };
+        let with_another = BundleChange { roots: [[0; 32], [30; 32]].into(), ..addition_of(0) };
         assert!(memory.hold(&with_another, &map("1"), "helm").is_none(), "a root that was never there does not wait");
         // The pause has jitter.
         assert!(held.retry.unwrap() <= Duration::from_secs(10));
@@ -281,8 +355,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_root_that_was_added_again_is_removed_once_an_hour() {
+        let mut memory = WriterMemory::default();
+        let removal = |root: u8| BundleChange { kind: BundleChangeKind::Removal, ..addition_of(root) };
+        assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
+        memory.note(&removal(0), "helm");
+        let held = memory.hold(&removal(0), &map("1"), "helm").unwrap();
+        assert_eq!((held.reason, held.retry), (TrustReason::Contested, Some(REMOVED_AGAIN)));
+        assert!(held.message.starts_with("helm has added 0 to ConfigMap"), "{}", held.message);
+        assert!(memory.hold(&removal(1), &map("1"), "helm").is_none(), "another root");
+        sleep(REMOVED_AGAIN).await;
+        assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
+        memory.note(&removal(0), "helm");
+        assert!(memory.contest([[0; 32]].into(), &map("1")).is_none());
+        assert!(memory.hold(&removal(0), &map("1"), "helm").is_none(), "it was declared meanwhile");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_write_that_failed_is_sent_again_after_a_minute_or_a_change() {
-        let refused = || RefusedAddition {
+        let refused = || RefusedChange {
             uid: "1".into(),
             text: "0".to_owned(),
             message: "forbidden".to_owned(),

@@ -1,5 +1,6 @@
 //! The Events of a LinkerdTrust: one for each transition. Pure.
 
+use super::bundle_writer::BundleWritten;
 use crate::{
     api::{
         CONFIG_GROUP, LinkerdTrustStatus, NamespacedName,
@@ -7,6 +8,7 @@ use crate::{
     },
     cluster::kinds::linkerd_trust::LinkerdTrust,
     events::{Notice, Reason, object_reference},
+    trust::bundle_change::BundleChangeKind,
 };
 
 /// Returns the Events about the change from the last status to this one.
@@ -36,18 +38,26 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
     let is_held = |status: &LinkerdTrustStatus| {
-        [TrustReason::Contested, TrustReason::WriteFailed, TrustReason::WrittenByTrustManager]
+        [TrustReason::Contested, TrustReason::RemovalHeld, TrustReason::WriteFailed, TrustReason::WrittenByTrustManager]
             .map(|reason| status.has(TrustCondition::BundleSynced, reason))
     };
     if is_held(after).contains(&true) && is_held(after) != is_held(before) {
-        found.push((Reason::TrustAnchorNotAdded, message(TrustCondition::BundleSynced)));
+        let reason = match after.phase {
+            Some(TrustPhase::Retiring) => Reason::TrustAnchorNotRemoved,
+            _ => Reason::TrustAnchorNotAdded,
+        };
+        found.push((reason, message(TrustCondition::BundleSynced)));
     }
     found.into_iter().map(|(reason, note)| notice(trust, reason, note)).collect()
 }
 
-/// Returns the Event about trust anchors that the operator has added.
-pub(super) fn added_event(trust: &LinkerdTrust, note: String) -> Notice {
-    notice(trust, Reason::TrustAnchorAdded, note)
+/// Returns the Event about trust anchors that the operator has added or removed.
+pub(super) fn written_event(trust: &LinkerdTrust, written: BundleWritten) -> Notice {
+    let reason = match written.kind {
+        BundleChangeKind::Addition => Reason::TrustAnchorAdded,
+        BundleChangeKind::Removal => Reason::TrustAnchorRemoved,
+    };
+    notice(trust, reason, written.note)
 }
 
 fn notice(trust: &LinkerdTrust, reason: Reason, note: String) -> Notice {

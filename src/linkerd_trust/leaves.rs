@@ -12,8 +12,19 @@ use std::{
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::{api::Uid, cluster::kinds::pod::Pod, trust::seen::SeenLeaves, x509::certificate::ChainCertificate};
+use crate::{
+    api::Uid,
+    cluster::kinds::pod::Pod,
+    trust::seen::SeenLeaves,
+    x509::{
+        anchors::RootCertificate,
+        certificate::ChainCertificate,
+        verify::{ALGORITHMS, TestedLeaf},
+    },
+};
 
+/// The maximum number of certificates that are read after that of the proxy.
+const LONGEST_CHAIN: usize = 6;
 /// The maximum number of different chains. A mesh has a few; tenants may present any.
 const MAX_CHAINS: usize = 10;
 /// A proxy renews its certificate when this part of its validity is over, in percent.
@@ -81,6 +92,38 @@ struct KnownLeaf {
     chain: Arc<[ChainCertificate]>,
 }
 
+// === impl ObservedLeaf ===
+
+impl ObservedLeaf {
+    /// Reads a certificate and the ones that are sent after it; `None` if the issuer did not sign it for this identity, or
+    /// they cannot be read. A certificate that is sent alone is one of a root. Everyone who can create a Pod can present any
+    /// certificate.
+    pub(super) fn read(
+        der: &[u8],
+        sent: &[&[u8]],
+        identity: &str,
+        roots: &[ChainCertificate],
+        now: Timestamp,
+    ) -> Option<Self> {
+        let leaf = ChainCertificate::parse(der)?;
+        // Without a part of it, the chain would be another one.
+        if sent.len() > LONGEST_CHAIN {
+            return None;
+        }
+        let sent: Vec<_> = sent.iter().map(|der| ChainCertificate::parse(der)).collect::<Option<_>>()?;
+        let tested = TestedLeaf { der, chain: &[], name: identity, now };
+        let is_issuer = |certificate: &&ChainCertificate| {
+            let anchor = RootCertificate::parse(&certificate.der);
+            anchor.is_some_and(|anchor| tested.reaches(&anchor, ALGORITHMS))
+        };
+        let chain = match sent.first() {
+            Some(issuer) => is_issuer(&issuer).then_some(sent)?,
+            None => vec![roots.iter().find(is_issuer)?.clone()],
+        };
+        Some(Self { not_before: leaf.not_before, not_after: leaf.not_after, chain })
+    }
+}
+
 // === impl LeafBook ===
 
 impl LeafBook {
@@ -128,14 +171,21 @@ impl LeafBook {
         let is_change = is_declared || known.issuer != basis.issuer && is_due;
         if is_change {
             self.basis = Some((basis, now));
-            self.change += 1;
+            let was_complete = self.is_complete;
+            self.ask_all(now);
             // A resource that was just declared gets no conclusion from a few answers.
-            self.is_complete &= !is_declared;
-            for entry in self.entries.values_mut() {
-                (entry.due, entry.is_stale) = (now, true);
-            }
+            self.is_complete = was_complete && !is_declared;
         }
         is_change
+    }
+
+    /// Has each proxy asked again. Nothing is concluded before.
+    pub(super) fn ask_all(&mut self, now: Timestamp) {
+        self.change += 1;
+        self.is_complete = false;
+        for entry in self.entries.values_mut() {
+            (entry.due, entry.is_stale) = (now, true);
+        }
     }
 
     /// The number of the last change, for [`LeafBook::note`].

@@ -6,21 +6,23 @@
 //! ```
 //!
 //! In: LinkerdTrusts, the bundle of the mesh, the trust anchors in the environment of each proxy, the certificates that
-//! proxies present in a TLS handshake. Out: statuses, Events, metrics, and declared trust anchors in the bundle. Always
+//! proxies present in a TLS handshake. Out: statuses, Events, metrics, and the bundle with the declared trust anchors. Always
 //! holds: no Secret is read; without a LinkerdTrust nothing is read and no proxy is asked; nothing is reported before each
-//! running proxy was asked once; without a change no status is written; no trust anchor is removed.
-//! [`crate::trust`] decides everything.
+//! running proxy was asked once; without a change no status is written. [`crate::trust`] decides everything.
 
 mod bundle_writer;
 mod collector;
 mod events;
+mod identity_service;
 mod leaves;
 mod observer;
 mod prober;
+mod retirement;
 mod seen;
 mod status;
+mod unseen_proxies;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
@@ -28,28 +30,31 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::observer::LinkerdTrustObserver;
 use self::{
-    bundle_writer::{BundleOutcome, BundleWriter},
+    bundle_writer::{BundleOutcome, BundleWriter, BundleWritten},
     collector::LinkerdTrustCollector,
-    events::{added_event, trust_events},
+    events::{trust_events, written_event},
+    identity_service::IdentityService,
     leaves::LeafBasis,
     prober::{LeafProber, SharedLeaves},
+    retirement::{Retirement, RetirementBasis, RetirementStep},
     seen::{SeenParts, TrustSettings},
-    status::{LEAVES_RETRY, TrustFacts, trust_status},
+    status::{HeldWrite, LEAVES_RETRY, TrustFacts, trust_status},
 };
 use crate::{
-    api::{self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName, linkerd_trust::TrustMode},
+    api::{
+        self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName,
+        linkerd_trust::{TrustMode, TrustPhase},
+    },
     cluster::kinds::{config_map::ConfigMap, linkerd_trust::LinkerdTrust},
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
     events::Events,
     lease::Fence,
     retry::backoff,
     tasks::Tasks,
-    trust::{TrustReport, declared::declared_roots, seen::DeclaredRoots},
+    trust::{SeenTrust, TrustReport, declared::declared_roots, report::TrustVerdict, seen::DeclaredRoots},
     write::WriteError,
 };
 
-/// The name of the queue in metrics.
-const QUEUE: &str = "linkerdtrust_controller_workqueue";
 const CONCURRENCY: u16 = 1;
 const BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// The interval at which the status is computed without a change, because certificates end.
@@ -59,6 +64,7 @@ struct LinkerdTrustReconciler {
     gate: LeaderGate,
     trusts: Api<api::LinkerdTrust>,
     bundle: BundleWriter,
+    retirement: Retirement,
     fence: Fence,
     events: Events,
     control_plane: Arc<str>,
@@ -66,7 +72,15 @@ struct LinkerdTrustReconciler {
     leaves: Arc<SharedLeaves>,
 }
 
-/// Starts the controller. When `stop` is cancelled, it finishes the current write and ends.
+/// What became of the roots that are not declared.
+enum Retired {
+    Written(BundleWritten),
+    /// The time of the next attempt, or the reason why there is none.
+    Later(Option<Duration>, Option<HeldWrite>),
+}
+
+/// Starts the controller. `identity_token` is the file of the token for the identity service. When `stop` is cancelled, it
+/// finishes the current write and ends.
 ///
 /// # Errors
 /// When the metrics are already registered.
@@ -74,6 +88,7 @@ pub fn spawn(
     deps: &ControllerDeps,
     observer: &LinkerdTrustObserver,
     control_plane: &str,
+    identity_token: PathBuf,
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {
@@ -83,10 +98,12 @@ pub fn spawn(
     let prober = LeafProber::new(deps, observer, &control_plane, &settings, &leaves)?;
     tasks.spawn("leaf-prober", prober.run(stop.clone()));
     let fence = Fence::new(deps.leadership.clone(), stop.clone());
+    let identity = IdentityService::new(&deps.cluster, &control_plane, identity_token);
     let reconciler = Arc::new(LinkerdTrustReconciler {
         gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
         trusts: Api::all(Client::clone(&deps.client)),
         bundle: BundleWriter::new(&deps.client, &control_plane, fence.clone(), &deps.registry)?,
+        retirement: Retirement::new(&deps.client, identity, &leaves),
         fence,
         events: deps.events.clone(),
         control_plane,
@@ -122,16 +139,20 @@ impl LinkerdTrustReconciler {
             (None, Ok(desired)) => {
                 // First of all, because new Pods may need what is missing.
                 let held = match self.add_missing(&trust, desired.as_ref(), bundle.as_deref()).await? {
-                    BundleOutcome::NothingToAdd => None,
+                    BundleOutcome::Unchanged => None,
                     BundleOutcome::Held(held) => Some(held),
-                    // The changed bundle queues the resource again.
-                    BundleOutcome::Added(note) => {
-                        self.events.publish(added_event(&trust, note));
-                        return Ok(NextReconcile::After(RESYNC_INTERVAL));
-                    }
+                    BundleOutcome::Written(written) => return Ok(self.written(&trust, written)),
                 };
                 match (self.report(&trust, desired, now).await, held) {
-                    (Some(report), held) => TrustFacts::Observed { report: Box::new(report), held },
+                    (Some((report, seen)), None) if is_retiring(&trust, &report) => {
+                        match self.retire(&trust, seen, bundle.as_deref(), now).await? {
+                            Retired::Written(written) => return Ok(self.written(&trust, written)),
+                            Retired::Later(removal, held) => {
+                                TrustFacts::Observed { report: Box::new(report), removal, held }
+                            }
+                        }
+                    }
+                    (Some((report, _)), held) => TrustFacts::Observed { report: Box::new(report), removal: None, held },
                     (None, Some(held)) => TrustFacts::Asking { held },
                     (None, None) => return Ok(NextReconcile::After(LEAVES_RETRY)),
                 }
@@ -158,24 +179,57 @@ impl LinkerdTrustReconciler {
     ) -> Result<BundleOutcome, WriteError> {
         match (trust.spec.mode, desired) {
             (TrustMode::Enforce, Some(desired)) => self.bundle.add_missing(desired, bundle).await,
-            _ => Ok(BundleOutcome::NothingToAdd),
+            _ => Ok(BundleOutcome::Unchanged),
         }
     }
 
-    /// Returns the report; `None` if proxies must be asked before.
+    /// The changed bundle queues the resource again.
+    fn written(&self, trust: &LinkerdTrust, written: BundleWritten) -> NextReconcile {
+        self.events.publish(written_event(trust, written));
+        NextReconcile::After(RESYNC_INTERVAL)
+    }
+
+    /// Removes the roots that are not declared, once nothing needs them.
+    async fn retire(
+        &self,
+        trust: &LinkerdTrust,
+        seen: SeenTrust,
+        bundle: Option<&ConfigMap>,
+        now: Timestamp,
+    ) -> Result<Retired, WriteError> {
+        let (Some(declared), Some(map)) = (seen.desired.clone(), bundle) else { return Ok(Retired::Later(None, None)) };
+        let change = match self.bundle.removal(&declared, map) {
+            Ok(Some(change)) => change,
+            Ok(None) => return Ok(Retired::Later(None, None)),
+            Err(held) => return Ok(Retired::Later(None, Some(held))),
+        };
+        let (uid, version) = (Arc::clone(&trust.uid), Arc::clone(&map.version));
+        let basis = RetirementBasis { generation: trust.generation, uid, version };
+        match self.retirement.next(basis, seen, now).await {
+            RetirementStep::Now => match self.bundle.write(change, map).await? {
+                BundleOutcome::Written(written) => Ok(Retired::Written(written)),
+                BundleOutcome::Held(held) => Ok(Retired::Later(None, Some(held))),
+                BundleOutcome::Unchanged => Ok(Retired::Later(None, None)),
+            },
+            RetirementStep::After(time) => Ok(Retired::Later(Some(time), None)),
+            RetirementStep::Held(held) => Ok(Retired::Later(None, Some(held))),
+        }
+    }
+
+    /// Returns the report, and what it is made of; `None` if proxies must be asked before.
     async fn report(
         &self,
         trust: &LinkerdTrust,
         desired: Option<DeclaredRoots>,
         now: Timestamp,
-    ) -> Option<TrustReport> {
+    ) -> Option<(TrustReport, SeenTrust)> {
         let leaves = self.leaves.known(now)?;
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
         let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
         let seen = parts.seen(desired, leaves, now);
         // Tenants can make it verify many signatures.
-        let report = match tokio::task::spawn_blocking(move || TrustReport::new(&seen)).await {
-            Ok(report) => report,
+        let (report, seen) = match tokio::task::spawn_blocking(move || (TrustReport::new(&seen), seen)).await {
+            Ok(made) => made,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             // The process stops.
             Err(_) => return None,
@@ -183,7 +237,7 @@ impl LinkerdTrustReconciler {
         let issuer = report.issuer.sha256.clone();
         let (uid, generation) = (Arc::clone(&trust.uid), trust.generation);
         let basis = LeafBasis { uid, generation, trust_domain, bundle, issuer };
-        (!self.leaves.ask_again(basis, now)).then_some(report)
+        (!self.leaves.ask_again(basis, now)).then_some((report, seen))
     }
 
     /// Writes the status at the version that it was computed from. After a conflict it is computed again.
@@ -199,6 +253,13 @@ impl LinkerdTrustReconciler {
             result => result.map(drop),
         }
     }
+}
+
+/// Whether the roots that are not declared should leave the bundle.
+fn is_retiring(trust: &LinkerdTrust, report: &TrustReport) -> bool {
+    trust.spec.mode == TrustMode::Enforce
+        && report.progress.phase == TrustPhase::Retiring
+        && report.verdict < TrustVerdict::Broken
 }
 
 impl Reconciler for LinkerdTrustReconciler {

@@ -15,6 +15,8 @@ use crate::{
     x509::anchor_set::Fingerprint,
 };
 
+/// The name of the queue in metrics.
+const QUEUE: &str = "linkerdtrust_controller_workqueue";
 /// The kinds that the controller reads.
 pub(super) const KINDS: &[Kind] = &[Kind::LinkerdTrust, Kind::ConfigMap, Kind::Pod, Kind::ReplicaSet, Kind::Job];
 /// Pods change often, and a report takes time in proportion to all of them. So it is made at most at this interval.
@@ -33,7 +35,7 @@ impl LinkerdTrustObserver {
     /// When the metrics are registered already.
     pub fn new(control_plane_namespace: &str, registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            queue: WorkQueue::new(super::QUEUE, registry)?,
+            queue: WorkQueue::new(QUEUE, registry)?,
             trusts: ObjectNames::default(),
             control_plane_namespace: control_plane_namespace.into(),
         }))

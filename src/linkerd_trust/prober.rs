@@ -33,13 +33,7 @@ use crate::{
     lease::Leadership,
     queue::WorkQueue,
     trust::seen::SeenLeaves,
-    x509::{
-        anchor_set::readable_certificates,
-        anchors::RootCertificate,
-        certificate::ChainCertificate,
-        handshake::presented,
-        verify::{ALGORITHMS, TestedLeaf},
-    },
+    x509::{anchor_set::readable_certificates, certificate::ChainCertificate, handshake::presented},
 };
 
 /// The time between two rounds.
@@ -51,8 +45,6 @@ const PER_ROUND: usize = 50;
 /// The maximum number of proxies that are asked at the same time.
 const MAX_CONCURRENT: usize = 50;
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The maximum number of certificates that are read after that of the proxy.
-const LONGEST_CHAIN: usize = 6;
 /// The maximum number of roots that are tried for a certificate without a chain.
 const MAX_ROOTS: usize = 20;
 const RESULTS: [&str; 2] = ["observed", "failed"];
@@ -91,6 +83,12 @@ impl SharedLeaves {
             self.changed.notify_one();
         }
         is_change
+    }
+
+    /// Has each proxy asked again.
+    pub(super) fn ask_all(&self, now: Timestamp) {
+        self.book.lock().ask_all(now);
+        self.changed.notify_one();
     }
 }
 
@@ -252,25 +250,8 @@ async fn ask(proxy: &ProbedProxy, roots: &[ChainCertificate]) -> Option<Observed
     });
     let chain = chain.await.ok()??;
     let (der, sent) = chain.split_first()?;
-    let leaf = ChainCertificate::parse(der)?;
-    // Without a part of it, the chain would be another one.
-    if sent.len() > LONGEST_CHAIN {
-        return None;
-    }
-    let sent: Option<Vec<_>> = sent.iter().map(|der| ChainCertificate::parse(der)).collect();
-    let sent = sent?;
-    // Everyone who can create a Pod can present any certificate. The issuer must have signed this one, for this identity.
-    let tested = TestedLeaf { der, chain: &[], name: &proxy.identity, now: Timestamp::now() };
-    let is_issuer = |certificate: &&ChainCertificate| {
-        let anchor = RootCertificate::parse(&certificate.der);
-        anchor.is_some_and(|anchor| tested.reaches(&anchor, ALGORITHMS))
-    };
-    let chain = match sent.first() {
-        Some(issuer) => is_issuer(&issuer).then_some(sent)?,
-        // Directly under a root, which need not be sent.
-        None => vec![roots.iter().find(is_issuer)?.clone()],
-    };
-    Some(ObservedLeaf { not_before: leaf.not_before, not_after: leaf.not_after, chain })
+    let sent: Vec<_> = sent.iter().map(AsRef::as_ref).collect();
+    ObservedLeaf::read(der, &sent, &proxy.identity, roots, Timestamp::now())
 }
 
 #[cfg(test)]

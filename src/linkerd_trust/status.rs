@@ -45,15 +45,17 @@ pub(super) enum TrustFacts {
     Invalid(String),
     Observed {
         report: Box<TrustReport>,
-        /// Why declared trust anchors were not added to the bundle.
-        held: Option<HeldAddition>,
+        /// The time after which roots may be removed.
+        removal: Option<Duration>,
+        /// Why the bundle was not written.
+        held: Option<HeldWrite>,
     },
     /// Proxies must be asked before there is a report.
-    Asking { held: HeldAddition },
+    Asking { held: HeldWrite },
 }
 
-/// Why declared roots are not added to the bundle, or do not stay there.
-pub(super) struct HeldAddition {
+/// Why the bundle does not get exactly the declared roots, or keep them.
+pub(super) struct HeldWrite {
     pub(super) reason: TrustReason,
     pub(super) message: String,
     /// The time after which the resource is reconciled without a change.
@@ -69,7 +71,7 @@ impl TrustFacts {
     /// Returns the time after which the resource must be reconciled without a change.
     pub(super) fn due(&self) -> Option<Duration> {
         match self {
-            Self::Observed { held, .. } => held.as_ref()?.retry,
+            Self::Observed { held, removal, .. } => held.as_ref().map_or(*removal, |held| held.retry),
             Self::Asking { .. } => Some(LEAVES_RETRY),
             _ => None,
         }
@@ -89,7 +91,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             let message = format!("spec.anchors.pem cannot be used: {why}");
             (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
         }
-        TrustFacts::Observed { report, held } => {
+        TrustFacts::Observed { report, held, .. } => {
             let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
             rows.extend(condition_rows(report, held.as_ref()));
@@ -103,7 +105,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
 
 /// Returns the last status, with the reason why nothing is added: it must not wait while proxies are asked, for example
 /// because the bundle changes all the time.
-fn asking(trust: &LinkerdTrust, held: &HeldAddition, now: Timestamp) -> LinkerdTrustStatus {
+fn asking(trust: &LinkerdTrust, held: &HeldWrite, now: Timestamp) -> LinkerdTrustStatus {
     let row = row(TrustCondition::BundleSynced, (Some(false), held.reason, held.message.clone()));
     let row = row.condition(&trust.status, trust.generation, now);
     let mut status = (*trust.status).clone();
@@ -114,7 +116,7 @@ fn asking(trust: &LinkerdTrust, held: &HeldAddition, now: Timestamp) -> LinkerdT
     status
 }
 
-fn observed(report: &TrustReport, held: Option<&HeldAddition>) -> LinkerdTrustStatus {
+fn observed(report: &TrustReport, held: Option<&HeldWrite>) -> LinkerdTrustStatus {
     let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
@@ -187,7 +189,7 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
     found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
 }
 
-fn condition_rows(report: &TrustReport, held: Option<&HeldAddition>) -> Vec<TrustRow> {
+fn condition_rows(report: &TrustReport, held: Option<&HeldWrite>) -> Vec<TrustRow> {
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
     let next = || report.next_step.sentence.clone();
@@ -319,7 +321,7 @@ mod tests {
         for (before, expected) in [(status.clone(), vec!["WriteFailed", "Synced"]), (json!({}), vec!["WriteFailed"])] {
             let trust = json!({"metadata": {"name": "mesh"}, "spec": {}, "status": before});
             let trust = LinkerdTrust::project(serde_json::from_value(trust).unwrap(), &mut Problems::default());
-            let held = HeldAddition { reason: TrustReason::WriteFailed, message: "forbidden".to_owned(), retry: None };
+            let held = HeldWrite { reason: TrustReason::WriteFailed, message: "forbidden".to_owned(), retry: None };
             let facts = TrustFacts::Asking { held };
             let status = trust_status(&trust, &facts, Timestamp::UNIX_EPOCH);
             assert_eq!((status.phase, &status.next_step), (trust.status.phase, &trust.status.next_step));

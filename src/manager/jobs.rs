@@ -183,7 +183,8 @@ impl Observers {
         let (rollouts, stop) = (Arc::clone(rollouts), process.stop.clone());
         linkerd_config::spawn(&deps, observer, rollouts, namespaces, stop.clone(), &mut process.writers)?;
         if let Some(observer) = &self.linkerd_trust {
-            linkerd_trust::spawn(&deps, observer, namespace, stop, &mut process.writers)?;
+            let token = parts.args.identity_token_file.clone();
+            linkerd_trust::spawn(&deps, observer, namespace, token, stop, &mut process.writers)?;
         }
         Ok(())
     }

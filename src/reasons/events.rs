@@ -126,6 +126,17 @@ const LINKERD_TRUSTS: &[ReasonEntry] = &[
         "The operator did not add declared trust anchors to the bundle, or another writer keeps removing them.",
         "See the reason of the condition BundleSynced.",
     ),
+    fine(
+        "TrustAnchorRemoved",
+        NORMAL,
+        "The operator removed trust anchors from the bundle that are not declared and that no certificate needs: spec.mode is Enforce.",
+    ),
+    entry(
+        "TrustAnchorNotRemoved",
+        WARNING,
+        "The operator did not remove trust anchors from the bundle that are not declared, or another writer has added them again.",
+        "See the reason of the condition BundleSynced.",
+    ),
 ];
 
 const LINKERD_CONFIGS: &[ReasonEntry] = &[

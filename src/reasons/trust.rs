@@ -36,20 +36,26 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "Contested",
                 "False",
-                "Another writer removed declared trust anchors more than five times in ten minutes. The operator waits longer each time before it adds them again. It ends ten minutes after the last removal.",
-                "Add it to the configuration of the writer that the message names: the values of Helm, or Git.",
+                "Another writer removed declared trust anchors more than five times in ten minutes, so the operator waits longer each time before it adds them again. Or it has added one again that the operator had removed an hour ago at most.",
+                "Change the configuration of the writer that the message names: the values of Helm, or Git.",
             ),
             entry(
                 "WriteFailed",
                 "False",
-                "The operator could not add a declared trust anchor. The message has the reason, such as a missing permission.",
+                "The operator could not change the bundle. The message has the reason, such as a missing permission.",
                 "Correct what the message names. In the chart, the permission is jobs.linkerdConfig.trustAnchors.",
             ),
             entry(
                 "WrittenByTrustManager",
                 "False",
-                "The bundle lacks a declared trust anchor, and trust-manager writes it, so the operator does not.",
-                "Add the trust anchor to the sources of the Bundle that the message names.",
+                "The bundle must change, and trust-manager writes it, so the operator does not.",
+                "Change the sources of the Bundle that the message names.",
+            ),
+            entry(
+                "RemovalHeld",
+                "False",
+                "No proxy of this cluster needs the trust anchors that are not declared, but they stay: the identity service has not shown that its certificates do not need them, or there are proxies that the operator does not see.",
+                "Do what the message says, or remove them by the commands in status.commands.",
             ),
             entry(
                 "NotObserved",

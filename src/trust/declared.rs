@@ -2,7 +2,7 @@
 
 use super::seen::DeclaredRoots;
 use crate::{
-    api::LinkerdTrustSpec,
+    api::{LinkerdTrustSpec, linkerd_trust::TrustMode},
     text::and_more,
     values::UnusableTrustBundle,
     x509::{anchor_set::readable_certificates, anchors::AnchorBundle, certificate::ChainCertificate},
@@ -30,7 +30,10 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
     let count = bundle.roots().len();
     match bundle.warnings() {
         [] if count > MAX_ANCHORS => Err(format!("{count} trust anchors are more than {MAX_ANCHORS}")),
-        [] => Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle })),
+        [] => {
+            let is_enforced = spec.mode == TrustMode::Enforce;
+            Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle, is_enforced }))
+        }
         warnings => Err(and_more(warnings.iter().take(SHOWN), warnings.len(), "; ")),
     }
 }

@@ -5,7 +5,7 @@
 //! certificate may be issued if each proxy trusts a root that it reaches; a root may leave the bundle if each
 //! certificate reaches another one. Nothing is stored, so the same cluster has the same report.
 
-pub(crate) mod addition;
+pub(crate) mod bundle_change;
 pub(crate) mod declared;
 mod next_step;
 mod plan;
@@ -15,6 +15,7 @@ pub mod rotation;
 #[cfg(test)]
 mod rotation_tests;
 pub mod seen;
+pub(crate) mod signers;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -205,11 +205,18 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 .copied()
                 .filter(|root| roots.in_bundle.contains(&root.id) && !roots.desired.contains(&root.id))
                 .collect();
-            format!(
-                "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove {} from \
-                 {place}. {why}, and new Pods then do not trust it",
-                list(&others)
-            )
+            let others = list(&others);
+            match seen.desired.as_ref().is_some_and(|declared| declared.is_enforced) && source.is_none() {
+                true => format!(
+                    "wait: the operator removes {others} from {place}, once the identity service has shown for some minutes \
+                     that its certificates do not need it. Keep an issuer of {issuer_of}{bridge} in the Secret \
+                     linkerd-identity-issuer"
+                ),
+                false => format!(
+                    "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove \
+                     {others} from {place}. {why}, and new Pods then do not trust it"
+                ),
+            }
         }
         TrustPhase::Complete | TrustPhase::Steady | TrustPhase::Unknown => return None,
     };

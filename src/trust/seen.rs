@@ -53,11 +53,13 @@ pub struct SeenTrust {
 }
 
 /// The declared roots of a mesh.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeclaredRoots {
     /// The name of the LinkerdTrust, which is a DNS name.
     pub(crate) resource: String,
     pub(crate) bundle: AnchorBundle,
+    /// Whether the operator writes the bundle.
+    pub(crate) is_enforced: bool,
 }
 
 /// Why an object is not known.
@@ -161,9 +163,14 @@ impl SeenTrust {
     }
 
     /// The name of the identity service. The names of other leaves are as valid or invalid.
-    pub(super) fn identity_service(&self) -> String {
-        let (namespace, domain) = (&self.namespace, &self.settings.trust_domain);
-        format!("linkerd-identity.{namespace}.serviceaccount.identity.{namespace}.{domain}")
+    pub(crate) fn identity_service(&self) -> String {
+        self.identity_of(&self.namespace, "linkerd-identity")
+    }
+
+    /// The identity of a ServiceAccount.
+    pub(crate) fn identity_of(&self, namespace: &str, account: &str) -> String {
+        let (control_plane, domain) = (&self.namespace, &self.settings.trust_domain);
+        format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{domain}")
     }
 }
 
@@ -175,6 +182,11 @@ impl DeclaredRoots {
     pub(crate) fn missing_in(&self, bundle: &[RootCertificate]) -> Vec<&RootCertificate> {
         let has = |root: &RootCertificate| bundle.iter().any(|it| it.sha256 == root.sha256);
         self.bundle.roots().iter().filter(|root| !has(root)).collect()
+    }
+
+    /// Whether exactly this certificate is declared.
+    pub(crate) fn has(&self, root: &RootCertificate) -> bool {
+        self.bundle.roots().iter().any(|it| it.sha256 == root.sha256)
     }
 }
 

@@ -119,6 +119,6 @@ pub(super) fn presenting(mut mesh: Mesh, chains: &[(&[&TestCa], usize)], unobser
 
 pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
     let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-    mesh.0.desired = Some(DeclaredRoots { resource: "mesh".to_owned(), bundle });
+    mesh.0.desired = Some(DeclaredRoots { resource: "mesh".to_owned(), bundle, is_enforced: false });
     mesh
 }

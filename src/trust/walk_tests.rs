@@ -2,12 +2,12 @@
 //! and declared roots that change.
 //!
 //! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one. The
-//! model knows nothing of the code under test but its sentences and what it adds to the bundle, and decides by sets of roots.
+//! model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
-    addition::addition,
+    bundle_change::{BundleChange, addition, removal},
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
     testing::{Mesh, at, declaring, root_of, workload},
@@ -48,8 +48,9 @@ struct Said {
     /// The proxies that are behind, and whether they refuse certificates.
     behind: Vec<(usize, bool)>,
     is_broken: bool,
-    /// The bundle after what the operator adds.
+    /// The bundle after what the operator adds, and after what it removes.
     added: Roots,
+    left: Roots,
 }
 
 struct WalkProxy {
@@ -113,10 +114,14 @@ impl WalkPki {
         mesh.0.issuer = Err(NotSeen::Unread("it is not read".to_owned()));
         let report = mesh.report();
         let (bundle, declared) = (pem_of(&roots(&walk.bundle)), mesh.0.desired.as_ref().unwrap());
-        let bundle = addition(&bundle, declared).unwrap().map_or(bundle, |added| added.text);
-        let has = |root: &TestCa| AnchorSet::of(&root.pem).shares_anchor(&AnchorSet::of(&bundle));
+        let roots_of = |bundle: &str| -> Roots {
+            let has = |root: &TestCa| AnchorSet::of(&root.pem).shares_anchor(&AnchorSet::of(bundle));
+            (0..NAMES.len()).filter(|root| has(&self.roots[*root])).collect()
+        };
+        let written = |change: Option<BundleChange>| roots_of(&change.map_or(bundle.clone(), |change| change.text));
         let said = Said {
-            added: (0..NAMES.len()).filter(|root| has(&self.roots[*root])).collect(),
+            added: written(addition(&bundle, declared).unwrap()),
+            left: written(removal(&bundle, declared).unwrap()),
             phase: report.progress.phase,
             behind: report.behind.iter().map(|row| (row.name.parse().unwrap(), row.refuses)).collect(),
             is_broken: report.verdict == TrustVerdict::Broken,
@@ -189,7 +194,7 @@ impl Walk {
                 if self.secret.0 != issuer || bridge.is_some() && self.secret.1 != bridge {
                     self.secret = (issuer, bridge);
                 } else {
-                    self.bundle.retain(|root| self.declared.contains(root));
+                    self.bundle.clone_from(&said.left);
                 }
             }
             _ => {}

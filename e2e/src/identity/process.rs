@@ -32,6 +32,8 @@ pub struct IdentityOptions {
     pub reviews_at_once: usize,
     /// The memory limit in bytes, as of a container; see [`Spawn::memory_limit`].
     pub memory_limit: Option<u64>,
+    /// Whether it terminates TLS itself.
+    pub tls: bool,
 }
 
 pub struct IdentityProcess {
@@ -52,7 +54,7 @@ pub struct IdentityProcess {
 impl Default for IdentityOptions {
     /// As in Linkerd's chart.
     fn default() -> Self {
-        Self { reviews_at_once: 200, memory_limit: None }
+        Self { reviews_at_once: 200, memory_limit: None, tls: false }
     }
 }
 
@@ -82,7 +84,8 @@ impl IdentityProcess {
             format!("--trust-roots={}", roots.0.display()),
             format!("--trust-state={}/state.json", trust_state.0.display()),
         ];
-        let arguments: Vec<_> = chart.split_whitespace().map(str::to_owned).chain(own).collect();
+        let tls = options.tls.then(|| "--tls".to_owned());
+        let arguments: Vec<_> = chart.split_whitespace().map(str::to_owned).chain(own).chain(tls).collect();
         let process = spawn(&arguments, &log, options.memory_limit)?;
         let memory_limit = options.memory_limit;
         Ok(Self { process, address, admin, issuer, roots, trust_state, arguments, log, memory_limit })

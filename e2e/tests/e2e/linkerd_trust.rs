@@ -1,14 +1,15 @@
 //! LinkerdTrusts on a real API server, with proxies that present certificates.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     Job, Manager, ManagerOptions, Rig, eventually, holds,
-    identity::MeshAuthority,
-    shipped::OPERATOR_NAMESPACE,
+    identity::{AUDIENCE, IdentityOptions, IdentityProcess, MeshAuthority},
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
     shown_proxy::{LATE, ShownProxy},
 };
+use hyper::StatusCode;
 use serde_json::{Value, json};
 
 /// A proxy is asked again a minute after it did not renew.
@@ -16,6 +17,8 @@ const RENEWED: Duration = Duration::from_secs(90);
 const CLUSTER_ROLES: [&str; 3] =
     ["linkerd-operator-linkerd-config", "linkerd-operator-rollout", "linkerd-operator-events"];
 const SOON: Duration = Duration::from_secs(30);
+/// The identity service is asked twice, with 90 s between, and a minute after it was wrong.
+const REMOVED: Duration = Duration::from_secs(240);
 const IDENTITY: &str = "default.default.serviceaccount.identity.linkerd.cluster.local";
 
 /// A mesh whose operator reports about its trust.
@@ -32,8 +35,13 @@ impl ReportedMesh {
     async fn start() -> Result<Self> {
         let rig = Rig::linkerd().crds("crd").start().await?;
         rig.deploy_without_manager(&CLUSTER_ROLES).await?;
+        let token = rig.directory().join("identity-token");
+        let audience = format!("--audience={AUDIENCE}");
+        let created = ["--namespace", OPERATOR_NAMESPACE, "create", "token", OPERATOR_ACCOUNT, &audience];
+        fs::write(&token, rig.kubectl(&created).await?)?;
         let options = ManagerOptions::only(Job::LinkerdConfig).kubeconfig(rig.operator_kubeconfig().await?);
-        let manager = options.args([format!("--operator-namespace={OPERATOR_NAMESPACE}")]).ready(&rig).await?;
+        let (own, token) = (format!("--operator-namespace={OPERATOR_NAMESPACE}"), token.display());
+        let manager = options.args([own, format!("--identity-token-file={token}")]).ready(&rig).await?;
         let mut mesh = Self { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
         mesh.put_bundle(&mesh.old.pem()).await?;
         let issuer = mesh.old.signs("issuer")?;
@@ -78,11 +86,39 @@ impl ReportedMesh {
             "metadata": {"name": name, "namespace": "default", "labels": {"linkerd.io/control-plane-ns": "linkerd"}},
             "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]}});
         self.rig.apply(&[pod]).await?;
-        let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
-        let patch = ["patch", "pod", name, "--subresource=status", "--type=merge", "-p", &status.to_string()];
-        self.rig.kubectl(&patch).await?;
+        self.runs("default", name).await?;
         self.proxies.insert(name, proxy);
         Ok(())
+    }
+
+    /// Starts a replica of the identity service, which terminates TLS itself, and creates its Pod.
+    async fn put_identity(
+        &self,
+        name: &str,
+        issuer: &[&MeshAuthority],
+        roots: &[&MeshAuthority],
+    ) -> Result<IdentityProcess> {
+        let folder = self.rig.directory().join(name);
+        fs::create_dir(&folder)?;
+        let options = IdentityOptions { tls: true, ..IdentityOptions::default() };
+        let process = IdentityProcess::start(&folder, self.rig.kubeconfig(), options)?;
+        process.roots.put_roots(roots)?;
+        sign_with(&process, issuer)?;
+        process.shows(StatusCode::OK).await?;
+        let port = json!({"name": "ident-grpc", "containerPort": process.address.port()});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "linkerd", "labels": {"linkerd.io/control-plane-component": "identity"}},
+            "spec": {"containers": [{"name": "identity", "image": "controller", "ports": [port]}]}});
+        self.rig.apply(&[pod]).await?;
+        self.runs("linkerd", name).await?;
+        Ok(process)
+    }
+
+    async fn runs(&self, namespace: &str, pod: &str) -> Result<()> {
+        let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+        let patch =
+            ["-n", namespace, "patch", "pod", pod, "--subresource=status", "--type=merge", "-p", &status.to_string()];
+        self.rig.kubectl(&patch).await.map(drop)
     }
 
     async fn delete_proxy(&mut self, name: &str) -> Result<()> {
@@ -105,6 +141,17 @@ impl ReportedMesh {
         .await
     }
 
+    /// Waits until the status reports this first.
+    async fn expect_problem(&self, text: &str) -> Result<()> {
+        eventually(RENEWED, format_args!("the problem {text:?}"), async || {
+            let object = self.rig.get(&["linkerdtrust", "mesh"]).await?;
+            let problem = object.pointer("/status/problems/0").and_then(Value::as_str);
+            ensure!(problem.is_some_and(|it| it.contains(text)), "{object:#}");
+            Ok(())
+        })
+        .await
+    }
+
     /// Waits for an Event of the resource whose note has this text.
     async fn expect_event(&self, reason: &str, note: &str) -> Result<()> {
         eventually(SOON, format_args!("an Event {reason} with {note:?}"), async || {
@@ -118,6 +165,13 @@ impl ReportedMesh {
         })
         .await
     }
+}
+
+/// Writes an issuer, with the bridge after it.
+fn sign_with(identity: &IdentityProcess, issuer: &[&MeshAuthority]) -> Result<()> {
+    let chain: String = issuer.iter().map(|authority| authority.pem()).collect();
+    let key = issuer.first().context("no issuer")?.key_pem();
+    identity.issuer.put(&[("crt.pem", &chain), ("key.pem", &key)])
 }
 
 async fn bundle_is(rig: &Rig, pem: &str) -> Result<()> {
@@ -246,7 +300,7 @@ async fn what_breaks_the_mesh_is_reported_and_so_is_its_repair() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_declared_root_is_added_to_the_bundle_and_added_again_and_none_is_removed() -> Result<()> {
+async fn a_declared_root_is_added_to_the_bundle_and_added_again_and_no_needed_one_is_removed() -> Result<()> {
     let mesh = ReportedMesh::start().await?;
     let (old, new) = (mesh.old.pem(), MeshAuthority::root("new")?.pem());
     let both = format!("{old}{new}");
@@ -263,7 +317,8 @@ async fn a_declared_root_is_added_to_the_bundle_and_added_again_and_none_is_remo
     mesh.put_bundle(&old).await?;
     bundle_becomes(&mesh.rig, &both).await?;
     mesh.put_trust("mesh", Some(&old)).await?;
-    mesh.reaches(SOON, "Retiring", &["BundleSynced=False/RootsDiffer"]).await?;
+    mesh.reaches(SOON, "Retiring", &["BundleSynced=False/RemovalHeld"]).await?;
+    mesh.expect_problem("has no Pod of the identity service").await?;
     holds(Duration::from_secs(5), "that no root is removed", async || bundle_is(&mesh.rig, &both).await).await?;
 
     // A writer that removes the root again and again.
@@ -281,6 +336,51 @@ async fn a_declared_root_is_added_to_the_bundle_and_added_again_and_none_is_remo
     let written = mesh.manager.metric("linkerd_operator_trust_bundle_writes_total", &[("result", "ok")]).await;
     assert_eq!(written, Some(9.0));
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn roots_that_are_not_declared_leave_the_bundle_once_each_identity_replica_and_each_proxy_needs_only_others()
+-> Result<()> {
+    let mut mesh = ReportedMesh::start().await?;
+    let new = MeshAuthority::root("new")?;
+    let (issuer, bridge) = (new.signs("new issuer")?, mesh.old.bridges(&new, "new")?);
+    let both = format!("{}{}", mesh.old.pem(), new.pem());
+    for name in ["web-1", "web-2"] {
+        mesh.delete_proxy(name).await?;
+    }
+    mesh.put_proxy("web-3", &mesh.old.pem(), &[&issuer, &bridge]).await?;
+    mesh.permit().await?;
+    let exported = json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "shop", "namespace": "default", "labels": {"mirror.linkerd.io/exported": "true"}},
+        "spec": {"ports": [{"port": 80}]}});
+    mesh.rig.apply(&[exported]).await?;
+    mesh.put_trust("mesh", Some(&new.pem())).await?;
+    mesh.enforce().await?;
+    bundle_becomes(&mesh.rig, &both).await?;
+    let held = ["BundleSynced=False/RemovalHeld", "LeavesRenewed=True/Synced", "Ready=False/RotationInProgress"];
+    let status = mesh.reaches(SOON, "Retiring", &held).await?;
+    ensure!(next_step(&status).starts_with("wait: the operator removes old ("), "{status:#}");
+    ensure!(status["commands"][0].as_str().is_some_and(|it| it.contains("kubectl")), "{status:#}");
+    mesh.expect_event("TrustAnchorNotRemoved", "Service default/shop is exported to other clusters").await?;
+
+    // A replica was not restarted, and has not accepted the issuer of the new root.
+    mesh.rig.kubectl(&["delete", "service", "shop"]).await?;
+    let _first = mesh.put_identity("linkerd-identity-1", &[&issuer, &bridge], &[&mesh.old, &new]).await?;
+    let former = mesh.old.signs("issuer")?;
+    let second = mesh.put_identity("linkerd-identity-2", &[&former], &[&mesh.old]).await?;
+    mesh.expect_problem("Pod linkerd-identity-2 of the identity service signs with issuer").await?;
+    bundle_is(&mesh.rig, &both).await?;
+    second.roots.put_roots(&[&mesh.old, &new])?;
+    sign_with(&second, &[&issuer, &bridge])?;
+    eventually(REMOVED, "the old root to be removed", async || bundle_is(&mesh.rig, &new.pem()).await).await?;
+    mesh.expect_event("TrustAnchorRemoved", "Removed old (").await?;
+    mesh.reaches(SOON, "Complete", &["BundleSynced=True/Synced", "Ready=True/Synced"]).await?;
+
+    // An upgrade with older values.
+    mesh.put_bundle(&both).await?;
+    let status = mesh.reaches(SOON, "Retiring", &["BundleSynced=False/Contested"]).await?;
+    ensure!(status["problems"][0].as_str().is_some_and(|it| it.contains("has added old (")), "{status:#}");
+    bundle_is(&mesh.rig, &both).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -33,6 +33,7 @@ pub enum TrustReason {
     OldLeaves,
     OverBridge,
     ProxiesBehind,
+    RemovalHeld,
     RootsDiffer,
     RotationInProgress,
     Synced,

@@ -29,7 +29,7 @@ use super::schema;
     category = "linkerd",
     status = "LinkerdTrustStatus",
     derive = "PartialEq",
-    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh should have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. With mode Observe it writes only the status; with mode Enforce it also adds the declared trust anchors to the bundle."
+    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh should have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. With mode Observe it writes only the status; with mode Enforce it also makes the bundle equal to the declared trust anchors."
 )]
 #[kube(
     printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The phase of the rotation; Steady without one"}"#,
@@ -38,7 +38,7 @@ use super::schema;
     printcolumn = r#"{"name": "Expires", "type": "string", "jsonPath": ".status.expires", "description": "The day on which the first trust anchor of the bundle, or of the declared ones, ends"}"#,
     printcolumn = r#"{"name": "Proxies", "type": "string", "jsonPath": ".status.proxies.summary", "description": "The proxies that trust a declared trust anchor, of all proxies that show theirs"}"#,
     printcolumn = r#"{"name": "Next", "type": "string", "jsonPath": ".status.nextStep", "priority": 1, "description": "The next step"}"#,
-    printcolumn = r#"{"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "priority": 1, "description": "Whether the operator adds declared trust anchors to the bundle (Enforce) or not (Observe)"}"#,
+    printcolumn = r#"{"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "priority": 1, "description": "Whether the operator writes the bundle (Enforce) or not (Observe)"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "The age of the resource"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
@@ -52,13 +52,13 @@ pub struct LinkerdTrustSpec {
     /// linkerd-identity-trust-roots: then the operator only watches them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anchors: Option<DesiredAnchors>,
-    /// What the operator does when the bundle lacks a declared trust anchor. Observe only reports it, and is the default.
-    /// Enforce adds it to the bundle, also when another writer has removed it. The operator never removes a trust anchor
-    /// from the bundle: when one can go, status.nextStep says so.
+    /// What the operator does when the bundle is not as declared. Observe only reports it, and is the default. Enforce adds
+    /// each declared trust anchor to the bundle, also when another writer has removed it, and removes the others when no
+    /// certificate needs them.
     pub mode: TrustMode,
 }
 
-/// What the operator does when the bundle lacks a declared trust anchor.
+/// What the operator does when the bundle is not as declared.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum TrustMode {
     #[default]

@@ -29,7 +29,8 @@ const FRAMES: usize = 3;
 const INCOMPLETE: usize = 2_000;
 
 async fn start(reviews_at_once: usize) -> Result<IdentityRig> {
-    IdentityRig::start(IdentityOptions { reviews_at_once, memory_limit: Some(LIMIT) }).await
+    IdentityRig::start(IdentityOptions { reviews_at_once, memory_limit: Some(LIMIT), ..IdentityOptions::default() })
+        .await
 }
 
 /// Runs an attack. A good client must be served so many times before it ends, and the server must stay within its memory.

@@ -227,33 +227,52 @@ fn config_map() -> Vec<PolicyCase> {
     cases
 }
 
-/// The operator adds to the bundle of trust anchors, and removes nothing from it.
+/// The bundle of trust anchors before: two certificates, one with other line ends, text around them, and no line end.
+const ANCHORS: &str = "# ours\n-----BEGIN CERTIFICATE-----\r\nAAAA\r\nBB==\r\n-----END CERTIFICATE-----\r\n\
+                       # next\n-----BEGIN CERTIFICATE-----\nCCCC\n-----END CERTIFICATE-----";
+
+/// The operator adds to the bundle of trust anchors, or removes some of them.
 fn bundle() -> Vec<PolicyCase> {
     const POLICY: &str = "linkerd-operator-config-map";
     let change = |body: Value| patch(core("configmaps", "linkerd", BUNDLE), body);
     let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----");
     let whole = |text: String| json!({"data": {"ca-bundle.crt": text}});
-    let after = |text: &str| whole(format!("first\nsecond{text}"));
-    let third = block("AAAA");
+    let after = |text: &str| whole(format!("{ANCHORS}{text}"));
+    let (first, second, third) = (block("AAAA\nBB=="), block("CCCC"), block("DDDD"));
     let refused = [
-        whole("first\n".to_owned()),
-        whole(format!("{third}\nfirst\nsecond")),
+        whole(String::new()),
+        whole("\n".to_owned()),
+        whole(format!("{third}\n{ANCHORS}")),
         after("x\n"),
         after("\nthird\n"),
         after(&third),
-        after("\n-----BEGIN CERTIFICATE-----\nAAAA\n"),
+        after("\n-----BEGIN CERTIFICATE-----\nDDDD\n"),
         after(&format!("\n{third}{third}")),
         after(&format!("\n{third}\n# more")),
         after("\n-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
         after(&format!("\n{}", block(&"A".repeat(65_536)))),
+        whole(third.clone()),
+        whole(format!("{first}\n{third}\n")),
+        whole(block("AAAA")),
+        whole(block("AAAA\nBB==\nCCCC")),
+        whole(format!("{first}{second}")),
+        whole(format!("# ours\n{first}\n")),
+        whole(format!("{second}\n-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")),
         json!({"data": {"ca-bundle.crt": null}}),
-        json!({"data": {"ca-bundle.crt": format!("first\nsecond\n{third}"), "values": "{}"}}),
+        json!({"data": {"ca-bundle.crt": format!("{ANCHORS}\n{third}"), "values": "{}"}}),
         json!({"data": {"kept": null}}),
     ];
-    let added = [after(&format!("\n{third}")), after(&format!("\n{third}\n{}\n", block("AA+/\nA=")))].map(change);
+    let permitted = [
+        after(&format!("\n{third}")),
+        after(&format!("\n{third}\n{}\n", block("AA+/\nA="))),
+        whole(first.clone()),
+        whole(format!("{}\n", block("AAAABB=="))),
+        whole(format!("{second}\n{first}\n")),
+    ];
     let values = patch(core("configmaps", "linkerd", "linkerd-config"), json!({"data": {"ca-bundle.crt": "third\n"}}));
     let refused_values = [values.refused_by(POLICY)];
-    added.into_iter().chain(refused_values).chain(refused.map(|body| change(body).refused_by(POLICY))).collect()
+    let refused = refused.map(|body| change(body).refused_by(POLICY));
+    permitted.map(change).into_iter().chain(refused_values).chain(refused).collect()
 }
 
 fn canary_config_map() -> Vec<PolicyCase> {
@@ -466,7 +485,7 @@ pub(super) fn objects() -> Vec<Value> {
     let data = json!({"values": "{}", "kept": "yes"});
     let map = json!({"metadata": metadata, "data": data});
     objects.push(object("v1", "ConfigMap", Some("linkerd"), "linkerd-config", map));
-    let data = json!({"data": {"ca-bundle.crt": "first\nsecond", "kept": "yes"}});
+    let data = json!({"data": {"ca-bundle.crt": ANCHORS, "kept": "yes"}});
     objects.push(object("v1", "ConfigMap", Some("linkerd"), BUNDLE, data));
     let revision = |name: &str, labels: Value, owners: Value| {
         let metadata = json!({"labels": labels, "ownerReferences": owners});

@@ -1,8 +1,8 @@
-//! The bundle with the declared roots that it lacks. Pure.
+//! The bundle with the declared roots that it lacks, and without the others. Pure.
 //!
-//! In: the text of the bundle, the declared roots. Out: the same text with these roots after it. Always holds: what the
-//! bundle has stays, byte for byte, so new Pods lose no root; nothing but declared certificates is added; a Pod can start
-//! with what is returned.
+//! In: the text of the bundle, the declared roots. Out: the text to write. Always holds: an addition keeps what the bundle
+//! has, byte for byte, so new Pods lose no root; nothing but declared certificates is added; a removal leaves all declared
+//! certificates; a Pod can start with what is returned.
 
 use std::collections::BTreeSet;
 
@@ -17,21 +17,29 @@ use crate::{
 /// and with a longer one no proxy can start.
 const LONGEST: usize = 64 << 10;
 
+/// What a write does to roots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BundleChangeKind {
+    Addition,
+    Removal,
+}
+
 /// What the operator writes into the bundle.
 #[derive(Debug, PartialEq)]
-pub(crate) struct BundleAddition {
+pub(crate) struct BundleChange {
+    pub(crate) kind: BundleChangeKind,
     /// The whole bundle.
     pub(crate) text: String,
-    /// The roots that are added, for people.
+    /// The roots that are added or removed, for people.
     pub(crate) names: String,
     pub(crate) roots: BTreeSet<Fingerprint>,
 }
 
-/// Returns what to write; `None` if the bundle has all declared roots.
+/// Returns the bundle with the declared roots; `None` if it has all of them.
 ///
 /// # Errors
 /// When the bundle has no certificate, or no proxy could start with what would be written.
-pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleAddition>, String> {
+pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
     // If the bundle is empty, the declared roots alone may be ones that no proxy trusts yet.
     let known = AnchorBundle::parse(bundle.as_bytes())?;
     let missing = declared.missing_in(known.roots());
@@ -66,7 +74,32 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
         return Err(format!("with {names} it would be longer than {LONGEST} bytes"));
     }
     UnusableTrustBundle::check(&text).map_err(|unusable| unusable.to_string())?;
-    Ok(Some(BundleAddition { text, names, roots: missing.iter().map(|root| root.sha256).collect() }))
+    let roots = missing.iter().map(|root| root.sha256).collect();
+    Ok(Some(BundleChange { kind: BundleChangeKind::Addition, text, names, roots }))
+}
+
+/// Returns the bundle without the roots that are not declared; `None` if it has no other one, or lacks a declared one.
+///
+/// # Errors
+/// When a part of the bundle cannot be read: it could be a root that is needed.
+pub(crate) fn removal(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
+    let known = AnchorBundle::parse(bundle.as_bytes())?;
+    if let Some(warning) = known.warnings().first() {
+        return Err(warning.clone());
+    }
+    let (kept, others): (Vec<_>, Vec<_>) = known.roots().iter().partition(|root| declared.has(root));
+    if others.is_empty() || !declared.missing_in(known.roots()).is_empty() {
+        return Ok(None);
+    }
+    let names: Vec<_> = others.iter().map(|root| named(root)).collect();
+    let mut text: String = kept.iter().map(|root| pem::certificate(&root.der)).collect();
+    if !bundle.ends_with('\n') {
+        text.truncate(text.trim_end().len());
+    }
+    UnusableTrustBundle::check(&text).map_err(|unusable| unusable.to_string())?;
+    let roots = others.iter().map(|root| root.sha256).collect();
+    let names = and_more(&names, names.len(), ", ");
+    Ok(Some(BundleChange { kind: BundleChangeKind::Removal, text, names, roots }))
 }
 
 #[cfg(test)]
@@ -84,7 +117,7 @@ mod tests {
 
     fn declared(roots: &[&TestCa]) -> DeclaredRoots {
         let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-        DeclaredRoots { resource: "mesh".to_owned(), bundle }
+        DeclaredRoots { resource: "mesh".to_owned(), bundle, is_enforced: false }
     }
 
     #[test]
@@ -109,6 +142,34 @@ mod tests {
         let again = ending.signs_again(&ending, |_| {});
         let added = addition(&ending.pem, &declared(&[&again])).unwrap().unwrap();
         assert_eq!(added.text, pem_of(&[&ending, &again]));
+    }
+
+    #[test]
+    fn roots_that_are_not_declared_are_removed_once_the_bundle_has_all_declared_ones() {
+        let [first, old, new] = [root_of("first", -DAY), root_of("old", -DAY), root_of("new", 0)];
+        let before =
+            format!("# ours\r\n{}# the next one\n{}", old.pem.replace('\n', "\r\n"), pem_of(&[&new, &first, &new]));
+        let removed = removal(&before, &declared(&[&first, &new])).unwrap().unwrap();
+        assert_eq!(removed.text, pem_of(&[&new, &first]));
+        assert!(removed.names.starts_with("old ("), "{}", removed.names);
+        let removed = removal(before.trim_end(), &declared(&[&new])).unwrap().unwrap();
+        assert_eq!(removed.text, new.pem.trim_end(), "the end is as before");
+        assert_eq!(removed.roots.len(), 2);
+        assert_eq!(removal(&new.pem, &declared(&[&new])), Ok(None));
+        assert_eq!(removal(&pem_of(&[&old, &first]), &declared(&[&old, &new])), Ok(None), "a declared one is missing");
+        let again = old.signs_again(&old, |_| {});
+        let removed = removal(&pem_of(&[&old, &again]), &declared(&[&again])).unwrap().unwrap();
+        assert_eq!(removed.text, again.pem, "a root that was issued again replaces the one before");
+    }
+
+    #[test]
+    fn nothing_is_removed_from_a_bundle_with_a_part_that_cannot_be_read() {
+        let (old, new) = (root_of("old", -DAY), root_of("new", 0));
+        for part in
+            ["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "-----BEGIN CERTIFICATE-----\nAAAA\n"]
+        {
+            assert!(removal(&format!("{}{part}", pem_of(&[&old, &new])), &declared(&[&new])).is_err(), "{part}");
+        }
     }
 
     #[test]

@@ -1,0 +1,228 @@
+//! Asks each replica of the identity service for a certificate, to see its issuer.
+//!
+//! In: the Pods of the identity service, as the state has them; the token of the operator's ServiceAccount; the bundle.
+//! Out: the chain of each replica. Always holds: the token is sent only to a server that proves, under a root of the
+//! bundle, to be the identity service; a replica that does not answer is an error; the key of the certificate is not kept.
+//!
+//! What proxies present shows only which issuer a replica had when it signed. It may have another one since.
+
+use std::{fs::File, io::Read, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::future::try_join_all;
+use http::{Uri, uri::PathAndQuery};
+use hyper::client::conn::http2::Builder;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::jiff::Timestamp;
+use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName},
+    version::TLS13,
+};
+use serde::Deserialize;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+use tonic::{Request, client::Grpc};
+use tonic_prost::ProstCodec;
+
+use super::leaves::ObservedLeaf;
+use crate::{
+    api::CONTROL_PLANE_COMPONENT_LABEL,
+    cluster::{
+        Cluster,
+        kinds::pod::{Pod, PodPhase},
+    },
+    grpc_client::Http2,
+    proto::identity::{CertifyRequest, CertifyResponse},
+    trust::{SeenTrust, signers::Signer},
+    x509::{anchor_set::readable_certificates, certificate::ChainCertificate, pem::base64url},
+};
+
+/// The value of the label of its Pods.
+const COMPONENT: &str = "identity";
+/// The names of the port in Linkerd's chart, and in the operator's.
+const PORT_NAMES: [&str; 2] = ["ident-grpc", "grpc"];
+const METHOD: &str = "/io.linkerd.proxy.identity.Identity/Certify";
+/// A TokenReview may take a few seconds.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The maximum number of replicas.
+const MAX_REPLICAS: usize = 20;
+/// The maximum length of a token, in bytes.
+const LONGEST_TOKEN: u64 = 16 << 10;
+
+pub(super) struct IdentityService {
+    cluster: Cluster,
+    control_plane: Arc<str>,
+    /// The file of the token.
+    token: PathBuf,
+}
+
+/// What the operator shows the identity service.
+struct OwnToken {
+    text: String,
+    namespace: String,
+    account: String,
+}
+
+/// A replica.
+struct IdentityReplica {
+    pod: String,
+    address: SocketAddr,
+}
+
+// === impl IdentityService ===
+
+impl IdentityService {
+    pub(super) fn new(cluster: &Cluster, control_plane: &Arc<str>, token: PathBuf) -> Self {
+        Self { cluster: cluster.clone(), control_plane: Arc::clone(control_plane), token }
+    }
+
+    /// Returns the chain of each replica.
+    ///
+    /// # Errors
+    /// When one does not answer with a certificate, or there is none.
+    pub(super) async fn ask(&self, seen: &SeenTrust) -> Result<Vec<Signer>> {
+        let token = OwnToken::read(&self.token)?;
+        let identity = seen.identity_of(&token.namespace, &token.account);
+        let key = KeyPair::generate().context("cannot make a key")?;
+        let mut params = CertificateParams::new([identity.clone()]).context("the ServiceAccount has no identity")?;
+        params.distinguished_name = DistinguishedName::new();
+        let signing_request = params.serialize_request(&key).context("cannot make a signing request")?;
+        let request = CertifyRequest {
+            identity,
+            token: token.text.into_bytes(),
+            certificate_signing_request: signing_request.der().to_vec(),
+        };
+        let bundle = seen.bundle.as_ref().map_or("", |bundle| bundle.pem.as_str());
+        let roots: Vec<_> = readable_certificates(bundle).filter_map(|der| ChainCertificate::parse(&der)).collect();
+        let (connector, name) = (connector(&roots)?, seen.identity_service());
+        let asked = self.replicas()?.into_iter().map(async |replica| {
+            let answer = timeout(DEADLINE, certify(replica.address, &name, &connector, request.clone())).await;
+            let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", DEADLINE.as_secs()));
+            let answer = answer.with_context(|| format!("Pod {} of the identity service", replica.pod))?;
+            let sent: Vec<_> = answer.intermediate_certificates.iter().map(Vec::as_slice).collect();
+            let leaf = ObservedLeaf::read(&answer.leaf_certificate, &sent, &request.identity, &roots, Timestamp::now());
+            let leaf = leaf.with_context(|| {
+                format!("Pod {} of the identity service sent a certificate that its issuer did not sign", replica.pod)
+            })?;
+            Ok(Signer { pod: replica.pod, chain: leaf.chain })
+        });
+        try_join_all(asked).await
+    }
+
+    /// # Errors
+    /// When a replica starts or ends, so that its issuer is not known.
+    fn replicas(&self) -> Result<Vec<IdentityReplica>> {
+        let pods: Vec<Arc<Pod>> = {
+            let state = self.cluster.read();
+            let is_identity = |pod: &&Arc<Pod>| {
+                pod.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some_and(|component| **component == *COMPONENT)
+                    && pod.phase != PodPhase::Finished
+            };
+            state.pods.in_namespace(&self.control_plane).filter(is_identity).cloned().collect()
+        };
+        ensure!(!pods.is_empty(), "namespace {} has no Pod of the identity service", self.control_plane);
+        ensure!(pods.len() <= MAX_REPLICAS, "the identity service has more than {MAX_REPLICAS} Pods");
+        pods.iter().map(|pod| IdentityReplica::of(pod)).collect()
+    }
+}
+
+// === impl IdentityReplica ===
+
+impl IdentityReplica {
+    fn of(pod: &Pod) -> Result<Self> {
+        let name = &pod.key.name;
+        ensure!(
+            pod.phase == PodPhase::Running && !pod.terminating,
+            "Pod {name} of the identity service is starting or ending"
+        );
+        let port = pod.ports.iter().find(|port| PORT_NAMES.contains(&&*port.name));
+        let port = port.with_context(|| format!("Pod {name} of the identity service has no port ident-grpc"))?;
+        let address = pod.addresses.first();
+        let address = address.with_context(|| format!("Pod {name} of the identity service has no address"))?;
+        Ok(Self { pod: name.to_string(), address: SocketAddr::new(*address, port.number) })
+    }
+}
+
+// === impl OwnToken ===
+
+impl OwnToken {
+    fn read(file: &PathBuf) -> Result<Self> {
+        let (shown, mut text) = (file.display(), String::new());
+        File::open(file)
+            .and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut text))
+            .with_context(|| format!("cannot read the token for the identity service from {shown}"))?;
+        let token = Self::parse(text.trim());
+        token.with_context(|| format!("{shown} has no token of a ServiceAccount"))
+    }
+
+    /// The API server verifies the token; here only its owner matters, which is this process.
+    fn parse(text: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Claims {
+            sub: String,
+        }
+        let payload = text.split('.').nth(1).and_then(base64url)?;
+        let claims: Claims = serde_json::from_slice(&payload).ok()?;
+        let (namespace, account) = claims.sub.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        Some(Self { text: text.to_owned(), namespace: namespace.to_owned(), account: account.to_owned() })
+    }
+}
+
+/// Returns what trusts only these roots.
+fn connector(roots: &[ChainCertificate]) -> Result<TlsConnector> {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(roots.iter().map(|root| CertificateDer::from(&*root.der)));
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(store)
+        .with_no_client_auth();
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(Arc::new(config).into())
+}
+
+/// Calls `Certify` as proxies do.
+async fn certify(
+    address: SocketAddr,
+    name: &str,
+    connector: &TlsConnector,
+    request: CertifyRequest,
+) -> Result<CertifyResponse> {
+    let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+    let server = ServerName::try_from(name.to_owned()).with_context(|| format!("{name} is not a name"))?;
+    let stream = connector.connect(server, stream).await.with_context(|| format!("cannot verify {name}"))?;
+    let handshake = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await;
+    let (requests, connection) = handshake.context("the HTTP/2 handshake failed")?;
+    let origin = Uri::try_from(format!("http://{address}")).context("the address is no URI")?;
+    let call = async {
+        let mut grpc = Grpc::with_origin(Http2(requests), origin);
+        grpc.ready().await.context("the connection has ended")?;
+        let codec = ProstCodec::<CertifyRequest, CertifyResponse>::default();
+        let answer = grpc.unary(Request::new(request), PathAndQuery::from_static(METHOD), codec).await;
+        answer.map_err(|status| anyhow::anyhow!("{:?}: {}", status.code(), status.message()))
+    };
+    tokio::select! {
+        answer = call => Ok(answer?.into_inner()),
+        // The call fails, too.
+        _ = connection => bail!("the connection ended before the answer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_token_is_a_service_account() {
+        // {"sub":"system:serviceaccount:ns:name"}
+        let token = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6bnM6bmFtZSJ9.AA";
+        let own = OwnToken::parse(token).unwrap();
+        assert_eq!((own.namespace.as_str(), own.account.as_str()), ("ns", "name"));
+        // {"sub":"admin"}
+        for other in ["", "a.b.c", "e30.e30.AA", "e30.eyJzdWIiOiJhZG1pbiJ9.AA"] {
+            assert!(OwnToken::parse(other).is_none(), "{other}");
+        }
+    }
+}
