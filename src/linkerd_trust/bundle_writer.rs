@@ -3,7 +3,7 @@
 //! In: the declared roots, the ConfigMap of the bundle as the state has it. Out: a patch of `data["ca-bundle.crt"]`, or the
 //! reason why nothing is written. Always holds: each patch names the version that was read; only the leader writes; a write
 //! that failed is repeated after a minute; after each removal of what was added, the operator waits longer before it adds
-//! it again; what another writer has added again is removed once an hour.
+//! it again; a root that another writer has added again is removed once an hour by one process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,14 +51,7 @@ pub(super) struct BundleWriter {
     writes: IntCounterVec,
 }
 
-/// What became of a write.
-pub(super) enum BundleOutcome {
-    /// Nothing is to be written, or the bundle does not exist.
-    Unchanged,
-    Written(BundleWritten),
-    Held(HeldWrite),
-}
-
+/// A change of the bundle.
 pub(super) struct BundleWritten {
     pub(super) kind: BundleChangeKind,
     /// Names the roots, and the writer before.
@@ -107,8 +100,8 @@ impl BundleWriter {
         Ok(Self { fence, config_maps, memory: Mutex::default(), writes })
     }
 
-    /// Adds the declared roots that the bundle lacks. Without its ConfigMap nothing is added: it belongs to Linkerd's
-    /// installer.
+    /// Adds the declared roots that the bundle lacks; `None` if it lacks none. Without its ConfigMap nothing is added: it
+    /// belongs to Linkerd's installer. The inner error is the reason why nothing was written.
     ///
     /// # Errors
     /// When the ConfigMap has changed, or this process does not lead.
@@ -116,16 +109,16 @@ impl BundleWriter {
         &self,
         declared: &DeclaredRoots,
         map: Option<&ConfigMap>,
-    ) -> Result<BundleOutcome, WriteError> {
-        let Some(map) = map else { return Ok(BundleOutcome::Unchanged) };
+    ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
+        let Some(map) = map else { return Ok(Ok(None)) };
         match self.planned(addition(map.bundle.as_deref().unwrap_or_default(), declared), map) {
             Ok(None) => {
                 let declared = declared.bundle.roots().iter().map(|root| root.sha256).collect();
                 let contest = self.memory.lock().contest(declared, map);
-                Ok(contest.map_or(BundleOutcome::Unchanged, BundleOutcome::Held))
+                Ok(contest.map_or(Ok(None), Err))
             }
-            Ok(Some(change)) => self.write(change, map).await,
-            Err(held) => Ok(BundleOutcome::Held(held)),
+            Ok(Some(change)) => Ok(self.write(change, map).await?.map(Some)),
+            Err(held) => Ok(Err(held)),
         }
     }
 
@@ -150,12 +143,13 @@ impl BundleWriter {
                  the Bundle",
                 map.key
             );
-            return Err(HeldWrite { reason: TrustReason::WrittenByTrustManager, message, retry: None });
+            return Err(HeldWrite { reason: TrustReason::WrittenByTrustManager, message, retry: None, by_hand: true });
         }
         let change = change.map_err(|why| HeldWrite {
             reason: TrustReason::WriteFailed,
             message: format!("ConfigMap {} cannot be changed: {why}", map.key),
             retry: None,
+            by_hand: false,
         })?;
         match change.as_ref().and_then(|change| self.memory.lock().hold(change, map, writer_of(map))) {
             Some(held) => Err(held),
@@ -163,11 +157,15 @@ impl BundleWriter {
         }
     }
 
-    /// Writes the bundle at the version of this ConfigMap.
+    /// Writes the bundle at the version of this ConfigMap. The inner error is the reason why it was not written.
     ///
     /// # Errors
     /// When the ConfigMap has changed, or this process does not lead.
-    pub(super) async fn write(&self, change: BundleChange, map: &ConfigMap) -> Result<BundleOutcome, WriteError> {
+    pub(super) async fn write(
+        &self,
+        change: BundleChange,
+        map: &ConfigMap,
+    ) -> Result<Result<BundleWritten, HeldWrite>, WriteError> {
         let writer = writer_of(map);
         let BundleChange { kind, names, .. } = &change;
         match self.patch(&map.version, &change.text).await {
@@ -178,8 +176,12 @@ impl BundleWriter {
                     BundleChangeKind::Addition => format!("Added {names} to"),
                     BundleChangeKind::Removal => format!("Removed {names} from"),
                 };
-                let note = format!("{what} ConfigMap {}, which {writer} wrote before", map.key);
-                Ok(BundleOutcome::Written(BundleWritten { kind: *kind, note }))
+                let before = match writer {
+                    FIELD_MANAGER => String::new(),
+                    other => format!(", which {other} wrote before"),
+                };
+                let note = format!("{what} ConfigMap {}{before}", map.key);
+                Ok(Ok(BundleWritten { kind: *kind, note }))
             }
             Err(error @ WriteError::NotLeading) => Err(error),
             Err(WriteError::Refused(status)) if status.is_conflict() || status.is_not_found() => {
@@ -198,7 +200,7 @@ impl BundleWriter {
                 let refused = RefusedChange { uid, text: change.text, message: message.clone(), at };
                 self.memory.lock().refused = Some(refused);
                 let retry = Some(REFUSED_RETRY);
-                Ok(BundleOutcome::Held(HeldWrite { reason: TrustReason::WriteFailed, message, retry }))
+                Ok(Err(HeldWrite { reason: TrustReason::WriteFailed, message, retry, by_hand: false }))
             }
         }
     }
@@ -232,7 +234,12 @@ impl WriterMemory {
         if let Some(RefusedChange { message, at, .. }) = same
             && let Some(left) = left_of(REFUSED_RETRY, *at)
         {
-            return Some(HeldWrite { reason: TrustReason::WriteFailed, message: message.clone(), retry: Some(left) });
+            return Some(HeldWrite {
+                reason: TrustReason::WriteFailed,
+                message: message.clone(),
+                retry: Some(left),
+                by_hand: false,
+            });
         }
         match change.kind {
             BundleChangeKind::Addition if change.roots.is_subset(&self.had) => {
@@ -242,14 +249,16 @@ impl WriterMemory {
             }
             BundleChangeKind::Addition => None,
             BundleChangeKind::Removal => {
+                self.removed.retain(|_, at| left_of(REMOVED_AGAIN, *at).is_some());
                 let left = |root: &Fingerprint| left_of(REMOVED_AGAIN, *self.removed.get(root)?);
-                let left = change.roots.iter().filter_map(left).max()?;
+                // One that was not removed before does not wait for the others.
+                let left = change.roots.iter().map(left).collect::<Option<Vec<_>>>()?.into_iter().min()?;
                 let message = format!(
                     "{writer} has added {} to ConfigMap {} again, which the operator had removed: remove it from the \
-                     configuration of that writer. The operator removes it again after an hour",
+                     configuration of that writer, or declare it. The operator removes it again after an hour",
                     change.names, map.key
                 );
-                Some(HeldWrite { reason: TrustReason::Contested, message, retry: Some(left) })
+                Some(HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(left), by_hand: false })
             }
         }
     }
@@ -265,7 +274,7 @@ impl WriterMemory {
                 self.had.extend(&change.roots);
             }
             BundleChangeKind::Removal => {
-                self.removed = change.roots.iter().map(|root| (*root, Instant::now())).collect();
+                self.removed.extend(change.roots.iter().map(|root| (*root, Instant::now())));
             }
         }
     }
@@ -289,12 +298,12 @@ impl WriterMemory {
              them again: add the roots to the configuration of that writer",
             self.contestant, map.key
         );
-        HeldWrite { reason: TrustReason::Contested, message, retry: Some(retry) }
+        HeldWrite { reason: TrustReason::Contested, message, retry: Some(retry), by_hand: false }
     }
 }
 
 /// Returns what is left of this time; `None` if it is over.
-fn left_of(time: Duration, since: Instant) -> Option<Duration> {
+pub(super) fn left_of(time: Duration, since: Instant) -> Option<Duration> {
     time.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
 }
 
@@ -361,9 +370,12 @@ mod tests {
         assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
         memory.note(&removal(0), "helm");
         let held = memory.hold(&removal(0), &map("1"), "helm").unwrap();
-        assert_eq!((held.reason, held.retry), (TrustReason::Contested, Some(REMOVED_AGAIN)));
+        assert_eq!((held.reason, held.retry), (TrustReason::RemovalHeld, Some(REMOVED_AGAIN)));
         assert!(held.message.starts_with("helm has added 0 to ConfigMap"), "{}", held.message);
-        assert!(memory.hold(&removal(1), &map("1"), "helm").is_none(), "another root");
+        let with_another = BundleChange { roots: [[0; 32], [1; 32]].into(), ..removal(0) };
+        assert!(memory.hold(&with_another, &map("1"), "helm").is_none(), "another root does not wait");
+        memory.note(&removal(1), "helm");
+        assert!(memory.hold(&removal(0), &map("1"), "helm").is_some(), "it is remembered");
         sleep(REMOVED_AGAIN).await;
         assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
         memory.note(&removal(0), "helm");

@@ -37,13 +37,10 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
     if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
-    let is_held = |status: &LinkerdTrustStatus| {
-        [TrustReason::Contested, TrustReason::RemovalHeld, TrustReason::WriteFailed, TrustReason::WrittenByTrustManager]
-            .map(|reason| status.has(TrustCondition::BundleSynced, reason))
-    };
-    if is_held(after).contains(&true) && is_held(after) != is_held(before) {
+    if after.held().is_some() && after.held() != before.held() {
+        let is_contested = after.has(TrustCondition::BundleSynced, TrustReason::Contested);
         let reason = match after.phase {
-            Some(TrustPhase::Retiring) => Reason::TrustAnchorNotRemoved,
+            Some(TrustPhase::Retiring) if !is_contested => Reason::TrustAnchorNotRemoved,
             _ => Reason::TrustAnchorNotAdded,
         };
         found.push((reason, message(TrustCondition::BundleSynced)));

@@ -9,7 +9,7 @@
 use std::{fs::File, io::Read, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::future::try_join_all;
+use futures::future::join_all;
 use http::{Uri, uri::PathAndQuery};
 use hyper::client::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -59,7 +59,7 @@ pub(super) struct IdentityService {
     token: PathBuf,
 }
 
-/// What the operator shows the identity service.
+/// The token of the operator's ServiceAccount.
 struct OwnToken {
     text: String,
     namespace: String,
@@ -98,9 +98,12 @@ impl IdentityService {
         let bundle = seen.bundle.as_ref().map_or("", |bundle| bundle.pem.as_str());
         let roots: Vec<_> = readable_certificates(bundle).filter_map(|der| ChainCertificate::parse(&der)).collect();
         let (connector, name) = (connector(&roots)?, seen.identity_service());
-        let asked = self.replicas()?.into_iter().map(async |replica| {
+        let replicas = self.replicas()?;
+        let asked = replicas.into_iter().map(async |replica| {
             let answer = timeout(DEADLINE, certify(replica.address, &name, &connector, request.clone())).await;
-            let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", DEADLINE.as_secs()));
+            let answer = answer.unwrap_or_else(|_| {
+                bail!("no answer within {} s: permit the operator to connect to it", DEADLINE.as_secs())
+            });
             let answer = answer.with_context(|| format!("Pod {} of the identity service", replica.pod))?;
             let sent: Vec<_> = answer.intermediate_certificates.iter().map(Vec::as_slice).collect();
             let leaf = ObservedLeaf::read(&answer.leaf_certificate, &sent, &request.identity, &roots, Timestamp::now());
@@ -109,13 +112,14 @@ impl IdentityService {
             })?;
             Ok(Signer { pod: replica.pod, chain: leaf.chain })
         });
-        try_join_all(asked).await
+        // The first one by its name, so that the same problem has the same message.
+        join_all(asked).await.into_iter().collect()
     }
 
     /// # Errors
     /// When a replica starts or ends, so that its issuer is not known.
     fn replicas(&self) -> Result<Vec<IdentityReplica>> {
-        let pods: Vec<Arc<Pod>> = {
+        let mut pods: Vec<Arc<Pod>> = {
             let state = self.cluster.read();
             let is_identity = |pod: &&Arc<Pod>| {
                 pod.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some_and(|component| **component == *COMPONENT)
@@ -123,6 +127,7 @@ impl IdentityService {
             };
             state.pods.in_namespace(&self.control_plane).filter(is_identity).cloned().collect()
         };
+        pods.sort_by(|one, other| one.key.name.cmp(&other.key.name));
         ensure!(!pods.is_empty(), "namespace {} has no Pod of the identity service", self.control_plane);
         ensure!(pods.len() <= MAX_REPLICAS, "the identity service has more than {MAX_REPLICAS} Pods");
         pods.iter().map(|pod| IdentityReplica::of(pod)).collect()
@@ -151,9 +156,12 @@ impl IdentityReplica {
 impl OwnToken {
     fn read(file: &PathBuf) -> Result<Self> {
         let (shown, mut text) = (file.display(), String::new());
-        File::open(file)
-            .and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut text))
-            .with_context(|| format!("cannot read the token for the identity service from {shown}"))?;
+        File::open(file).and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut text)).with_context(|| {
+            format!(
+                "cannot read the token for the identity service from {shown}, which the volume identity-token of the \
+                     shipped Deployment has"
+            )
+        })?;
         let token = Self::parse(text.trim());
         token.with_context(|| format!("{shown} has no token of a ServiceAccount"))
     }
@@ -171,7 +179,7 @@ impl OwnToken {
     }
 }
 
-/// Returns what trusts only these roots.
+/// Returns a TLS connector that trusts only these roots.
 fn connector(roots: &[ChainCertificate]) -> Result<TlsConnector> {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(roots.iter().map(|root| CertificateDer::from(&*root.der)));
@@ -190,7 +198,9 @@ async fn certify(
     connector: &TlsConnector,
     request: CertifyRequest,
 ) -> Result<CertifyResponse> {
-    let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+    let stream = TcpStream::connect(address)
+        .await
+        .with_context(|| format!("cannot connect to {address}: permit it to the operator"))?;
     let server = ServerName::try_from(name.to_owned()).with_context(|| format!("{name} is not a name"))?;
     let stream = connector.connect(server, stream).await.with_context(|| format!("cannot verify {name}"))?;
     let handshake = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await;
@@ -204,15 +214,64 @@ async fn certify(
         answer.map_err(|status| anyhow::anyhow!("{:?}: {}", status.code(), status.message()))
     };
     tokio::select! {
+        // An answer may arrive together with the end of the connection.
+        biased;
         answer = call => Ok(answer?.into_inner()),
-        // The call fails, too.
         _ = connection => bail!("the connection ended before the answer"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustls::{ServerConfig, pki_types::PrivateKeyDer};
+    use tokio::{io::AsyncReadExt, net::TcpListener};
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+    use crate::x509::testing::{TestCa, der};
+
+    const NAME: &str = "linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local";
+
+    /// Returns why no certificate came from a server with a certificate of this root for this name, and what it received.
+    async fn refused(root: &TestCa, name: &str, trusted: &TestCa) -> (String, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let issuer = rcgen::Issuer::new(root.params.clone(), &root.key);
+        let leaf = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let mut received = Vec::new();
+            let (stream, _) = listener.accept().await.unwrap();
+            if let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await {
+                _ = stream.read_to_end(&mut received).await;
+            }
+            received
+        });
+        let connector = connector(&[ChainCertificate::parse(&der(&trusted.pem)).unwrap()]).unwrap();
+        let request = CertifyRequest { token: b"secret".to_vec(), ..CertifyRequest::default() };
+        let call = timeout(Duration::from_secs(1), certify(address, NAME, &connector, request)).await;
+        let error = call.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:#}", answer.unwrap_err()));
+        (error, server.await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn the_token_is_sent_only_to_the_identity_service_of_a_root_of_the_bundle() {
+        let (root, other) = (TestCa::root("root"), TestCa::root("root"));
+        let (error, received) = refused(&root, NAME, &root).await;
+        assert_eq!(error, "no answer", "the server does not speak gRPC");
+        assert!(received.starts_with(b"PRI * HTTP/2.0"), "{received:?}");
+        for (signer, name) in [(&other, NAME), (&root, "web.default.serviceaccount.identity.linkerd.cluster.local")] {
+            let (error, received) = refused(signer, name, &root).await;
+            assert!(error.starts_with(&format!("cannot verify {NAME}")), "{error}");
+            assert_eq!(received, b"", "{name}");
+        }
+    }
 
     #[test]
     fn the_owner_of_a_token_is_a_service_account() {

@@ -54,7 +54,9 @@ pub(super) struct LeafBook {
     chains: HashSet<Arc<[ChainCertificate]>>,
     /// The running proxies that were not asked yet, or cannot be.
     unasked: usize,
-    /// Whether each running proxy was asked once.
+    /// Whether each proxy that ran at some time was asked once, since the last change of anything but the issuer.
+    has_begun: bool,
+    /// Whether each of these was asked since the last [`LeafBook::ask_all`].
     is_complete: bool,
     has_forgotten: bool,
     /// What must not change while knowledge is gathered, as of the last [`LeafBook::ask_again`].
@@ -148,7 +150,10 @@ impl LeafBook {
         all.sort_by_key(|(due, _)| *due);
         all.truncate(limit);
         self.unasked = unreachable + unasked;
-        self.is_complete |= unasked == 0 && self.entries.values().all(|entry| !entry.is_stale);
+        let is_settled = self.entries.values().all(|entry| !entry.is_stale);
+        self.has_begun |= is_settled && unasked == 0;
+        // New Pods may come at any time, so these are not waited for again.
+        self.is_complete |= is_settled && self.has_begun;
         all.into_iter().map(|(_, it)| it.clone()).collect()
     }
 
@@ -171,10 +176,9 @@ impl LeafBook {
         let is_change = is_declared || known.issuer != basis.issuer && is_due;
         if is_change {
             self.basis = Some((basis, now));
-            let was_complete = self.is_complete;
-            self.ask_all(now);
             // A resource that was just declared gets no conclusion from a few answers.
-            self.is_complete = was_complete && !is_declared;
+            self.has_begun &= !is_declared;
+            self.ask_all(now);
         }
         is_change
     }
@@ -306,6 +310,26 @@ mod tests {
 
     fn later(minutes: i64) -> Timestamp {
         now() + SignedDuration::from_mins(minutes)
+    }
+
+    #[test]
+    fn when_all_are_asked_again_new_pods_are_not_waited_for() {
+        let (mut book, ca) = (LeafBook::default(), TestCa::root("root"));
+        for (uid, _) in book.due(&[proxy(1), proxy(2)], 0, 9, now()) {
+            book.note(&uid, Some(leaf(&ca, now(), 24)), book.change(), now());
+        }
+        book.due(&[proxy(1), proxy(2)], 0, 9, now());
+        assert!(book.is_complete());
+        book.ask_all(now());
+        assert!(!book.is_complete());
+        assert_eq!(book.due(&[proxy(1), proxy(2), proxy(3)], 0, 2, now()).len(), 2);
+        assert!(!book.is_complete(), "nothing is concluded before each was asked again");
+        for number in [1, 2] {
+            book.note(&uid(number), None, book.change(), now());
+        }
+        book.due(&[proxy(1), proxy(2), proxy(3)], 0, 0, now());
+        assert!(book.is_complete(), "the third is new, and not observed");
+        assert_eq!(book.seen(now()).unobserved, 3);
     }
 
     fn numbers(proxies: &[(Uid, Arc<Pod>)]) -> Vec<u8> {

@@ -24,21 +24,21 @@ mod unseen_proxies;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 pub use self::observer::LinkerdTrustObserver;
 use self::{
-    bundle_writer::{BundleOutcome, BundleWriter, BundleWritten},
+    bundle_writer::{BundleWriter, BundleWritten},
     collector::LinkerdTrustCollector,
     events::{trust_events, written_event},
     identity_service::IdentityService,
     leaves::LeafBasis,
     prober::{LeafProber, SharedLeaves},
-    retirement::{Retirement, RetirementBasis, RetirementStep},
+    retirement::{Declaration, Retirement, RetirementBasis, RetirementStep},
     seen::{SeenParts, TrustSettings},
-    status::{HeldWrite, LEAVES_RETRY, TrustFacts, trust_status},
+    status::{HeldWrite, LEAVES_RETRY, LaterWrite, TrustFacts, trust_status},
 };
 use crate::{
     api::{
@@ -51,6 +51,7 @@ use crate::{
     lease::Fence,
     retry::backoff,
     tasks::Tasks,
+    text::sha256,
     trust::{SeenTrust, TrustReport, declared::declared_roots, report::TrustVerdict, seen::DeclaredRoots},
     write::WriteError,
 };
@@ -72,11 +73,10 @@ struct LinkerdTrustReconciler {
     leaves: Arc<SharedLeaves>,
 }
 
-/// What became of the roots that are not declared.
+/// The result of an attempt to remove the roots that are not declared.
 enum Retired {
     Written(BundleWritten),
-    /// The time of the next attempt, or the reason why there is none.
-    Later(Option<Duration>, Option<HeldWrite>),
+    Later(LaterWrite),
 }
 
 /// Starts the controller. `identity_token` is the file of the token for the identity service. When `stop` is cancelled, it
@@ -132,6 +132,8 @@ impl LinkerdTrustReconciler {
             return Ok(NextReconcile::OnChange);
         }
         let now = Timestamp::now();
+        // The status has no fractions of a second.
+        let now = now.round(Unit::Second).unwrap_or(now);
         let facts = match (in_effect.filter(|other| other.name != trust.name), declared_roots(&trust.name, &trust.spec))
         {
             (Some(other), _) => TrustFacts::Conflicted(other.name.to_string()),
@@ -139,20 +141,21 @@ impl LinkerdTrustReconciler {
             (None, Ok(desired)) => {
                 // First of all, because new Pods may need what is missing.
                 let held = match self.add_missing(&trust, desired.as_ref(), bundle.as_deref()).await? {
-                    BundleOutcome::Unchanged => None,
-                    BundleOutcome::Held(held) => Some(held),
-                    BundleOutcome::Written(written) => return Ok(self.written(&trust, written)),
+                    Ok(None) => None,
+                    Err(held) => Some(held),
+                    Ok(Some(written)) => return Ok(self.written(&trust, written)),
                 };
                 match (self.report(&trust, desired, now).await, held) {
-                    (Some((report, seen)), None) if is_retiring(&trust, &report) => {
-                        match self.retire(&trust, seen, bundle.as_deref(), now).await? {
+                    (Some((report, seen)), held) => {
+                        let is_held = held.is_some();
+                        match self.retire(&trust, &report, seen, bundle.as_deref().filter(|_| !is_held)).await? {
                             Retired::Written(written) => return Ok(self.written(&trust, written)),
-                            Retired::Later(removal, held) => {
-                                TrustFacts::Observed { report: Box::new(report), removal, held }
+                            Retired::Later(mut later) => {
+                                later.held = held.or(later.held);
+                                TrustFacts::Observed { report: Box::new(report), later }
                             }
                         }
                     }
-                    (Some((report, _)), held) => TrustFacts::Observed { report: Box::new(report), removal: None, held },
                     (None, Some(held)) => TrustFacts::Asking { held },
                     (None, None) => return Ok(NextReconcile::After(LEAVES_RETRY)),
                 }
@@ -176,10 +179,10 @@ impl LinkerdTrustReconciler {
         trust: &LinkerdTrust,
         desired: Option<&DeclaredRoots>,
         bundle: Option<&ConfigMap>,
-    ) -> Result<BundleOutcome, WriteError> {
+    ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
         match (trust.spec.mode, desired) {
             (TrustMode::Enforce, Some(desired)) => self.bundle.add_missing(desired, bundle).await,
-            _ => Ok(BundleOutcome::Unchanged),
+            _ => Ok(Ok(None)),
         }
     }
 
@@ -189,31 +192,54 @@ impl LinkerdTrustReconciler {
         NextReconcile::After(RESYNC_INTERVAL)
     }
 
-    /// Removes the roots that are not declared, once nothing needs them.
+    /// Removes the roots that are not declared, once nothing needs them. Without a ConfigMap it only asks the identity
+    /// service.
     async fn retire(
         &self,
         trust: &LinkerdTrust,
+        report: &TrustReport,
         seen: SeenTrust,
-        bundle: Option<&ConfigMap>,
-        now: Timestamp,
+        map: Option<&ConfigMap>,
     ) -> Result<Retired, WriteError> {
-        let (Some(declared), Some(map)) = (seen.desired.clone(), bundle) else { return Ok(Retired::Later(None, None)) };
-        let change = match self.bundle.removal(&declared, map) {
-            Ok(Some(change)) => change,
-            Ok(None) => return Ok(Retired::Later(None, None)),
-            Err(held) => return Ok(Retired::Later(None, Some(held))),
+        let declaration = Declaration::of(trust);
+        let is_awaited = seen.desired.is_some()
+            && !report.progress.is_bundle_synced
+            && matches!(report.progress.phase, TrustPhase::Renewing | TrustPhase::Retiring);
+        self.retirement.note(is_awaited, report.progress.newest_old, &seen.settings);
+        let change = match (&seen.desired, map) {
+            (Some(declared), Some(map)) if is_retiring(trust, report) => self.bundle.removal(declared, map),
+            _ => Ok(None),
         };
-        let (uid, version) = (Arc::clone(&trust.uid), Arc::clone(&map.version));
-        let basis = RetirementBasis { generation: trust.generation, uid, version };
-        match self.retirement.next(basis, seen, now).await {
-            RetirementStep::Now => match self.bundle.write(change, map).await? {
-                BundleOutcome::Written(written) => Ok(Retired::Written(written)),
-                BundleOutcome::Held(held) => Ok(Retired::Later(None, Some(held))),
-                BundleOutcome::Unchanged => Ok(Retired::Later(None, None)),
-            },
-            RetirementStep::After(time) => Ok(Retired::Later(Some(time), None)),
-            RetirementStep::Held(held) => Ok(Retired::Later(None, Some(held))),
-        }
+        let (held, due) = match (change, map) {
+            (Ok(Some(change)), Some(map)) => {
+                let bundle = sha256(map.bundle.as_deref().unwrap_or_default());
+                let basis = RetirementBasis { declaration: declaration.clone(), bundle };
+                match self.retirement.next(basis, seen, &change.text).await {
+                    RetirementStep::Now if self.is_current(trust) => match self.bundle.write(change, map).await? {
+                        Ok(written) => return Ok(Retired::Written(written)),
+                        Err(held) => (Some(held), None),
+                    },
+                    RetirementStep::Now => (None, None),
+                    RetirementStep::After(time) => (None, Some(time)),
+                    RetirementStep::Held(held) => (Some(held), None),
+                }
+            }
+            (change, _) => {
+                if is_awaited {
+                    self.retirement.watch(&declaration, seen).await;
+                }
+                (change.err(), None)
+            }
+        };
+        let signing_since = self.retirement.signing_since(&declaration).filter(|_| is_awaited);
+        Ok(Retired::Later(LaterWrite { signing_since, held, due }))
+    }
+
+    /// Whether the declaration is still the same: it may have changed while the identity service was asked.
+    fn is_current(&self, trust: &LinkerdTrust) -> bool {
+        let state = self.gate.cluster.read();
+        let current = state.linkerd_trusts.find("", &trust.name);
+        current.is_some_and(|it| it.uid == trust.uid && it.generation == trust.generation && !it.deleting)
     }
 
     /// Returns the report, and what it is made of; `None` if proxies must be asked before.
@@ -226,7 +252,7 @@ impl LinkerdTrustReconciler {
         let leaves = self.leaves.known(now)?;
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
         let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
-        let seen = parts.seen(desired, leaves, now);
+        let seen = parts.seen(desired, leaves, self.retirement.signing_since(&Declaration::of(trust)), now);
         // Tenants can make it verify many signatures.
         let (report, seen) = match tokio::task::spawn_blocking(move || (TrustReport::new(&seen), seen)).await {
             Ok(made) => made,

@@ -186,8 +186,7 @@ impl LeafProber {
             let state = self.cluster.read();
             let trust = Arc::clone(state.linkerd_trusts.in_effect(&self.control_plane)?);
             let of_mesh = |pod: &&Arc<Pod>| pod.control_plane_namespace() == Some(&*self.control_plane);
-            let runs = |pod: &&Arc<Pod>| pod.phase == PodPhase::Running && !pod.terminating && pod.injected.is_some();
-            for pod in state.pods.iter().filter(of_mesh).filter(runs) {
+            for pod in state.pods.iter().filter(of_mesh).filter(|pod| may_have_leaf(pod)) {
                 match pod.uid.clone().filter(|_| ProbedProxy::address(pod).is_some()) {
                     Some(uid) => pods.push((uid, Arc::clone(pod))),
                     None => unreachable += 1,
@@ -209,7 +208,7 @@ impl LeafProber {
     }
 }
 
-/// The proxies of the mesh that run.
+/// The proxies of the mesh that may have a certificate.
 struct RunningProxies {
     /// The resource in effect.
     name: NamespacedName,
@@ -225,6 +224,13 @@ struct RunningProxies {
 struct ProbedProxy {
     address: SocketAddr,
     identity: String,
+}
+
+/// Whether the Pod may have a proxy with a certificate. A proxy that is a sidecar container runs while its Pod is Pending, and
+/// each one until its Pod has ended.
+fn may_have_leaf(pod: &Pod) -> bool {
+    let has_begun = pod.phase == PodPhase::Running || !pod.addresses.is_empty();
+    pod.injected.is_some() && pod.phase != PodPhase::Finished && has_begun
 }
 
 // === impl ProbedProxy ===

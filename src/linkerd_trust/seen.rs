@@ -125,7 +125,13 @@ impl SeenParts {
         self.settings.trust_domain.clone()
     }
 
-    pub(super) fn seen(self, desired: Option<DeclaredRoots>, leaves: SeenLeaves, now: Timestamp) -> SeenTrust {
+    pub(super) fn seen(
+        self,
+        desired: Option<DeclaredRoots>,
+        leaves: SeenLeaves,
+        signing_since: Option<Timestamp>,
+        now: Timestamp,
+    ) -> SeenTrust {
         let Self { namespace, bundle, settings, proxies, linked_clusters } = self;
         SeenTrust {
             namespace: namespace.to_string(),
@@ -134,6 +140,8 @@ impl SeenParts {
             issuer: Err(NotSeen::Unread("it is not read".to_owned())),
             leaves: Some(leaves),
             is_renewed: false,
+            signing_since,
+            held: None,
             proxies,
             renewed_root: None,
             settings,

@@ -21,7 +21,7 @@ use crate::{
     cluster::kinds::linkerd_trust::LinkerdTrust,
     text::{and_more, truncated},
     trust::{
-        TrustReport,
+        RotationStep, TrustReport,
         report::{ProxyTotals, RootRow, TrustVerdict},
         rotation::RotationProgress,
         words::proxies as counted_proxies,
@@ -45,21 +45,33 @@ pub(super) enum TrustFacts {
     Invalid(String),
     Observed {
         report: Box<TrustReport>,
-        /// The time after which roots may be removed.
-        removal: Option<Duration>,
-        /// Why the bundle was not written.
-        held: Option<HeldWrite>,
+        later: LaterWrite,
     },
     /// Proxies must be asked before there is a report.
-    Asking { held: HeldWrite },
+    Asking {
+        held: HeldWrite,
+    },
 }
 
-/// Why the bundle does not get exactly the declared roots, or keep them.
+/// Why the bundle does not get exactly the declared roots, or does not keep them.
+#[derive(Clone, Debug)]
 pub(super) struct HeldWrite {
     pub(super) reason: TrustReason,
     pub(super) message: String,
     /// The time after which the resource is reconciled without a change.
     pub(super) retry: Option<Duration>,
+    /// Whether people must decide about a removal.
+    pub(super) by_hand: bool,
+}
+
+/// What is known about the next write of the bundle.
+#[derive(Default)]
+pub(super) struct LaterWrite {
+    /// Since when the identity service signs only certificates that need declared roots.
+    pub(super) signing_since: Option<Timestamp>,
+    /// The time after which roots may be removed.
+    pub(super) due: Option<Duration>,
+    pub(super) held: Option<HeldWrite>,
 }
 
 /// A condition without its time. Without a status it is Unknown.
@@ -71,7 +83,7 @@ impl TrustFacts {
     /// Returns the time after which the resource must be reconciled without a change.
     pub(super) fn due(&self) -> Option<Duration> {
         match self {
-            Self::Observed { held, removal, .. } => held.as_ref().map_or(*removal, |held| held.retry),
+            Self::Observed { later, .. } => later.held.as_ref().map_or(later.due, |held| held.retry),
             Self::Asking { .. } => Some(LEAVES_RETRY),
             _ => None,
         }
@@ -91,11 +103,11 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             let message = format!("spec.anchors.pem cannot be used: {why}");
             (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
         }
-        TrustFacts::Observed { report, held, .. } => {
+        TrustFacts::Observed { report, later } => {
             let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
-            rows.extend(condition_rows(report, held.as_ref()));
-            (rows, observed(report, held.as_ref()))
+            rows.extend(condition_rows(report, later));
+            (rows, observed(report, later))
         }
         TrustFacts::Asking { held } => return asking(trust, held, now),
     };
@@ -116,13 +128,23 @@ fn asking(trust: &LinkerdTrust, held: &HeldWrite, now: Timestamp) -> LinkerdTrus
     status
 }
 
-fn observed(report: &TrustReport, held: Option<&HeldWrite>) -> LinkerdTrustStatus {
+/// Returns the next step. What holds a removal comes before it.
+fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
+    match (&later.held, &report.removal_by_hand) {
+        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => step.clone(),
+        (Some(held), Some(_)) => RotationStep { sentence: held.message.clone(), commands: Vec::new() },
+        _ => report.next_step.clone(),
+    }
+}
+
+fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
     let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
+    let (held, step) = (later.held.as_ref(), chosen_step(report, later));
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
         phase: Some(report.progress.phase),
-        next_step: truncated(report.next_step.sentence.clone(), LONGEST),
-        commands: report.next_step.commands.clone(),
+        next_step: truncated(step.sentence, LONGEST),
+        commands: step.commands,
         problems: held
             .map(|held| truncated(held.message.clone(), LONGEST))
             .into_iter()
@@ -142,11 +164,11 @@ fn observed(report: &TrustReport, held: Option<&HeldWrite>) -> LinkerdTrustStatu
                 presented_by: number(root.presented_by),
             })
             .collect(),
-        issuer: report
-            .issuer
-            .name
-            .clone()
-            .map(|name| TrustIssuerStatus { name, expires: report.issuer.expires.map(Time) }),
+        issuer: report.issuer.name.clone().map(|name| TrustIssuerStatus {
+            name,
+            expires: report.issuer.expires.map(Time),
+            signing_since: later.signing_since.map(Time),
+        }),
         proxies: Some(proxies(&report.proxies, &report.progress)),
         behind: report
             .behind
@@ -189,10 +211,11 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
     found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
 }
 
-fn condition_rows(report: &TrustReport, held: Option<&HeldWrite>) -> Vec<TrustRow> {
+fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
+    let held = later.held.as_ref();
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
-    let next = || report.next_step.sentence.clone();
+    let next = || chosen_step(report, later).sentence;
     let bundle_synced = match phase {
         _ if let Some(held) = held => (Some(false), held.reason, held.message.clone()),
         TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {
@@ -321,7 +344,12 @@ mod tests {
         for (before, expected) in [(status.clone(), vec!["WriteFailed", "Synced"]), (json!({}), vec!["WriteFailed"])] {
             let trust = json!({"metadata": {"name": "mesh"}, "spec": {}, "status": before});
             let trust = LinkerdTrust::project(serde_json::from_value(trust).unwrap(), &mut Problems::default());
-            let held = HeldWrite { reason: TrustReason::WriteFailed, message: "forbidden".to_owned(), retry: None };
+            let held = HeldWrite {
+                reason: TrustReason::WriteFailed,
+                message: "forbidden".to_owned(),
+                retry: None,
+                by_hand: false,
+            };
             let facts = TrustFacts::Asking { held };
             let status = trust_status(&trust, &facts, Timestamp::UNIX_EPOCH);
             assert_eq!((status.phase, &status.next_step), (trust.status.phase, &trust.status.next_step));

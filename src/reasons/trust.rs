@@ -31,13 +31,13 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "RootsDiffer",
                 "False",
                 "The bundle lacks a declared trust anchor, or has others, too.",
-                "Do what status.nextStep says: an early removal breaks connections.",
+                "Do what status.nextStep says: an early removal breaks connections. With mode Enforce the operator removes the others.",
             ),
             entry(
                 "Contested",
                 "False",
-                "Another writer removed declared trust anchors more than five times in ten minutes, so the operator waits longer each time before it adds them again. Or it has added one again that the operator had removed an hour ago at most.",
-                "Change the configuration of the writer that the message names: the values of Helm, or Git.",
+                "Another writer removed declared trust anchors more than five times in ten minutes. The operator waits longer each time before it adds them again. The contest ends ten minutes after the last removal.",
+                "Add the declared trust anchors to the configuration of the writer that the message names: the values of Helm, or Git.",
             ),
             entry(
                 "WriteFailed",
@@ -54,8 +54,8 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "RemovalHeld",
                 "False",
-                "No proxy of this cluster needs the trust anchors that are not declared, but they stay: the identity service has not shown that its certificates do not need them, or there are proxies that the operator does not see.",
-                "Do what the message says, or remove them by the commands in status.commands.",
+                "No observed certificate needs the trust anchors that are not declared, but they stay: the identity service has not shown that its certificates do not need them, there are proxies that the operator does not see, or another writer added one that the operator had removed within the last hour.",
+                "Do what the message says. A reason that is gone is noticed within a minute, and an added one after an hour.",
             ),
             entry(
                 "NotObserved",

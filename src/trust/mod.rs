@@ -24,4 +24,4 @@ mod tests;
 mod walk_tests;
 pub mod words;
 
-pub use self::{plan::TrustPlan, report::TrustReport, seen::SeenTrust};
+pub use self::{next_step::RotationStep, plan::TrustPlan, report::TrustReport, seen::SeenTrust};

@@ -25,7 +25,7 @@ const RESTORE: &str = "restore the previous bundle in ConfigMap linkerd-identity
 const MAX_COMMANDS: usize = 5;
 
 /// What to do next.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RotationStep {
     pub sentence: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -40,7 +40,7 @@ impl RotationStep {
     }
 
     /// Adds the linked clusters, whose proxies are not seen here and must obey the same rules.
-    fn in_all_clusters(mut self, seen: &SeenTrust) -> Self {
+    pub(super) fn in_all_clusters(mut self, seen: &SeenTrust) -> Self {
         if !seen.linked_clusters.is_empty() {
             let names = and_more(seen.linked_clusters.iter().take(SHOWN), seen.linked_clusters.len(), ", ");
             self.sentence.push_str(&format!(". The same must be true in the linked clusters {names}"));
@@ -64,7 +64,7 @@ pub(super) fn next_step(
     }
     let home = issuer.home.and_then(|home| roots.find(&home));
     if seen.desired.is_some() {
-        let step = toward(seen, roots, progress).map(|step| step.in_all_clusters(seen));
+        let step = toward(seen, roots, progress, false).map(|step| step.in_all_clusters(seen));
         return step.unwrap_or_else(|| at_rest(seen, roots, issuer, home, behind));
     }
     let others: Vec<_> =

@@ -8,11 +8,12 @@ use serde::Serialize;
 use super::{
     next_step::{RotationStep, next_step},
     roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
-    rotation::RotationProgress,
+    rotation::{RotationProgress, toward},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
     words::{day, named, proxies, rounded},
 };
 use crate::{
+    api::linkerd_trust::TrustPhase,
     text::{hex, sha256},
     x509::{
         anchor_set::Fingerprint,
@@ -52,6 +53,9 @@ pub struct TrustReport {
     pub workloads_behind: usize,
     #[serde(skip)]
     pub progress: RotationProgress,
+    /// The removal of roots for people, if the operator would do it.
+    #[serde(skip)]
+    pub(crate) removal_by_hand: Option<RotationStep>,
 }
 
 /// How urgent a report is.
@@ -176,6 +180,10 @@ impl TrustReport {
             namespace: seen.namespace.clone(),
             verdict: problems.first().map_or(TrustVerdict::Good, |problem| problem.verdict),
             next_step: next_step(seen, &roots, &behind, &progress),
+            removal_by_hand: match progress.phase {
+                TrustPhase::Retiring => toward(seen, &roots, &progress, true).map(|step| step.in_all_clusters(seen)),
+                _ => None,
+            },
             progress,
             problems,
             roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
@@ -337,8 +345,10 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
     }
     let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
     if cut_off > 0 {
-        let message =
-            format!("{} of few workloads trust no root of the mesh: create their Pods again", proxies(cut_off));
+        let message = format!(
+            "{} no root of the mesh: create their Pods again",
+            if cut_off == 1 { "1 proxy trusts".to_owned() } else { format!("{cut_off} proxies trust") }
+        );
         found.add(TrustVerdict::Warning, message);
     }
     if let Some(leaves) = roots.leaves.as_ref().filter(|leaves| leaves.unaccepted > 0) {
@@ -349,6 +359,9 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
     }
     if roots.issuer.is_err() && roots.shares_no_root() {
         found.add(TrustVerdict::Broken, "new Pods trust no root that running proxies trust".to_owned());
+    }
+    if let Some(held) = &seen.held {
+        found.add(TrustVerdict::Warning, held.clone());
     }
     if seen.proxies.others > 0 {
         let message = format!(

@@ -113,8 +113,8 @@ impl<'a> MeshRoots<'a> {
             Some(leaves) => leaves.issuer(),
             None => seen.issuer.clone(),
         };
-        let issuer =
-            issuer.and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, seen).map_err(NotSeen::Missing));
+        let issuer = issuer
+            .and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, &desired, seen).map_err(NotSeen::Missing));
         let all = [of_bundle, others].concat();
         let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves };
         roots.mark_cut_off();
@@ -248,6 +248,7 @@ impl IssuerReach {
         issuer: &SeenIssuer,
         of_bundle: &[&RootCertificate],
         others: &[&RootCertificate],
+        desired: &BTreeSet<Fingerprint>,
         seen: &SeenTrust,
     ) -> Result<Self, String> {
         let empty = "the file of the issuer has no certificate";
@@ -266,7 +267,12 @@ impl IssuerReach {
         };
         let without: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
         let home = UnsignedLeaf::new(&without, &name, seen.now);
-        let home = home.and_then(|leaf| of_bundle.iter().find(|root| leaf.reaches(root)).map(|root| root.id));
+        let reached_alone = |leaf: UnsignedLeaf<'_>| -> Vec<Fingerprint> {
+            of_bundle.iter().filter(|root| leaf.reaches(root)).map(|root| root.id).collect()
+        };
+        let homes = home.map(reached_alone).unwrap_or_default();
+        // An intermediate certificate that two roots have signed belongs to the declared one.
+        let home = homes.iter().find(|home| desired.contains(*home)).or(homes.first()).copied();
         let begins_with_bridge = is_bridge(own);
         let others = sent.iter().skip(1).cloned().collect();
         Ok(Self { own: own.clone(), others, reached, home, begins_with_bridge, refused, written: issuer.written })
@@ -321,6 +327,12 @@ impl<'a> LeafReach<'a> {
     /// The number of proxies with certificates of the mesh.
     pub(super) fn observed(&self) -> usize {
         self.with(|_| true)
+    }
+
+    /// When the newest certificate was issued that reaches none of these roots.
+    pub(super) fn newest_without(&self, roots: &BTreeSet<Fingerprint>) -> Option<Timestamp> {
+        let without = self.groups.iter().filter(|(reached, _)| reached.is_disjoint(roots));
+        without.map(|(_, presented)| presented.newest).max()
     }
 
     /// The number of proxies whose certificate reaches none of these roots.

@@ -3,6 +3,8 @@
 //! In: the roots, the issuer, the proxies and their certificates. Out: a [`TrustPhase`], and the step. Always holds: the
 //! phase is computed, and never stored, so a root that is declared again leads back from each phase.
 
+use jiff::Timestamp;
+
 use super::{
     next_step::RotationStep,
     roots::{MeshRoots, ProxyGroup, pods},
@@ -35,6 +37,8 @@ pub struct RotationProgress {
     pub is_bridged: bool,
     /// The proxies that present certificates which reach none of the declared roots.
     pub not_renewed: usize,
+    /// When the newest of these certificates was issued.
+    pub newest_old: Option<Timestamp>,
     /// The proxies whose certificates were not observed.
     pub unobserved: usize,
     /// The declared roots that the bundle lacks, for people.
@@ -60,6 +64,7 @@ impl RotationProgress {
             untrusting: all - trusting,
             is_bridged,
             not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
+            newest_old: leaves.and_then(|leaves| leaves.newest_without(&roots.desired)),
             unobserved: leaves.map_or(0, |leaves| leaves.unobserved),
             missing: Some(list(&roots.missing)).filter(|_| !roots.missing.is_empty()),
             is_bundle_synced: roots.in_bundle == roots.desired && roots.missing.is_empty(),
@@ -86,7 +91,7 @@ impl RotationProgress {
         let renewed = issuer.written.map(|written| seen.settings.renewed(written));
         // Where certificates are not observed, time decides.
         let may_be_old = match seen.leaves {
-            Some(_) => self.unobserved > 0,
+            Some(_) => self.unobserved > 0 && seen.older_end().is_none_or(|end| end > seen.now),
             None => !seen.is_renewed && renewed.is_none_or(|renewed| renewed > seen.now),
         };
         if self.not_renewed > 0 || has_others && may_be_old {
@@ -130,11 +135,18 @@ fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCert
         .find(|root| untrusting.iter().all(|group| group.trusts.contains(&root.id)))
 }
 
-/// Returns the step to the next phase; `None` at the end.
-pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Option<RotationStep> {
+/// Returns the step to the next phase; `None` at the end. `by_hand`: also for what the operator would do.
+pub(super) fn toward(
+    seen: &SeenTrust,
+    roots: &MeshRoots<'_>,
+    progress: &RotationProgress,
+    by_hand: bool,
+) -> Option<RotationStep> {
     let desired: Vec<_> = roots.all.iter().copied().filter(|root| roots.desired.contains(&root.id)).collect();
     let source = seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref());
     let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
+    let is_enforced = seen.desired.as_ref().is_some_and(|declared| declared.is_enforced);
+    let is_written_by_operator = is_enforced && source.is_none() && !by_hand;
     let target = target(roots).and_then(|id| roots.find(&id));
     let issuer_of = target.map_or_else(|| list(&desired), named);
     let later = if seen.leaves.is_some() { SHOWN_LATER } else { "" };
@@ -177,11 +189,15 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                     ),
                 }
             }
-            (0, unobserved) => format!(
-                "wait until the certificates of {} are observed: it is not known whether they need a root that is to be \
-                 removed",
-                proxies(unobserved)
-            ),
+            (0, unobserved) => {
+                let end = seen.older_end().map(|end| format!(", at the latest {}", seen.when(end)));
+                format!(
+                    "wait until the certificates of {} are observed{}: it is not known whether they need a root that is to \
+                     be removed",
+                    proxies(unobserved),
+                    end.unwrap_or_default()
+                )
+            }
             (1, _) => {
                 format!("wait until 1 proxy has renewed its certificate, within {}", rounded(seen.settings.lifetime))
             }
@@ -206,10 +222,10 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 .filter(|root| roots.in_bundle.contains(&root.id) && !roots.desired.contains(&root.id))
                 .collect();
             let others = list(&others);
-            match seen.desired.as_ref().is_some_and(|declared| declared.is_enforced) && source.is_none() {
+            match is_written_by_operator {
                 true => format!(
-                    "wait: the operator removes {others} from {place}, once the identity service has shown for some minutes \
-                     that its certificates do not need it. Keep an issuer of {issuer_of}{bridge} in the Secret \
+                    "wait: the operator removes {others} from {place}, after the identity service has shown for a few \
+                     minutes that its certificates do not need it. Keep an issuer of {issuer_of}{bridge} in the Secret \
                      linkerd-identity-issuer"
                 ),
                 false => format!(
@@ -223,7 +239,9 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
     // trust-manager would undo what they write.
     let commands = match (progress.phase, seen.desired.as_ref().filter(|_| source.is_none())) {
         (TrustPhase::Adding, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, true),
-        (TrustPhase::Retiring, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, false),
+        (TrustPhase::Retiring, Some(declared)) if !is_written_by_operator => {
+            bundle_commands(&seen.namespace, &declared.resource, false)
+        }
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })

@@ -3,7 +3,7 @@
 use super::{
     TrustPlan,
     report::TrustVerdict,
-    testing::{Mesh, Pki, declaring, presenting, reports, root_of},
+    testing::{Mesh, Pki, at, declaring, presenting, reports, root_of},
 };
 use crate::{
     api::linkerd_trust::TrustPhase,
@@ -38,6 +38,32 @@ fn each_phase_of_a_rotation_to_the_declared_root_has_its_step() {
         assert!(report.next_step.sentence.contains(step), "{report:#?}");
         assert!(report.problems.iter().all(|problem| problem.verdict != TrustVerdict::Broken), "{report:#?}");
     }
+}
+
+#[test]
+fn a_proxy_that_is_not_observed_delays_the_removal_for_the_lifetime_of_a_certificate() {
+    let pki = Pki::new();
+    let phase = |since: Option<i64>, presented: &[(&[&TestCa], usize)]| {
+        let mesh = Mesh::new(&[&pki.new, &pki.old], &[]).pods("web", 3, &[&pki.old]);
+        let mut mesh = declaring(presenting(mesh, presented, 1), &[&pki.new]);
+        mesh.0.signing_since = since.map(at);
+        let report = mesh.report();
+        (report.progress.phase, report.next_step.sentence)
+    };
+    let bridged: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    // The lifetime, the clock skew twice, and three minutes.
+    let ended = -(DAY + 40 + 180);
+    for (since, expected, part) in [
+        (None, TrustPhase::Renewing, "wait until the certificates of 1 proxy are observed: "),
+        (Some(ended + 1), TrustPhase::Renewing, "are observed, at the latest at "),
+        (Some(ended), TrustPhase::Retiring, "remove old ("),
+    ] {
+        let (phase, sentence) = phase(since, &[(bridged, 2)]);
+        assert_eq!(phase, expected, "{since:?}");
+        assert!(sentence.contains(part), "{sentence}");
+    }
+    let (phase, _) = phase(Some(ended), &[(bridged, 1), (&[&pki.old_issuer], 1)]);
+    assert_eq!(phase, TrustPhase::Renewing, "an older certificate was observed");
 }
 
 #[test]

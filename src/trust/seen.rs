@@ -43,6 +43,10 @@ pub struct SeenTrust {
     pub leaves: Option<SeenLeaves>,
     /// Whether the operator has observed that the certificate of each proxy reaches a declared root.
     pub is_renewed: bool,
+    /// Since when each replica of the identity service was seen to sign only certificates that need a declared root.
+    pub(crate) signing_since: Option<Timestamp>,
+    /// Why the operator does not write the bundle, by the status of the LinkerdTrust.
+    pub held: Option<String>,
     pub proxies: SeenProxies,
     /// The root that cert-manager renews by itself, if it does.
     pub renewed_root: Option<RenewedRoot>,
@@ -160,6 +164,11 @@ impl SeenTrust {
             Some(_) => format!("at {}", time.round(Unit::Minute).unwrap_or(time)),
             None => in_time(time, self.now),
         }
+    }
+
+    /// When all older certificates have ended, also those of proxies that were not observed.
+    pub(super) fn older_end(&self) -> Option<Timestamp> {
+        self.signing_since.map(|since| self.settings.renewed(since))
     }
 
     /// The name of the identity service. The names of other leaves are as valid or invalid.

@@ -21,6 +21,28 @@ pub(crate) struct Signer {
 /// # Errors
 /// Names the first replica of which this is not true, and the reason.
 pub(crate) fn check_signers(seen: &mut SeenTrust, signers: &[Signer]) -> Result<(), String> {
+    check_each(seen, signers, &[TrustPhase::Retiring])
+        .map_err(|why| format!("{why}. If the Secret linkerd-identity-issuer has another issuer, restart this Pod"))
+}
+
+/// Verifies that the mesh has what it needs with this bundle, also when the present certificates of proxies have ended.
+///
+/// # Errors
+/// The reason why not.
+pub(crate) fn check_removal(seen: &mut SeenTrust, bundle: &str, signers: &[Signer]) -> Result<(), String> {
+    const REMOVED: [TrustPhase; 2] = [TrustPhase::Complete, TrustPhase::Steady];
+    if let Ok(seen) = &mut seen.bundle {
+        bundle.clone_into(&mut seen.pem);
+    }
+    let observed = TrustReport::new(seen);
+    problem_of(&observed, &REMOVED).map_or(Ok(()), |why| Err(format!("after the removal, {why}")))?;
+    check_each(seen, signers, &REMOVED)?;
+    // A certificate of the chain may end soon, and the others may not reach a declared root.
+    seen.now = seen.now.checked_add(seen.settings.lifetime).unwrap_or(seen.now);
+    check_each(seen, signers, &REMOVED).map_err(|why| format!("when the present certificates have ended, {why}"))
+}
+
+fn check_each(seen: &mut SeenTrust, signers: &[Signer], phases: &[TrustPhase]) -> Result<(), String> {
     for (at, Signer { pod, chain }) in signers.iter().enumerate() {
         // Each report verifies many signatures, and all replicas have one issuer for most of the time.
         if signers.iter().take(at).any(|before| before.chain == *chain) {
@@ -31,16 +53,19 @@ pub(crate) fn check_signers(seen: &mut SeenTrust, signers: &[Signer]) -> Result<
         let observed = seen.leaves.replace(leaves);
         let report = TrustReport::new(seen);
         seen.leaves = observed;
-        let broken = report.problems.first().filter(|problem| problem.verdict == TrustVerdict::Broken);
-        let why = match (broken, report.progress.phase) {
-            (Some(problem), _) => &problem.message,
-            (None, TrustPhase::Retiring) => continue,
-            (None, _) => &report.next_step.sentence,
-        };
-        let issuer = report.issuer.name.as_deref().unwrap_or("no known issuer");
-        return Err(format!("Pod {pod} of the identity service signs with {issuer}: {why}"));
+        let Some(why) = problem_of(&report, phases) else { continue };
+        let name = report.issuer.name.as_deref().unwrap_or("an unknown issuer");
+        let digits = report.issuer.sha256.as_deref().and_then(|digits| digits.get(..8)).unwrap_or_default();
+        return Err(format!("Pod {pod} of the identity service signs with {name} ({digits}): {why}"));
     }
     Ok(())
+}
+
+/// Returns what is broken, or that the phase is none of these.
+fn problem_of(report: &TrustReport, phases: &[TrustPhase]) -> Option<String> {
+    let broken = report.problems.first().filter(|problem| problem.verdict == TrustVerdict::Broken);
+    let other = || "certificates need a root that is not declared".to_owned();
+    broken.map(|problem| problem.message.clone()).or_else(|| (!phases.contains(&report.progress.phase)).then(other))
 }
 
 #[cfg(test)]
@@ -48,7 +73,7 @@ mod tests {
     use super::*;
     use crate::{
         trust::testing::{Mesh, Pki, declaring, presenting},
-        x509::testing::{TestCa, der},
+        x509::testing::{DAY, TestCa, der, valid},
     };
 
     fn signer(pod: &str, chain: &[&TestCa]) -> Signer {
@@ -69,7 +94,8 @@ mod tests {
         let mut seen = retiring(&pki);
         assert_eq!(check_signers(&mut seen, &[bridged(), bridged()]), Ok(()));
         let why = check_signers(&mut seen, &[bridged(), signer("identity-2", &[&pki.old_issuer])]).unwrap_err();
-        assert!(why.starts_with("Pod identity-2 of the identity service signs with old issuer"), "{why}");
+        assert!(why.starts_with("Pod identity-2 of the identity service signs with old issuer ("), "{why}");
+        assert!(why.contains("certificates need a root that is not declared"), "{why}");
         assert_eq!(TrustReport::new(&seen).progress.phase, TrustPhase::Retiring, "what was observed is kept");
     }
 
@@ -80,5 +106,30 @@ mod tests {
             let why = check_signers(&mut retiring(&pki), &[signer("identity-1", chain)]).unwrap_err();
             assert!(why.starts_with("Pod identity-1 of the identity service signs with "), "{why}");
         }
+    }
+
+    #[test]
+    fn a_removal_that_leaves_only_an_expired_certificate_of_the_root_is_refused() {
+        let pki = Pki::new();
+        let expired = pki.new.signs_again(&pki.new, |params| valid(params, -2 * DAY, -DAY));
+        let bridged = [signer("identity-1", &[&pki.new_issuer, &pki.bridge])];
+        let mut seen = retiring(&pki);
+        assert_eq!(check_removal(&mut seen, &pki.new.pem, &bridged), Ok(()));
+        let why = check_removal(&mut retiring(&pki), &expired.pem, &bridged).unwrap_err();
+        assert!(why.starts_with("after the removal, the root new (") && why.contains("has expired"), "{why}");
+        let why = check_removal(&mut retiring(&pki), &pki.old.pem, &bridged).unwrap_err();
+        assert!(why.starts_with("after the removal, "), "the declared one is missing: {why}");
+    }
+
+    #[test]
+    fn a_removal_is_refused_if_the_way_to_the_declared_root_ends_within_the_lifetime_of_a_certificate() {
+        let pki = Pki::new();
+        let signer_of = |hours: i64| {
+            let issuer = pki.new.signs("issuer", |params| valid(params, -DAY, hours * 3600));
+            [signer("identity-1", &[&issuer, &pki.bridge])]
+        };
+        assert_eq!(check_removal(&mut retiring(&pki), &pki.new.pem, &signer_of(25)), Ok(()));
+        let why = check_removal(&mut retiring(&pki), &pki.new.pem, &signer_of(23)).unwrap_err();
+        assert!(why.starts_with("when the present certificates have ended, Pod identity-1 "), "{why}");
     }
 }

@@ -60,6 +60,8 @@ impl Mesh {
             desired: None,
             leaves: None,
             is_renewed: false,
+            signing_since: None,
+            held: None,
             bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)), source: None }),
             issuer: SeenIssuer::read(&pem_of(issuer), Some(at(-2 * DAY))),
             proxies: SeenProxies::default(),

@@ -315,7 +315,7 @@ fn a_proxy_with_roots_of_its_own_is_cut_off_and_holds_nothing() {
     let foreign = TestCa::root("foreign");
     let mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 20, &[&pki.new]).pods("evil", 2, &[&foreign]);
     let report = mesh.report();
-    reports(&report, TrustVerdict::Warning, "2 proxies of few workloads trust no root of the mesh");
+    reports(&report, TrustVerdict::Warning, "2 proxies trust no root of the mesh");
     assert_eq!(report.verdict, TrustVerdict::Warning);
     assert_eq!(report.proxies, ProxyTotals { total: 22, current: 20, cut_off: 2, ..ProxyTotals::default() });
     mesh.next("create these Pods again, or delete them: they trust no root of the mesh");

@@ -53,6 +53,9 @@ impl TrustCondition {
 // === impl TrustReason ===
 
 impl TrustReason {
+    /// The reasons why the operator does not write the bundle, or its writes do not last.
+    pub const HELD: [Self; 4] = [Self::Contested, Self::RemovalHeld, Self::WriteFailed, Self::WrittenByTrustManager];
+
     /// Returns the name in the API.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
@@ -65,6 +68,13 @@ impl LinkerdTrustStatus {
     /// Whether the condition has this reason.
     pub fn has(&self, condition: TrustCondition, reason: TrustReason) -> bool {
         self.condition(condition).is_some_and(|it| it.reason == reason.as_str())
+    }
+
+    /// Why the operator does not write the bundle.
+    pub fn held(&self) -> Option<&str> {
+        let condition = self.condition(TrustCondition::BundleSynced)?;
+        let is_held = TrustReason::HELD.iter().any(|reason| condition.reason == reason.as_str());
+        is_held.then_some(condition.message.as_str())
     }
 
     pub fn condition(&self, condition: TrustCondition) -> Option<&Condition> {

@@ -110,6 +110,11 @@ pub struct TrustIssuerStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub expires: Option<Time>,
+    /// While the bundle has trust anchors that are not declared: since when this operator has seen each replica of the
+    /// identity service sign only certificates that reach a declared one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub signing_since: Option<Time>,
 }
 
 /// The proxies, counted.

@@ -167,7 +167,7 @@ fn manifest(certificate: &str, namespace: &str) -> String {
     let pem: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
     format!(
         "apiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdTrust\nmetadata:\n  name: mesh\nspec:\n  \
-         controlPlaneNamespace: {namespace}\n  anchors:\n    pem: |\n{pem}"
+         controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: Observe\n  anchors:\n    pem: |\n{pem}"
     )
 }
 
@@ -201,6 +201,8 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n\
+         Or let the operator do steps 1 and 3: set `mode: Enforce` in {at}/linkerdtrust.yaml, apply it, and do step 2 once the phase \
+         is not Adding. To go back, first declare the old root again.\n\
          Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
          It has the key of the issuer: delete it afterwards.\n"
     )

@@ -130,6 +130,8 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         proxies: proxies(client, namespace).await?,
         renewed_root: cert_manager::renewed_root(client, namespace, ISSUER).await,
         leaves: None,
+        signing_since: None,
+        held: current.and_then(|status| status.held()).map(str::to_owned),
         settings: LeafSettings::of(values.as_ref()),
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),

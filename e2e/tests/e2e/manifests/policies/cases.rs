@@ -228,7 +228,7 @@ fn config_map() -> Vec<PolicyCase> {
 }
 
 /// The bundle of trust anchors before: two certificates, one with other line ends, text around them, and no line end.
-const ANCHORS: &str = "# ours\n-----BEGIN CERTIFICATE-----\r\nAAAA\r\nBB==\r\n-----END CERTIFICATE-----\r\n\
+const ANCHORS: &str = "# ours\n-----BEGIN CERTIFICATE-----\r\nAAAA \t\r\n BB==\r\n-----END CERTIFICATE-----\r\n\
                        # next\n-----BEGIN CERTIFICATE-----\nCCCC\n-----END CERTIFICATE-----";
 
 /// The operator adds to the bundle of trust anchors, or removes some of them.
