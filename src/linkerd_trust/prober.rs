@@ -262,26 +262,67 @@ async fn ask(proxy: &ProbedProxy, roots: &[ChainCertificate]) -> Option<Observed
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::watcher::Event;
     use serde_json::json;
 
     use super::*;
     use crate::cluster::{Kind, testing::Feed};
+
+    fn prober(feed: &Feed, observer: &LinkerdTrustObserver, leaves: &Arc<SharedLeaves>) -> LeafProber {
+        LeafProber {
+            cluster: feed.cluster.clone(),
+            leadership: Leadership::for_test(),
+            queue: Arc::clone(&observer.queue),
+            control_plane: "linkerd".into(),
+            settings: Arc::default(),
+            leaves: Arc::clone(leaves),
+            probes: IntCounterVec::new(prometheus::Opts::new("probes", "probes"), &["result"]).unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn each_proxy_is_asked_that_may_have_a_certificate() {
+        let observer = LinkerdTrustObserver::new("linkerd", &prometheus::Registry::new()).unwrap();
+        let mut feed = Feed::new([Arc::clone(&observer) as Arc<dyn crate::cluster::Observer>]);
+        feed.apply(Kind::LinkerdTrust, Event::Apply(json!({"metadata": {"name": "mesh", "uid": "1"}, "spec": {}})));
+        let mut number = 10;
+        let mut pod = |phase: &str, ip: Option<&str>, deleted: Option<&str>| {
+            number += 1;
+            let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+            let env = [at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", 4191)];
+            let metadata = json!({"name": format!("web-{number}"), "namespace": "app", "deletionTimestamp": deleted,
+                "uid": format!("00000000-0000-0000-0000-0000000000{number}"), "labels": {"linkerd.io/control-plane-ns": "linkerd"}});
+            let ips: Vec<_> = ip.iter().map(|ip| json!({"ip": ip})).collect();
+            let pod = json!({"metadata": metadata, "status": {"phase": phase, "podIP": ip, "podIPs": ips},
+                "spec": {"containers": [{"name": "linkerd-proxy", "env": env}]}});
+            feed.apply(Kind::Pod, Event::Apply(pod));
+        };
+        let (ip, deleted) = (Some("10.0.0.1"), Some("2026-01-01T00:00:00Z"));
+        pod("Running", ip, None);
+        // An init container that comes after the proxy still runs.
+        pod("Pending", ip, None);
+        pod("Running", ip, deleted);
+        pod("Unknown", ip, None);
+        // Without an address of its own.
+        pod("Running", None, None);
+        for (phase, ip) in [("Pending", None), ("Succeeded", ip), ("Failed", ip)] {
+            pod(phase, ip, None);
+        }
+        let running = prober(&feed, &observer, &Arc::default()).running().unwrap();
+        let mut names: Vec<_> = running.pods.iter().map(|(_, pod)| pod.key.name.to_string()).collect();
+        names.sort();
+        assert_eq!(
+            (names, running.unreachable),
+            (vec!["web-11".to_owned(), "web-12".to_owned(), "web-13".to_owned(), "web-14".to_owned()], 1)
+        );
+    }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_known_before_the_pods_are_listed() {
         let observer = LinkerdTrustObserver::new("linkerd", &prometheus::Registry::new()).unwrap();
         let mut feed = Feed::unlisted(KINDS, Arc::clone(&observer) as Arc<dyn crate::cluster::Observer>);
         let leaves = Arc::<SharedLeaves>::default();
-        let prober = LeafProber {
-            cluster: feed.cluster.clone(),
-            leadership: Leadership::for_test(),
-            queue: Arc::clone(&observer.queue),
-            control_plane: "linkerd".into(),
-            settings: Arc::default(),
-            leaves: Arc::clone(&leaves),
-            probes: IntCounterVec::new(prometheus::Opts::new("probes", "probes"), &["result"]).unwrap(),
-        };
-        tokio::spawn(prober.run(CancellationToken::new()));
+        tokio::spawn(prober(&feed, &observer, &leaves).run(CancellationToken::new()));
         feed.list(Kind::LinkerdTrust, [json!({"metadata": {"name": "mesh", "uid": "1"}, "spec": {}})]);
         sleep(ROUND * 10).await;
         assert!(leaves.known(Timestamp::now()).is_none());
