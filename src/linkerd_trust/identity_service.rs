@@ -14,6 +14,7 @@ use http::{Uri, uri::PathAndQuery};
 use hyper::client::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::jiff::Timestamp;
+use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -51,12 +52,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const MAX_REPLICAS: usize = 20;
 /// The maximum length of a token, in bytes.
 const LONGEST_TOKEN: u64 = 16 << 10;
+const RESULTS: [&str; 2] = ["answered", "failed"];
 
 pub(super) struct IdentityService {
     cluster: Cluster,
     control_plane: Arc<str>,
     /// The file of the token.
     token: PathBuf,
+    requests: IntCounterVec,
 }
 
 /// The token of the operator's ServiceAccount.
@@ -75,8 +78,24 @@ struct IdentityReplica {
 // === impl IdentityService ===
 
 impl IdentityService {
-    pub(super) fn new(cluster: &Cluster, control_plane: &Arc<str>, token: PathBuf) -> Self {
-        Self { cluster: cluster.clone(), control_plane: Arc::clone(control_plane), token }
+    /// # Errors
+    /// When the metric is already registered.
+    pub(super) fn new(
+        cluster: &Cluster,
+        control_plane: &Arc<str>,
+        token: PathBuf,
+        registry: &Registry,
+    ) -> prometheus::Result<Self> {
+        let requests = register_int_counter_vec_with_registry!(
+            "linkerd_operator_trust_identity_requests_total",
+            "Requests to replicas of the identity service for a certificate that shows their issuer, by result",
+            &["result"],
+            registry
+        )?;
+        for result in RESULTS {
+            requests.with_label_values(&[result]);
+        }
+        Ok(Self { cluster: cluster.clone(), control_plane: Arc::clone(control_plane), token, requests })
     }
 
     /// Returns the chain of each replica.
@@ -104,6 +123,7 @@ impl IdentityService {
             let answer = answer.unwrap_or_else(|_| {
                 bail!("no answer within {} s: permit the operator to connect to it", DEADLINE.as_secs())
             });
+            self.requests.with_label_values(&[if answer.is_ok() { RESULTS[0] } else { RESULTS[1] }]).inc();
             let answer = answer.with_context(|| format!("Pod {} of the identity service", replica.pod))?;
             let sent: Vec<_> = answer.intermediate_certificates.iter().map(Vec::as_slice).collect();
             let leaf = ObservedLeaf::read(&answer.leaf_certificate, &sent, &request.identity, &roots, Timestamp::now());

@@ -98,7 +98,7 @@ pub fn spawn(
     let prober = LeafProber::new(deps, observer, &control_plane, &settings, &leaves)?;
     tasks.spawn("leaf-prober", prober.run(stop.clone()));
     let fence = Fence::new(deps.leadership.clone(), stop.clone());
-    let identity = IdentityService::new(&deps.cluster, &control_plane, identity_token);
+    let identity = IdentityService::new(&deps.cluster, &control_plane, identity_token, &deps.registry)?;
     let reconciler = Arc::new(LinkerdTrustReconciler {
         gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
         trusts: Api::all(Client::clone(&deps.client)),

@@ -24,7 +24,7 @@ use crate::{
         RotationStep, TrustReport,
         report::{ProxyTotals, RootRow, TrustVerdict},
         rotation::RotationProgress,
-        words::proxies as counted_proxies,
+        words::{proxies as counted_proxies, proxies_trust},
     },
 };
 
@@ -238,12 +238,13 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
         ),
         count if progress.is_bridged && !is_unknown => {
             let message = format!(
-                "{count} proxies do not trust the declared trust anchor of the issuer, and accept new certificates over a bridge"
+                "{} the declared trust anchor of the issuer; new certificates are accepted over a bridge",
+                proxies_trust(count, false)
             );
             (Some(true), TrustReason::OverBridge, message)
         }
         count => {
-            let message = proxies_that(count, "do not trust the declared trust anchor of the issuer");
+            let message = format!("{} the declared trust anchor of the issuer", proxies_trust(count, false));
             (Some(false), TrustReason::ProxiesBehind, message)
         }
     };
@@ -290,11 +291,6 @@ fn bundle_difference(report: &TrustReport) -> Option<String> {
     let has = named(&|root| root.in_bundle && !root.desired).map(|names| format!("the bundle also has {names}"));
     let parts: Vec<_> = [lacks, has].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join("; "))
-}
-
-fn proxies_that(count: usize, what: &str) -> String {
-    let what = if count == 1 { what.replacen("do not", "does not", 1) } else { what.to_owned() };
-    format!("{} {what}", counted_proxies(count))
 }
 
 fn row(condition: TrustCondition, (status, reason, message): (Option<bool>, TrustReason, String)) -> TrustRow {

@@ -11,7 +11,7 @@ use super::{
     roots::{IssuerReach, LeafReach, MeshRoots, pods},
     rotation::{RotationProgress, toward},
     seen::{NotSeen, SeenTrust},
-    words::{day, named, proxies, rounded},
+    words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{text::and_more, x509::anchors::RootCertificate};
 
@@ -216,9 +216,9 @@ fn at_rest(
             let bridge = issuer.others.iter().map(|certificate| certificate.not_after).min();
             match bridge.filter(|_| on_bridge > 0) {
                 Some(bridge) => RotationStep::only(format!(
-                    "nothing is urgent: {} trust only an older root, and accept the others over the bridge, which ends {}. \
-                     They trust the new root after their Pods are created again",
-                    proxies(on_bridge),
+                    "nothing is urgent: {} only an older root. New certificates are accepted over the bridge, which ends {}. \
+                     New Pods trust the new root",
+                    proxies_trust(on_bridge, true),
                     seen.when(bridge)
                 )),
                 None => RotationStep::only(format!(
@@ -235,10 +235,10 @@ fn at_rest(
 /// The bundle has a root that some proxies do not trust. So it is new: they got the bundle before.
 fn spread(next: &RootCertificate, lacks: usize) -> RotationStep {
     RotationStep::only(format!(
-        "{} do not trust {} yet. If it is the next root: with a bridge nothing has to restart, so write the issuer of the new \
+        "{} {} yet. If it is the next root: with a bridge nothing has to restart, so write the issuer of the new \
          root, and the bridge after it, into the Secret linkerd-identity-issuer. Without a bridge, first restart the \
          workloads below, and the control plane, whose proxies do not show what they trust",
-        proxies(lacks),
+        proxies_trust(lacks, false),
         named(next)
     ))
 }

@@ -10,7 +10,7 @@ use super::{
     roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
     rotation::{RotationProgress, toward},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
-    words::{day, named, proxies, rounded},
+    words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{
     api::linkerd_trust::TrustPhase,
@@ -345,10 +345,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
     }
     let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
     if cut_off > 0 {
-        let message = format!(
-            "{} no root of the mesh: create their Pods again",
-            if cut_off == 1 { "1 proxy trusts".to_owned() } else { format!("{cut_off} proxies trust") }
-        );
+        let message = format!("{} no root of the mesh: create their Pods again", proxies_trust(cut_off, true));
         found.add(TrustVerdict::Warning, message);
     }
     if let Some(leaves) = roots.leaves.as_ref().filter(|leaves| leaves.unaccepted > 0) {

@@ -9,7 +9,7 @@ use super::{
     next_step::RotationStep,
     roots::{MeshRoots, ProxyGroup, pods},
     seen::SeenTrust,
-    words::{named, proxies, rounded},
+    words::{named, proxies, proxies_trust, rounded},
 };
 use crate::{
     api::{TRUST_ROOTS, linkerd_trust::TrustPhase},
@@ -163,11 +163,9 @@ pub(super) fn toward(
                 ),
                 None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
             };
-            let untrusting = proxies(progress.untrusting);
-            let verb = if progress.untrusting == 1 { "does" } else { "do" };
+            let untrusting = proxies_trust(progress.untrusting, false);
             format!(
-                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} {verb} not trust the \
-                 root{later}"
+                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
             )
         }
         TrustPhase::AwaitingIssuer => format!(

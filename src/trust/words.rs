@@ -18,6 +18,17 @@ pub fn proxies(count: usize) -> String {
     if count == 1 { "1 proxy".to_owned() } else { format!("{count} proxies") }
 }
 
+/// Returns that a number of proxies trust a root or not, as the beginning of a sentence.
+pub fn proxies_trust(count: usize, is_trusted: bool) -> String {
+    let verb = match (count, is_trusted) {
+        (1, true) => "trusts",
+        (_, true) => "trust",
+        (1, false) => "does not trust",
+        (_, false) => "do not trust",
+    };
+    format!("{} {verb}", proxies(count))
+}
+
 /// Returns a time from now on, in its largest unit.
 pub fn in_time(time: Timestamp, now: Timestamp) -> String {
     let left = time.duration_since(now);

@@ -384,6 +384,9 @@ async fn roots_that_are_not_declared_leave_the_bundle_once_each_identity_replica
     eventually(REMOVED, "the old root to be removed", async || bundle_is(&mesh.rig, &new.pem()).await).await?;
     ensure!(corrected.elapsed() >= CONFIRMED, "removed after {:?}", corrected.elapsed());
     mesh.expect_event("TrustAnchorRemoved", "Removed old (").await?;
+    let answered = [("result", "answered")];
+    let asked = mesh.manager.metric("linkerd_operator_trust_identity_requests_total", &answered).await;
+    ensure!(asked.is_some_and(|asked| asked >= 4.0), "two replicas were asked twice: {asked:?}");
     mesh.reaches(SOON, "Complete", &["BundleSynced=True/Synced", "Ready=True/Synced"]).await?;
 
     // An upgrade with older values.
