@@ -122,7 +122,7 @@ impl BundleWriter {
         }
     }
 
-    /// Returns the removal of the roots that are not declared, for [`BundleWriter::write`]; `None` if there are none.
+    /// Returns the change that removes the roots that are not declared; `None` if the bundle has none.
     ///
     /// # Errors
     /// When they must not be removed at present.

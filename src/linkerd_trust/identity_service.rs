@@ -101,7 +101,7 @@ impl IdentityService {
     /// Returns the chain of each replica.
     ///
     /// # Errors
-    /// When one does not answer with a certificate, or there is none.
+    /// When a replica does not answer with a certificate, or no replica exists.
     pub(super) async fn ask(&self, seen: &SeenTrust) -> Result<Vec<Signer>> {
         let token = OwnToken::read(&self.token)?;
         let identity = seen.identity_of(&token.namespace, &token.account);

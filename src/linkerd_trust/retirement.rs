@@ -76,7 +76,7 @@ pub(super) struct Declaration {
     pub(super) generation: i64,
 }
 
-/// What the answers are about. Another bundle or declaration begins anew.
+/// The declaration and the bundle that were judged. After a change of either, earlier answers do not count.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RetirementBasis {
     pub(super) declaration: Declaration,

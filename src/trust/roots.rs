@@ -125,6 +125,12 @@ impl<'a> MeshRoots<'a> {
         self.all.iter().copied().find(|root| root.id == *id)
     }
 
+    /// The roots of the bundle that are not declared.
+    pub(super) fn not_declared(&self) -> Vec<&'a RootCertificate> {
+        let is_other = |root: &&RootCertificate| self.in_bundle.contains(&root.id) && !self.desired.contains(&root.id);
+        self.all.iter().copied().filter(is_other).collect()
+    }
+
     /// The groups that belong to the mesh.
     pub(super) fn mesh(&self) -> impl Iterator<Item = &ProxyGroup<'a>> {
         self.groups.iter().filter(|group| !group.is_cut_off)

@@ -209,27 +209,14 @@ pub(super) fn toward(
             let signer = target.filter(|_| progress.untrusting > 0).and_then(|target| signer(roots, target.id));
             let bridge = signer
                 .map_or_else(String::new, |signer| format!(", and after it the bridge that {} signs", named(signer)));
-            let why = match seen.leaves {
-                Some(_) => "No observed certificate needs it",
-                None => "The certificates of the previous issuer have ended",
-            };
-            let others: Vec<_> = roots
-                .all
-                .iter()
-                .copied()
-                .filter(|root| roots.in_bundle.contains(&root.id) && !roots.desired.contains(&root.id))
-                .collect();
-            let others = list(&others);
+            let others = list(&roots.not_declared());
+            let issuer = format!("an issuer of {issuer_of}{bridge}");
             match is_written_by_operator {
                 true => format!(
                     "wait: the operator removes {others} from {place}, after the identity service has shown for a few \
-                     minutes that its certificates do not need it. Keep an issuer of {issuer_of}{bridge} in the Secret \
-                     linkerd-identity-issuer"
+                     minutes that its certificates do not need it. Keep {issuer} in the Secret linkerd-identity-issuer"
                 ),
-                false => format!(
-                    "make sure that the Secret linkerd-identity-issuer has an issuer of {issuer_of}{bridge}; then remove \
-                     {others} from {place}. {why}, and new Pods then do not trust it"
-                ),
+                false => removal_by_hand(seen, &issuer, &others, &place),
             }
         }
         TrustPhase::Complete | TrustPhase::Steady | TrustPhase::Unknown => return None,
@@ -243,6 +230,17 @@ pub(super) fn toward(
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })
+}
+
+fn removal_by_hand(seen: &SeenTrust, issuer: &str, others: &str, place: &str) -> String {
+    let why = match seen.leaves {
+        Some(_) => "No observed certificate needs it",
+        None => "The certificates of the previous issuer have ended",
+    };
+    format!(
+        "make sure that the Secret linkerd-identity-issuer has {issuer}; then remove {others} from {place}. {why}, and new \
+         Pods then do not trust it"
+    )
 }
 
 fn list(roots: &[&RootCertificate]) -> String {

@@ -61,7 +61,7 @@ fn check_each(seen: &mut SeenTrust, signers: &[Signer], phases: &[TrustPhase]) -
     Ok(())
 }
 
-/// Returns what is broken, or that the phase is none of these.
+/// Returns the first thing that is broken, or that the report is in another phase than these.
 fn problem_of(report: &TrustReport, phases: &[TrustPhase]) -> Option<String> {
     let broken = report.problems.first().filter(|problem| problem.verdict == TrustVerdict::Broken);
     let other = || "certificates need a root that is not declared".to_owned();
