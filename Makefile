@@ -83,6 +83,7 @@ check: ## Check format, lints and documentation links, and run unit and property
 		$(CARGO) doc --workspace --lib --no-deps --document-private-items --locked --quiet; \
 	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
 
+# An error of a test names what failed. Frames of the runtime after it would be all that is left of a long log.
 # Tests wait most of the time: for leases, intervals and soaks. At most four at a time have dedicated control planes, so
 # further threads would only wait for these.
 TEST_THREADS = $(or $(RUST_TEST_THREADS),$(shell threads=$$((3 * $$(nproc))); echo $$((threads < 8 ? threads : 8))))
@@ -97,7 +98,7 @@ test: ## Run all tests of CI: check, the end-to-end tests on a real control plan
 	phase "crane and Krew" $(TARGET)/debug/control-plane build-release-tools; \
 	phase "walk of 10,000 steps" env WALK_STEPS=10000 \
 		$(CARGO) test --locked --workspace --lib -- walk_tests --nocapture; \
-	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
+	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) RUST_LIB_BACKTRACE=0 $(CARGO) test --locked --workspace --test e2e; \
 	phase "soak for a minute" $(TARGET)/debug/soak 1; \
 	phase demo $(TARGET)/debug/demo; \
 	phase "one benchmark" $(TARGET)/debug/bench revert

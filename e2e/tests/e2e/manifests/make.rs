@@ -178,8 +178,14 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     control_plane.kubectl(&["patch", "linkerdconfig", RESTORING, "--type=merge", "-p", no_finalizers]).await?;
     cluster.add_components().await?;
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
-    cluster.has_no_operator().await?;
-    assert_eq!(cluster.in_linkerd().await?, linkerd);
+    // The garbage collector deletes what has an owner, such as EndpointSlices, some time after its owner.
+    eventually(SOON, "only Linkerd's objects to be left", async || {
+        cluster.has_no_operator().await?;
+        let left = cluster.in_linkerd().await?;
+        ensure!(left == linkerd, "{left:?} instead of {linkerd:?}");
+        Ok(())
+    })
+    .await?;
 
     // An ExternalWorkload still uses one of the CRDs.
     let workload = json!({
