@@ -19,7 +19,7 @@ use crate::{
     cluster::{
         State,
         index::active_config,
-        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig, linkerd_trust::LinkerdTrust},
     },
     linkerd_config::{documents::base::Base, revert::predecessor::Predecessor},
 };
@@ -29,6 +29,7 @@ pub struct CachedObjects {
     winner: Option<Arc<LinkerdConfig>>,
     live: Option<Arc<ConfigMap>>,
     bundle: Option<Arc<str>>,
+    trust: Option<Arc<LinkerdTrust>>,
 }
 
 /// The objects of one LinkerdConfig.
@@ -42,6 +43,8 @@ pub struct ExplainInput {
     /// `Err` is the reason why the newest base cannot be read.
     pub base: Result<Option<Base>, String>,
     pub bundle: Option<Arc<str>>,
+    /// The LinkerdTrust in effect.
+    pub trust: Option<Arc<LinkerdTrust>>,
     /// The document that a rollback would restore.
     pub predecessor: Option<Predecessor>,
     /// Set to explain the workloads, too.
@@ -65,6 +68,7 @@ impl CachedObjects {
             winner: active_config::of(&state.linkerd_configs, target).cloned(),
             live: state.config_maps.get(target).cloned(),
             bundle: state.config_maps.trust_roots(&target.namespace).and_then(|roots| roots.bundle.clone()),
+            trust: state.linkerd_trusts.in_effect(&target.namespace).cloned(),
         }
     }
 }
@@ -74,7 +78,7 @@ impl CachedObjects {
 impl ExplainInput {
     /// Returns the input for a resource; `revisions` are the saved bases of its ConfigMap.
     pub fn new(config: &Arc<LinkerdConfig>, cached: CachedObjects, revisions: &[ControllerRevision]) -> Self {
-        let CachedObjects { winner, live, bundle } = cached;
+        let CachedObjects { winner, live, bundle, trust } = cached;
         Self {
             predecessor: Predecessor::find(&config.status, revisions),
             winner,
@@ -82,6 +86,7 @@ impl ExplainInput {
             live,
             base: Base::newest(revisions),
             bundle,
+            trust,
             config: Arc::clone(config),
             workloads: None,
             now: Timestamp::now(),

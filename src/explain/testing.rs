@@ -47,6 +47,7 @@ pub(crate) fn input(spec: &Value) -> ExplainInput {
         live: Some(config_map("helm", &with_injection_hash(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
+        trust: None,
         predecessor: None,
         workloads: None,
         now: "2026-11-25T12:00:00Z".parse().unwrap(),

@@ -130,11 +130,12 @@ impl RolloutExplainer {
             true => Arc::clone(&config.status),
             false => Arc::new(status_once_in_effect(input, document, plan)),
         };
+        let trust = input.trust.as_deref();
         let context = RolloutContext {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
             // The engine also compares the age of the control plane itself; the result is in its condition.
-            trust_bundle: input.bundle.as_deref().map(|bundle| TrustBundle::new(bundle, None)),
+            trust_bundle: input.bundle.as_deref().map(|bundle| TrustBundle::new(bundle, trust, None)),
             canary: active_canary(config, &status, plan.canary.as_ref()),
         };
         let target = rollout_target(config, &status, &context);

@@ -16,7 +16,7 @@ use crate::{
     api::{CANARY_CONFIG_MAP, linkerd_config::LinkerdConfigStatus},
     cluster::{
         index::active_config,
-        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig, linkerd_trust::LinkerdTrust},
     },
     rollout::trust::TrustBundle,
     values::Reading,
@@ -33,6 +33,8 @@ pub(super) struct ReconcileInput {
     pub(super) live: Option<Arc<ConfigMap>>,
     /// The ConfigMap `linkerd-identity-trust-roots`.
     pub(super) trust_roots: Option<Arc<ConfigMap>>,
+    /// The LinkerdTrust in effect.
+    pub(super) trust: Option<Arc<LinkerdTrust>>,
     /// The ConfigMap `linkerd-config-canary`.
     pub(super) canary_map: Option<Arc<ConfigMap>>,
 }
@@ -58,7 +60,7 @@ impl ReconcileInput {
     /// Returns the bundle that new proxies are injected with.
     pub(super) fn trust_bundle(&self) -> Option<TrustBundle> {
         let written = self.trust_roots.as_ref().and_then(|roots| roots.bundle_written);
-        self.bundle().map(|bundle| TrustBundle::new(bundle, written))
+        self.bundle().map(|bundle| TrustBundle::new(bundle, self.trust.as_deref(), written))
     }
 }
 
@@ -78,6 +80,7 @@ impl LinkerdConfigReconciler {
             active: active_config::of(&state.linkerd_configs, &config.target).cloned(),
             live,
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
+            trust: state.linkerd_trusts.in_effect(&config.target.namespace).cloned(),
             canary_map: state.config_maps.find(&config.target.namespace, CANARY_CONFIG_MAP).cloned(),
             config,
         })

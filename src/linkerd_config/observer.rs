@@ -19,10 +19,11 @@ use crate::{
 };
 
 /// The kinds that the controller reads.
-pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice];
+pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::LinkerdTrust, Kind::ConfigMap, Kind::EndpointSlice];
 /// The kinds of the controller and of the [release](super::deletion::release) of resources. The controller does not
 /// wait for namespaces, because users may withhold the permission.
-const WATCHED: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice, Kind::Namespace];
+const WATCHED: &[Kind] =
+    &[Kind::LinkerdConfig, Kind::LinkerdTrust, Kind::ConfigMap, Kind::EndpointSlice, Kind::Namespace];
 
 /// Adds the LinkerdConfigs that a change affects to the controller's queue.
 pub struct LinkerdConfigObserver {
@@ -88,6 +89,12 @@ impl Observer for LinkerdConfigObserver {
                         // A resource that is no longer active takes its own canary back.
                         CANARY_CONFIG_MAP => add(&mut configs.iter().filter(|it| it.target.namespace == key.namespace)),
                         _ => add(&mut active_config::of(configs, key).into_iter()),
+                    }
+                }
+                // It says which trust anchors a proxy needs.
+                Change::LinkerdTrust(diff) => {
+                    for trust in diff.both() {
+                        add(&mut active_config::in_namespace(configs, &trust.spec.control_plane_namespace));
                     }
                 }
                 // When the endpoints of an injector change, the active LinkerdConfigs are checked against the new
@@ -251,6 +258,18 @@ mod tests {
         assert_eq!(config_map("linkerd", "linkerd-config-canary"), "a b", "its owner may be no longer active");
         assert_eq!(config_map("linkerd", "other"), "");
         assert_eq!(config_map("other", "linkerd-identity-trust-roots"), "");
+        let mut trust = |namespace: &str, status: Value| {
+            let spec = json!({"controlPlaneNamespace": namespace});
+            world.affected(
+                Kind::LinkerdTrust,
+                Event::Apply(json!({"metadata": {"name": namespace}, "spec": spec, "status": status})),
+            )
+        };
+        assert_eq!(trust("linkerd", json!({})), "a");
+        assert_eq!(trust("linkerd", json!({"phase": "Steady"})), "");
+        assert_eq!(trust("linkerd", json!({"trustRootsSHA256": "00"})), "a");
+        assert_eq!(trust("linkerd", json!({"sufficientAnchors": ["00"]})), "a");
+        assert_eq!(trust("other", json!({})), "");
         let slice = |service: &str, version: &str, address: &str| {
             let labels = json!({"kubernetes.io/service-name": service});
             let metadata =

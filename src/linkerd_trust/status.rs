@@ -41,7 +41,7 @@ const LONGEST: usize = 2048;
 pub(super) enum TrustFacts {
     /// The other resource is in effect.
     Conflicted(String),
-    /// The declared trust anchors cannot be used, for this reason.
+    /// What is declared cannot be used, for this reason.
     Invalid(String),
     Observed {
         report: Box<TrustReport>,
@@ -100,8 +100,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             (vec![accepted(false, TrustReason::Conflicted, message)], LinkerdTrustStatus::default())
         }
         TrustFacts::Invalid(why) => {
-            let message = format!("spec.anchors.pem cannot be used: {why}");
-            (vec![accepted(false, TrustReason::Invalid, message)], LinkerdTrustStatus::default())
+            (vec![accepted(false, TrustReason::Invalid, why.clone())], LinkerdTrustStatus::default())
         }
         TrustFacts::Observed { report, later } => {
             let message = "the LinkerdTrust is in effect".to_owned();
@@ -164,6 +163,8 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
                 presented_by: number(root.presented_by),
             })
             .collect(),
+        trust_roots_sha256: report.bundle_sha256.clone(),
+        sufficient_anchors: report.sufficient.clone(),
         issuer: report.issuer.name.clone().map(|name| TrustIssuerStatus {
             name,
             expires: report.issuer.expires.map(Time),
@@ -237,8 +238,12 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
             "each proxy that shows its trust anchors trusts that of the issuer".to_owned(),
         ),
         count if progress.is_bridged && !is_unknown => {
+            let accepted = match phase {
+                TrustPhase::Adding | TrustPhase::AwaitingIssuer => "will be accepted over the declared bridge",
+                _ => "are accepted over a bridge",
+            };
             let message = format!(
-                "{} the declared trust anchor of the issuer; new certificates are accepted over a bridge",
+                "{} the declared trust anchor of the issuer; its certificates {accepted}",
                 proxies_trust(count, false)
             );
             (Some(true), TrustReason::OverBridge, message)

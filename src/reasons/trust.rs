@@ -17,7 +17,8 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "Invalid",
                 "False",
-                "A part of spec.anchors.pem is not a certificate that proxies can use, or there are more than 20.",
+                "spec.anchors.pem has a part that is not a certificate which proxies can use, or more than 20; or \
+                 spec.bridge.pem has one that does not lead to a declared trust anchor.",
                 "Correct what the message names.",
             ),
         ],

@@ -146,7 +146,7 @@ pub(crate) fn rollout_target(rollout: &Value) -> RolloutTarget {
             injection_hash: Some(WANTED.into()),
             proxy_version: Some("edge-1".into()),
             shape: Some(ProxyShapeStatus { native_sidecar: true, cni_enabled: false, token_projection: true }),
-            trust: DesiredTrust { wanted: Some(TrustBundle::new(&anchors("a"), None)), is_approved: false },
+            trust: DesiredTrust { wanted: Some(TrustBundle::new(&anchors("a"), None, None)), is_approved: false },
             baseline: Some(baseline),
             drift: Vec::new(),
         },

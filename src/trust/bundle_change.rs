@@ -117,7 +117,13 @@ mod tests {
 
     fn declared(roots: &[&TestCa]) -> DeclaredRoots {
         let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-        DeclaredRoots { resource: "mesh".to_owned(), bundle, is_enforced: false }
+        DeclaredRoots {
+            resource: "mesh".to_owned(),
+            bundle,
+            bridges: Vec::new(),
+            signers: Vec::new(),
+            is_enforced: false,
+        }
     }
 
     #[test]

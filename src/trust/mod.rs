@@ -16,6 +16,7 @@ pub mod rotation;
 mod rotation_tests;
 pub mod seen;
 pub(crate) mod signers;
+mod sufficient;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

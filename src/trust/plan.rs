@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     roots::{MeshRoots, pods},
-    rotation::{RotationProgress, is_issuer_desired, target},
+    rotation::RotationProgress,
     seen::{MeshedWorkload, NotSeen, SeenTrust},
     words::{named, proxies, rounded},
 };
@@ -31,6 +31,8 @@ pub struct TrustPlan {
     pub restarts_without_bridge: Vec<PlannedRestarts>,
     /// The number of further namespaces.
     pub more_namespaces: usize,
+    /// Whether a bridge to the root of the next issuer is declared, and can be used.
+    pub has_bridge: bool,
 }
 
 /// The restarts in a namespace.
@@ -61,21 +63,21 @@ impl TrustPlan {
             and_more(found.iter().take(SHOWN), found.len(), ", ")
         };
         let mut steps = Vec::new();
+        let has_bridge = roots.target().is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
         if !roots.missing.is_empty() {
             let missing = roots.missing.iter().take(SHOWN).map(|root| named(root));
             let missing = and_more(missing, roots.missing.len(), ", ");
             steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
         }
-        let is_issuer_desired = is_issuer_desired(&roots);
+        let is_issuer_desired = roots.is_issuer_desired();
         let refusing = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.reached())));
         if refusing > 0 {
             steps.push(format!("repair the mesh before: {} refuse the present certificates", proxies(refusing)));
         }
         if !is_issuer_desired {
-            let desired = target(&roots)
-                .and_then(|id| roots.find(&id))
-                .map_or_else(|| list(&|id| roots.desired.contains(id)), named);
-            steps.push(format!("write an issuer of {desired}, and the bridge after it, into linkerd-identity-issuer"));
+            let desired = roots.target().map_or_else(|| list(&|id| roots.desired.contains(id)), named);
+            let bridge = if has_bridge { "the declared bridge after it" } else { "a bridge after it if there is one" };
+            steps.push(format!("write an issuer of {desired}, and {bridge}, into linkerd-identity-issuer"));
         }
         let lifetime = rounded(seen.settings.lifetime);
         let has_others = !roots.in_bundle.is_subset(&roots.desired);
@@ -88,15 +90,15 @@ impl TrustPlan {
         }
         let (restarts, more_namespaces) =
             if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
-        Ok(Self { phase: progress.phase, steps, restarts_without_bridge: restarts, more_namespaces })
+        Ok(Self { phase: progress.phase, steps, restarts_without_bridge: restarts, more_namespaces, has_bridge })
     }
 }
 
 /// Returns what must restart without a bridge, and the number of further namespaces.
 fn restarts(roots: &MeshRoots<'_>) -> (Vec<PlannedRestarts>, usize) {
     let mut found = BTreeMap::<&str, (BTreeSet<&MeshedWorkload>, usize)>::new();
-    let target = target(roots);
-    for group in roots.mesh().filter(|group| target.is_none_or(|target| !group.trusts.contains(&target))) {
+    let target = roots.target();
+    for group in roots.mesh().filter(|group| target.is_none_or(|target| !group.trusts.contains(&target.id))) {
         for (workload, pods) in &group.proxies.workloads {
             let (workloads, count) = found.entry(&workload.namespace).or_default();
             workloads.insert(workload);

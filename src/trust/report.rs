@@ -10,6 +10,7 @@ use super::{
     roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
     rotation::{RotationProgress, toward},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
+    sufficient::sufficient_certificates,
     words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{
@@ -18,6 +19,8 @@ use crate::{
     x509::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
+        chain::UnsignedLeaf,
+        verify::sentence,
     },
 };
 
@@ -45,6 +48,12 @@ pub struct TrustReport {
     pub roots: Vec<RootRow>,
     /// The number of further roots, which a few proxies trust.
     pub more_roots: usize,
+    /// If roots are declared: the SHA-256 of each certificate that is enough for a proxy.
+    #[serde(skip)]
+    pub sufficient: Vec<String>,
+    /// The SHA-256 of the bundle.
+    #[serde(skip)]
+    pub bundle_sha256: Option<String>,
     pub issuer: IssuerRow,
     pub proxies: ProxyTotals,
     /// The workloads with proxies that lack a root of the bundle, or that refuse new certificates: at most 20.
@@ -163,7 +172,7 @@ impl TrustReport {
         let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|bundle| parse(&bundle.pem));
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
         let progress = RotationProgress::of(seen, &roots);
-        let behind = behind(&roots, &progress);
+        let behind = behind(&roots, &progress, seen.desired.is_some());
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
         let row = |root: &&RootCertificate| RootRow {
@@ -184,6 +193,8 @@ impl TrustReport {
                 TrustPhase::Retiring => toward(seen, &roots, &progress, true).map(|step| step.in_all_clusters(seen)),
                 _ => None,
             },
+            bundle_sha256: seen.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem)),
+            sufficient: sufficient_certificates(seen, parsed.as_ref().ok(), &roots, &progress.reached),
             progress,
             problems,
             roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
@@ -255,7 +266,7 @@ fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
 }
 
 /// Returns the workloads that lack a root of the bundle, those that refuse certificates first.
-fn behind(roots: &MeshRoots<'_>, progress: &RotationProgress) -> Vec<BehindRow> {
+fn behind(roots: &MeshRoots<'_>, progress: &RotationProgress, is_declared: bool) -> Vec<BehindRow> {
     let reached = roots.reached();
     let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
     // While the bundle has no root of the issuer, a new Pod would be no better.
@@ -281,8 +292,8 @@ fn behind(roots: &MeshRoots<'_>, progress: &RotationProgress) -> Vec<BehindRow> 
         }
     }
     let mut rows: Vec<_> = rows.into_values().collect();
-    // Once the issuer belongs to the declared roots, only those that refuse its certificates must restart.
-    if roots.leaves.is_some() && progress.is_bridged {
+    // Over a bridge, only those that refuse the certificates of the issuer must restart.
+    if (roots.leaves.is_some() || is_declared) && progress.is_bridged {
         for row in rows.iter_mut().filter(|row| !row.refuses) {
             row.what_to_do = NOT_URGENT.to_owned();
         }
@@ -327,6 +338,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             found.add(TrustVerdict::Warning, format!("it is unknown whether proxies accept new certificates: {why}"));
         }
     }
+    of_declared_bridge(seen, roots, &mut found);
     let of_mesh = |root: &&&RootCertificate| roots.in_bundle.contains(&root.id) || roots.desired.contains(&root.id);
     for root in roots.all.iter().filter(of_mesh) {
         let Some(expires) = root.not_after else { continue };
@@ -446,11 +458,30 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         );
         found.add(TrustVerdict::Warning, message);
     }
-    for bridge in &issuer.others {
+    let mut bridges: Vec<_> = issuer.others.iter().map(|bridge| (bridge, "sent beside the issuer")).collect();
+    let declared = seen.desired.iter().flat_map(|declared| &declared.bridges);
+    bridges.extend(declared.filter(|bridge| !issuer.others.contains(bridge)).map(|bridge| (bridge, "declared")));
+    for (bridge, what) in bridges.into_iter().filter(|(bridge, _)| bridge.not_after > seen.now) {
         if bridge.not_after.duration_since(seen.now) <= SOON {
-            let message =
-                format!("{}, which is sent beside the issuer, ends {}", bridge.name(), seen.when(bridge.not_after));
-            found.end(TrustVerdict::Warning, message);
+            let (name, end) = (bridge.name(), seen.when(bridge.not_after));
+            found.end(TrustVerdict::Warning, format!("the bridge to {name}, which is {what}, ends {end}"));
         }
     }
+}
+
+/// Reports a declared bridge with which no proxy would accept the certificates of the next issuer.
+fn of_declared_bridge(seen: &SeenTrust, roots: &MeshRoots<'_>, found: &mut ProblemList) {
+    let (Some(target), Some(declared)) = (roots.target(), &seen.desired) else { return };
+    let Some(bridge) = declared.bridges.iter().find(|bridge| bridge.has_name_and_key_of(&target.anchor)) else {
+        return;
+    };
+    if !roots.over_bridges(&target.id).is_empty() {
+        return;
+    }
+    let name = seen.identity_service();
+    let leaf = UnsignedLeaf::new(std::slice::from_ref(bridge), &name, seen.now);
+    let why = leaf.and_then(|leaf| leaf.reached(&declared.signers).err()).map(|error| sentence(&error));
+    let why = why.unwrap_or_else(|| "it ends at another root".to_owned());
+    let message = format!("proxies would not accept certificates over the declared bridge to {}: {why}", named(target));
+    found.add(TrustVerdict::Warning, message);
 }

@@ -42,6 +42,8 @@ pub(super) struct MeshRoots<'a> {
     of_mesh: BTreeSet<Fingerprint>,
     /// `None` if no proxy was asked for its certificate.
     pub(super) leaves: Option<LeafReach<'a>>,
+    /// For each declared root the ones that its certificates reach over the declared bridges.
+    over_bridges: BTreeMap<Fingerprint, BTreeSet<Fingerprint>>,
 }
 
 /// What the certificates of proxies reach.
@@ -116,13 +118,39 @@ impl<'a> MeshRoots<'a> {
         let issuer = issuer
             .and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, &desired, seen).map_err(NotSeen::Missing));
         let all = [of_bundle, others].concat();
-        let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves };
+        let over_bridges = over_bridges(seen);
+        let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves, over_bridges };
         roots.mark_cut_off();
         roots
     }
 
     pub(super) fn find(&self, id: &Fingerprint) -> Option<&'a RootCertificate> {
         self.all.iter().copied().find(|root| root.id == *id)
+    }
+
+    /// Whether the issuer belongs to a declared root, without the help of a bridge.
+    pub(super) fn is_issuer_desired(&self) -> bool {
+        let home = self.issuer.as_ref().ok().and_then(|issuer| issuer.home);
+        home.is_some_and(|home| self.desired.contains(&home))
+    }
+
+    /// Returns the declared root that the issuer belongs to, or that an issuer can have with the fewest restarts: an issuer of
+    /// another declared root would be refused by more proxies.
+    pub(super) fn target(&self) -> Option<&'a RootCertificate> {
+        let home = self.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| self.desired.contains(home));
+        let accepts = |group: &ProxyGroup<'_>, id: &Fingerprint| {
+            group.trusts.contains(id) || !group.trusts.is_disjoint(self.over_bridges(id))
+        };
+        let trusted = |id: &Fingerprint| pods(self.mesh().filter(|group| accepts(group, id)));
+        let declared = self.all.iter().map(|root| root.id).filter(|id| self.desired.contains(id));
+        // Of equal ones, the first, which ends last.
+        home.or_else(|| declared.min_by_key(|id| std::cmp::Reverse(trusted(id)))).and_then(|id| self.find(&id))
+    }
+
+    /// The roots that certificates of a declared root reach over the declared bridges.
+    pub(super) fn over_bridges(&self, root: &Fingerprint) -> &BTreeSet<Fingerprint> {
+        const NONE: &BTreeSet<Fingerprint> = &BTreeSet::new();
+        self.over_bridges.get(root).unwrap_or(NONE)
     }
 
     /// The roots of the bundle that are not declared.
@@ -202,6 +230,21 @@ impl<'a> MeshRoots<'a> {
             group.is_cut_off = group.trusts.is_disjoint(&self.of_mesh) && group.trusts.is_disjoint(&reached);
         }
     }
+}
+
+fn over_bridges(seen: &SeenTrust) -> BTreeMap<Fingerprint, BTreeSet<Fingerprint>> {
+    let mut found = BTreeMap::<_, BTreeSet<_>>::new();
+    let Some(declared) = &seen.desired else { return found };
+    let name = seen.identity_service();
+    for bridge in &declared.bridges {
+        let Some(leaf) = UnsignedLeaf::new(std::slice::from_ref(bridge), &name, seen.now) else { continue };
+        for root in declared.bundle.roots().iter().filter(|root| bridge.has_name_and_key_of(&root.anchor)) {
+            let signers = declared.signers.iter().chain(declared.bundle.roots());
+            let reached = signers.filter(|signer| signer.id != root.id && leaf.reaches(signer));
+            found.entry(root.id).or_default().extend(reached.map(|signer| signer.id));
+        }
+    }
+    found
 }
 
 /// Returns the roots that a hundredth of all proxies trust, in two namespaces, or a tenth of all: beside those of the

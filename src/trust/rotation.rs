@@ -3,12 +3,15 @@
 //! In: the roots, the issuer, the proxies and their certificates. Out: a [`TrustPhase`], and the step. Always holds: the
 //! phase is computed, and never stored, so a root that is declared again leads back from each phase.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
 use super::{
     next_step::RotationStep,
     roots::{MeshRoots, ProxyGroup, pods},
     seen::SeenTrust,
+    sufficient::reached_by_desired_issuer,
     words::{named, proxies, proxies_trust, rounded},
 };
 use crate::{
@@ -33,8 +36,10 @@ pub struct RotationProgress {
     pub trusting: usize,
     /// The proxies that do not.
     pub untrusting: usize,
-    /// Whether the issuer belongs to a declared root, and these proxies accept its certificates all the same.
+    /// Whether these proxies accept the certificates of an issuer that belongs to a declared root all the same.
     pub is_bridged: bool,
+    /// The roots that the certificates of this issuer reach.
+    pub(super) reached: BTreeSet<Fingerprint>,
     /// The proxies that present certificates which reach none of the declared roots.
     pub not_renewed: usize,
     /// When the newest of these certificates was issued.
@@ -51,18 +56,18 @@ pub struct RotationProgress {
 
 impl RotationProgress {
     pub(super) fn of(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Self {
-        let target = target(roots);
-        let trusts = |group: &&ProxyGroup<'_>| target.is_some_and(|target| group.trusts.contains(&target));
+        let target = roots.target();
+        let trusts = |group: &&ProxyGroup<'_>| target.is_some_and(|target| group.trusts.contains(&target.id));
         let (trusting, all) = (pods(roots.mesh().filter(trusts)), pods(roots.mesh()));
-        let reached = roots.reached();
-        let refusing = roots.mesh().filter(|group| group.trusts.is_disjoint(&reached));
-        let is_bridged = is_issuer_desired(roots) && pods(refusing) == 0;
+        let reached = reached_by_desired_issuer(roots);
+        let is_bridged = roots.mesh().all(|group| !group.trusts.is_disjoint(&reached));
         let leaves = roots.leaves.as_ref();
         let progress = Self {
             phase: TrustPhase::Unknown,
             trusting,
             untrusting: all - trusting,
             is_bridged,
+            reached,
             not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
             newest_old: leaves.and_then(|leaves| leaves.newest_without(&roots.desired)),
             unobserved: leaves.map_or(0, |leaves| leaves.unobserved),
@@ -84,7 +89,7 @@ impl RotationProgress {
         if self.untrusting > 0 && !self.is_bridged {
             return TrustPhase::Spreading;
         }
-        if !is_issuer_desired(roots) {
+        if !roots.is_issuer_desired() {
             return TrustPhase::AwaitingIssuer;
         }
         let has_others = roots.in_bundle != roots.desired;
@@ -105,22 +110,6 @@ impl RotationProgress {
             false => TrustPhase::Steady,
         }
     }
-}
-
-/// Whether the issuer belongs to a declared root, without the help of a bridge.
-pub(super) fn is_issuer_desired(roots: &MeshRoots<'_>) -> bool {
-    let home = roots.issuer.as_ref().ok().and_then(|issuer| issuer.home);
-    home.is_some_and(|home| roots.desired.contains(&home))
-}
-
-/// Returns the declared root that the issuer belongs to, or that an issuer can have with the fewest restarts: an issuer of
-/// another declared root would be refused by more proxies.
-pub(super) fn target(roots: &MeshRoots<'_>) -> Option<Fingerprint> {
-    let home = roots.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| roots.desired.contains(home));
-    let trusted = |id: &Fingerprint| pods(roots.mesh().filter(|group| group.trusts.contains(id)));
-    let declared = roots.all.iter().map(|root| root.id).filter(|id| roots.desired.contains(id));
-    // Of equal ones, the first, which ends last.
-    home.or_else(|| declared.min_by_key(|id| std::cmp::Reverse(trusted(id))))
 }
 
 /// Returns the root that must sign a bridge to the target: the one that all proxies trust that do not trust the target.
@@ -147,7 +136,7 @@ pub(super) fn toward(
     let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
     let is_enforced = seen.desired.as_ref().is_some_and(|declared| declared.is_enforced);
     let is_written_by_operator = is_enforced && source.is_none() && !by_hand;
-    let target = target(roots).and_then(|id| roots.find(&id));
+    let target = roots.target();
     let issuer_of = target.map_or_else(|| list(&desired), named);
     let later = if seen.leaves.is_some() { SHOWN_LATER } else { "" };
     let sentence = match progress.phase {
@@ -158,7 +147,8 @@ pub(super) fn toward(
             let bridge = match target.and_then(|target| signer(roots, target.id)) {
                 Some(signer) => format!(
                     "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret \
-                     linkerd-identity-issuer: then nothing has to restart. Without a bridge, first",
+                     linkerd-identity-issuer, and before that into spec.bridge: then nothing has to restart. Without a \
+                     bridge, first",
                     named(signer)
                 ),
                 None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
@@ -166,6 +156,11 @@ pub(super) fn toward(
             let untrusting = proxies_trust(progress.untrusting, false);
             format!(
                 "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
+            )
+        }
+        TrustPhase::AwaitingIssuer if target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty()) => {
+            format!(
+                "write an issuer of {issuer_of}, and after it the declared bridge, into the Secret linkerd-identity-issuer{later}"
             )
         }
         TrustPhase::AwaitingIssuer => format!(

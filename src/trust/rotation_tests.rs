@@ -87,6 +87,18 @@ fn a_root_that_was_issued_again_with_its_key_is_added_and_nothing_else_is_left_t
 }
 
 #[test]
+fn an_issuer_that_two_roots_have_signed_belongs_to_the_declared_one() {
+    let pki = Pki::new();
+    let of_old = pki.old.signs_again(&pki.new_issuer, |_| {});
+    let chain: &[&TestCa] = &[&pki.new_issuer, &of_old];
+    for declared in [&pki.new, &pki.old] {
+        let mesh = Mesh::new(&[&pki.new, &pki.old], &[]).pods("web", 3, &[&pki.old, &pki.new]);
+        let report = declaring(presenting(mesh, &[(chain, 3)], 0), &[declared]).report();
+        assert_eq!(report.progress.phase, TrustPhase::Retiring, "{report:#?}");
+    }
+}
+
+#[test]
 fn a_bundle_of_trust_manager_is_changed_at_its_sources() {
     let pki = Pki::new();
     let (before, bridged): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer, &pki.bridge]);

@@ -62,6 +62,10 @@ pub(crate) struct DeclaredRoots {
     /// The name of the LinkerdTrust, which is a DNS name.
     pub(crate) resource: String,
     pub(crate) bundle: AnchorBundle,
+    /// Certificates with the name and the key of one of these roots, which another root has signed.
+    pub(crate) bridges: Vec<ChainCertificate>,
+    /// The roots that have signed them, beside the declared ones.
+    pub(crate) signers: Vec<RootCertificate>,
     /// Whether the operator writes the bundle.
     pub(crate) is_enforced: bool,
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::x509::{
     anchor_set::AnchorSet,
-    anchors::AnchorBundle,
+    anchors::{AnchorBundle, RootCertificate},
     certificate::ChainCertificate,
     testing::{DAY, TestCa, der, now, pem_of, valid},
 };
@@ -121,6 +121,21 @@ pub(super) fn presenting(mut mesh: Mesh, chains: &[(&[&TestCa], usize)], unobser
 
 pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
     let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-    mesh.0.desired = Some(DeclaredRoots { resource: "mesh".to_owned(), bundle, is_enforced: false });
+    mesh.0.desired = Some(DeclaredRoots {
+        resource: "mesh".to_owned(),
+        bundle,
+        bridges: Vec::new(),
+        signers: Vec::new(),
+        is_enforced: false,
+    });
+    mesh
+}
+
+/// The same, with bridges, and the roots that signed them.
+pub(super) fn declaring_bridged(mesh: Mesh, roots: &[&TestCa], bridges: &[&TestCa], signers: &[&TestCa]) -> Mesh {
+    let mut mesh = declaring(mesh, roots);
+    let desired = mesh.0.desired.as_mut().unwrap();
+    desired.bridges = bridges.iter().map(|ca| ChainCertificate::parse(&der(&ca.pem)).unwrap()).collect();
+    desired.signers = signers.iter().map(|ca| RootCertificate::parse(&der(&ca.pem)).unwrap()).collect();
     mesh
 }

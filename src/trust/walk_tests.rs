@@ -1,8 +1,8 @@
 //! A random walk: a user who always does the next step, proxies that renew at any time, Pods that are created at any time,
 //! and declared roots that change.
 //!
-//! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one. The
-//! model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
+//! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one; and the
+//! number of restarts, if a LinkerdConfig restarts only proxies without a sufficient root. The model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,10 +10,11 @@ use super::{
     bundle_change::{BundleChange, addition, removal},
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
-    testing::{Mesh, at, declaring, root_of, workload},
+    testing::{Mesh, at, declaring_bridged, root_of, workload},
 };
 use crate::{
     api::linkerd_trust::TrustPhase,
+    text::sha256,
     x509::{
         anchor_set::AnchorSet,
         certificate::ChainCertificate,
@@ -48,6 +49,7 @@ struct Said {
     /// The proxies that are behind, and whether they refuse certificates.
     behind: Vec<(usize, bool)>,
     is_broken: bool,
+    sufficient: Roots,
     /// The bundle after what the operator adds, and after what it removes.
     added: Roots,
     left: Roots,
@@ -57,6 +59,16 @@ struct WalkProxy {
     trusts: Roots,
     presents: Issued,
     issued: usize,
+    /// How often it was restarted because it had no sufficient root.
+    restarts: usize,
+}
+
+/// What a mesh has.
+#[derive(Clone, Copy, Debug)]
+struct WalkMesh {
+    has_bridges: bool,
+    /// Whether a LinkerdConfig restarts proxies, and not the user. Bridges are declared.
+    has_rollouts: bool,
 }
 
 struct Walk {
@@ -65,7 +77,9 @@ struct Walk {
     declared: Roots,
     proxies: Vec<WalkProxy>,
     clock: usize,
-    has_bridges: bool,
+    mesh: WalkMesh,
+    /// The declared bridge.
+    bridge: Option<(usize, usize)>,
     random: u64,
 }
 
@@ -94,12 +108,15 @@ impl WalkPki {
     fn said(&mut self, walk: &Walk) -> Said {
         let newest = walk.proxies.iter().max_by_key(|proxy| proxy.issued).unwrap().presents;
         let proxies: Vec<_> = walk.proxies.iter().map(|proxy| (&proxy.trusts, proxy.presents)).collect();
-        let key = format!("{:?} {:?} {newest:?} {proxies:?}", walk.bundle, walk.declared);
+        let key = format!("{:?} {:?} {:?} {newest:?} {proxies:?}", walk.bundle, walk.declared, walk.bridge);
         if let Some(said) = self.reported.get(&key) {
             return said.clone();
         }
         let roots = |roots: &Roots| roots.iter().map(|root| &self.roots[*root]).collect::<Vec<_>>();
-        let mut mesh = declaring(Mesh::new(&roots(&walk.bundle), &[]), &roots(&walk.declared));
+        let bridges: Vec<_> = walk.bridge.iter().map(|bridge| &self.bridges[bridge]).collect();
+        let mesh = Mesh::new(&roots(&walk.bundle), &[]);
+        let signers = roots(&walk.bridge.iter().map(|(_, signer)| *signer).collect());
+        let mut mesh = declaring_bridged(mesh, &roots(&walk.declared), &bridges, &signers);
         let mut presented = BTreeMap::<Issued, usize>::new();
         for (number, proxy) in walk.proxies.iter().enumerate() {
             let anchors = AnchorSet::of(&pem_of(&roots(&proxy.trusts)));
@@ -119,7 +136,12 @@ impl WalkPki {
             (0..NAMES.len()).filter(|root| has(&self.roots[*root])).collect()
         };
         let written = |change: Option<BundleChange>| roots_of(&change.map_or(bundle.clone(), |change| change.text));
+        let is_sufficient = |root: &usize| {
+            let hash = sha256(der(&self.roots[*root].pem));
+            report.sufficient.contains(&hash)
+        };
         let said = Said {
+            sufficient: (0..NAMES.len()).filter(is_sufficient).collect(),
             added: written(addition(&bundle, declared).unwrap()),
             left: written(removal(&bundle, declared).unwrap()),
             phase: report.progress.phase,
@@ -141,17 +163,36 @@ fn named_after(sentence: &str, words: &str) -> Option<usize> {
 // === impl Walk ===
 
 impl Walk {
-    fn new(seed: u64, has_bridges: bool) -> Self {
-        let proxy = || WalkProxy { trusts: [0].into(), presents: (0, None), issued: 0 };
-        Self {
+    fn new(seed: u64, mesh: WalkMesh) -> Self {
+        let proxy = || WalkProxy { trusts: [0].into(), presents: (0, None), issued: 0, restarts: 0 };
+        let mut walk = Self {
             bundle: [0].into(),
             secret: (0, None),
             declared: [1].into(),
             proxies: (0..PROXIES).map(|_| proxy()).collect(),
             clock: 0,
-            has_bridges,
+            mesh,
+            bridge: None,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-        }
+        };
+        walk.declare(1);
+        walk
+    }
+
+    fn declare(&mut self, root: usize) {
+        self.declared = [root].into();
+        let is_declared = self.mesh.has_bridges && self.mesh.has_rollouts && self.secret.0 != root;
+        self.bridge = is_declared.then_some((root, self.secret.0));
+    }
+
+    /// Restarts a proxy that has no sufficient root, if a new one has.
+    fn roll_out(&mut self, said: &Said) -> Option<usize> {
+        let helps = !self.bundle.is_disjoint(&said.sufficient);
+        let is_behind = |proxy: &WalkProxy| helps && proxy.trusts.is_disjoint(&said.sufficient);
+        let proxy = self.proxies.iter().position(is_behind)?;
+        self.create(proxy);
+        self.proxies[proxy].restarts += 1;
+        Some(proxy)
     }
 
     fn random(&mut self, below: u64) -> usize {
@@ -176,13 +217,17 @@ impl Walk {
     fn obey(&mut self, said: &Said) {
         let next = &said.next;
         let issuer = named_after(next, "write an issuer of ").or(named_after(next, "Before the issuer of "));
-        let signer = named_after(next, "after it a bridge that ").filter(|_| self.has_bridges);
+        let signer = named_after(next, "after it a bridge that ").filter(|_| self.mesh.has_bridges);
+        let declared = self.bridge.filter(|_| next.contains("after it the declared bridge"));
         match said.phase {
             TrustPhase::Adding => self.bundle.clone_from(&said.added),
             TrustPhase::Spreading if signer.is_some() => self.secret = (issuer.unwrap(), signer),
+            TrustPhase::Spreading if self.mesh.has_rollouts => {}
             TrustPhase::Spreading => said.behind.iter().for_each(|(proxy, _)| self.create(*proxy)),
             // What is written already is kept.
-            TrustPhase::AwaitingIssuer if Some(self.secret.0) != issuer => self.secret = (issuer.unwrap(), None),
+            TrustPhase::AwaitingIssuer if Some(self.secret.0) != issuer => {
+                self.secret = (issuer.unwrap(), declared.map(|(_, signer)| signer));
+            }
             TrustPhase::Renewing => {
                 let proxy = self.random(3);
                 self.renew(proxy);
@@ -209,9 +254,10 @@ impl Walk {
     }
 }
 
-/// `changes`: the maximum number of changes of the declared roots. Returns the story of a walk that goes wrong.
-fn walk(pki: &mut WalkPki, seed: u64, has_bridges: bool, changes: usize) -> Result<(), String> {
-    let (mut walk, mut left, mut story) = (Walk::new(seed, has_bridges), changes, Vec::new());
+/// `changes`: the maximum number of changes of the declared roots. Returns the number of restarts of each proxy, or the story
+/// of a walk that goes wrong.
+fn walk(pki: &mut WalkPki, seed: u64, mesh: WalkMesh, changes: usize) -> Result<Vec<usize>, String> {
+    let (mut walk, mut left, mut story) = (Walk::new(seed, mesh), changes, Vec::new());
     for step in 0..STEPS {
         let said = pki.said(&walk);
         let happened = match walk.random(10) {
@@ -227,9 +273,14 @@ fn walk(pki: &mut WalkPki, seed: u64, has_bridges: bool, changes: usize) -> Resu
             }
             3 if left > 0 && step < CHANGES_UNTIL => {
                 left -= 1;
-                walk.declared = [walk.random(3)].into();
+                let root = walk.random(3);
+                walk.declare(root);
                 format!("{:?} is declared", walk.declared)
             }
+            4..=6 if mesh.has_rollouts => match walk.roll_out(&said) {
+                Some(proxy) => format!("{proxy} is restarted"),
+                None => "no proxy must restart".to_owned(),
+            },
             _ => {
                 walk.obey(&said);
                 said.next.clone()
@@ -244,20 +295,36 @@ fn walk(pki: &mut WalkPki, seed: u64, has_bridges: bool, changes: usize) -> Resu
     (0..PROXIES).for_each(|proxy| walk.renew(proxy));
     let said = pki.said(&walk);
     let is_end = matches!(said.phase, TrustPhase::Steady | TrustPhase::Complete) && !said.is_broken;
-    if is_end { Ok(()) } else { Err(format!("it ends as {:?}: {}\n{}", said.phase, said.next, story.join("\n"))) }
+    if is_end {
+        Ok(walk.proxies.iter().map(|proxy| proxy.restarts).collect())
+    } else {
+        Err(format!("it ends as {:?}: {}\n{}", said.phase, said.next, story.join("\n")))
+    }
+}
+
+/// Walks with each seed. Returns the highest number of restarts of one proxy in one walk.
+fn walks(pki: &mut WalkPki, mesh: WalkMesh, changes: usize) -> usize {
+    let walked: Vec<_> = (1..=SEEDS).map(|seed| walk(pki, seed, mesh, changes)).collect();
+    let wrong: Vec<_> = walked.iter().filter_map(|walk| walk.as_ref().err()).collect();
+    let shortest = wrong.iter().min_by_key(|story| story.len());
+    assert!(wrong.is_empty(), "{mesh:?}, changes {changes}: {} of {SEEDS}: {}", wrong.len(), shortest.unwrap());
+    walked.into_iter().flat_map(Result::unwrap).max().unwrap()
 }
 
 #[test]
 fn a_user_who_does_each_next_step_breaks_no_connection_and_arrives() {
     let mut pki = WalkPki::new();
     for (has_bridges, changes) in [(true, 0), (false, 0), (true, 3), (false, 3)] {
-        let wrong: Vec<_> = (1..=SEEDS).filter_map(|seed| walk(&mut pki, seed, has_bridges, changes).err()).collect();
-        let shortest = wrong.iter().min_by_key(|story| story.len());
-        assert!(
-            wrong.is_empty(),
-            "bridges {has_bridges}, changes {changes}: {} of {SEEDS}: {}",
-            wrong.len(),
-            shortest.unwrap()
-        );
+        walks(&mut pki, WalkMesh { has_bridges, has_rollouts: false }, changes);
+    }
+}
+
+#[test]
+fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_at_most_once() {
+    let mut pki = WalkPki::new();
+    for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
+    {
+        let found = walks(&mut pki, WalkMesh { has_bridges, has_rollouts: true }, changes);
+        assert!(restarts.is_none_or(|restarts| restarts == found), "bridges {has_bridges}: {found} restarts");
     }
 }

@@ -5,7 +5,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use strum::{EnumIter, IntoStaticStr};
 
-use super::LinkerdTrustStatus;
+use super::{LinkerdTrustStatus, TrustPhase};
 
 /// The type of a condition.
 #[derive(Clone, Copy, Debug, EnumIter, IntoStaticStr, PartialEq, Eq)]
@@ -65,6 +65,12 @@ impl TrustReason {
 // === impl LinkerdTrustStatus ===
 
 impl LinkerdTrustStatus {
+    /// Whether the bundle has exactly the declared trust anchors, and each proxy was observed to present a certificate that
+    /// reaches one.
+    pub fn is_renewed(&self) -> bool {
+        self.phase == Some(TrustPhase::Complete) && self.proxies.as_ref().is_some_and(|proxies| proxies.unobserved == 0)
+    }
+
     /// Whether the condition has this reason.
     pub fn has(&self, condition: TrustCondition, reason: TrustReason) -> bool {
         self.condition(condition).is_some_and(|it| it.reason == reason.as_str())

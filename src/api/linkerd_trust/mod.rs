@@ -51,11 +51,21 @@ pub struct LinkerdTrustSpec {
     /// The trust anchors that the mesh should have in the end. If unset, those of the bundle in ConfigMap
     /// linkerd-identity-trust-roots: then the operator only watches them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub anchors: Option<DesiredAnchors>,
+    pub anchors: Option<PublicCertificates>,
+    /// Bridges: certificates with the name and the key of a declared trust anchor, which another one has signed; and the
+    /// trust anchors that signed them. Declare the bridges that you write after the issuer into the Secret
+    /// linkerd-identity-issuer: then workloads whose proxies trust only the signer are not restarted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<PublicCertificates>,
     /// What the operator does when the bundle is not as declared. Observe only reports it, and is the default. Enforce adds
     /// each declared trust anchor to the bundle, also when another writer has removed it, and removes the others when no
-    /// certificate needs them.
+    /// certificate needs them. With both, spec.restarts is in effect.
     pub mode: TrustMode,
+    /// Which workloads a LinkerdConfig restarts for their trust anchors, if spec.anchors is set and the LinkerdConfig has
+    /// the trigger TrustRoots. WhenNeeded restarts only those that trust none of status.sufficientAnchors, and is the default.
+    /// Always restarts all that do not have exactly the trust anchors of the bundle: once an old one has left the bundle, none
+    /// keeps it.
+    pub restarts: TrustRestarts,
 }
 
 /// What the operator does when the bundle is not as declared.
@@ -66,10 +76,18 @@ pub enum TrustMode {
     Enforce,
 }
 
-/// The trust anchors that the mesh should have.
+/// Which workloads are restarted for their trust anchors.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum TrustRestarts {
+    #[default]
+    WhenNeeded,
+    Always,
+}
+
+/// Certificates.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DesiredAnchors {
+pub struct PublicCertificates {
     /// The certificates in PEM, at most 20. They are public; the resource is rejected if it has a private key.
     #[schemars(schema_with = "schema::certificates")]
     pub pem: String,
@@ -79,7 +97,13 @@ pub struct DesiredAnchors {
 
 impl Default for LinkerdTrustSpec {
     fn default() -> Self {
-        Self { control_plane_namespace: "linkerd".to_owned(), anchors: None, mode: TrustMode::Observe }
+        Self {
+            control_plane_namespace: "linkerd".to_owned(),
+            anchors: None,
+            bridge: None,
+            mode: TrustMode::Observe,
+            restarts: TrustRestarts::WhenNeeded,
+        }
     }
 }
 

@@ -49,6 +49,16 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub anchors: Vec<TrustRootStatus>,
+    /// The SHA-256 of the text of the bundle that the status is about.
+    #[serde(rename = "trustRootsSHA256", skip_serializing_if = "Option::is_none")]
+    pub trust_roots_sha256: Option<String>,
+    /// If spec.anchors is set: the SHA-256 of each certificate that is enough for a proxy, of the bundle and the spec, at most
+    /// 20. A proxy that trusts one accepts the certificates that the issuer signs, or that an issuer of a declared trust
+    /// anchor will sign, with the declared bridges. Empty if that is not known, or if proxies present certificates that new
+    /// Pods refuse: then no workload is restarted for its trust anchors.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub sufficient_anchors: Vec<String>,
     /// The issuer of the newest certificate that a proxy presented.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issuer: Option<TrustIssuerStatus>,

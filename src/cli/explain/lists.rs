@@ -8,15 +8,15 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
     batch::v1::Job,
 };
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{Api, Client, Error, ResourceExt, api::ListParams};
 
 use crate::{
     cli::terminal::note,
     cluster::{
         Kind, Problems, State, Watched,
         kinds::{
-            apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, namespace::Namespace,
-            owner::IntermediateOwner, pod::Pod,
+            apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, linkerd_trust::LinkerdTrust,
+            namespace::Namespace, owner::IntermediateOwner, pod::Pod,
         },
         watch::guarded::Guarded,
     },
@@ -38,6 +38,12 @@ pub(super) async fn workloads(client: &Client) -> Result<State> {
     add::<DisruptionBudget>(client, &mut state).await?;
     // Pods are listed last, so that the workloads of Pods that are created in the meantime are known.
     add::<Pod>(client, &mut state).await?;
+    // Without it, Pods are compared with the bundle. Its CRD may be missing.
+    if let Err(error) = add::<LinkerdTrust>(client, &mut state).await
+        && !matches!(error.downcast_ref(), Some(Error::Api(status)) if status.code == 404)
+    {
+        note(format_args!("{error:#}"));
+    }
     Ok(state)
 }
 

@@ -71,7 +71,9 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
     let mut input = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
     if args.workloads {
         let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&input.config.target.namespace).into();
-        input.workloads = Some(WorkloadsInput { state: lists::workloads(&client).await?, operator_namespace });
+        let state = lists::workloads(&client).await?;
+        input.trust = state.linkerd_trusts.in_effect(&input.config.target.namespace).cloned();
+        input.workloads = Some(WorkloadsInput { state, operator_namespace });
     }
     let mut output = ExplainOutput::new(&input, args.all);
     if let Some(workloads) = output.workloads.as_mut().filter(|_| !args.only.is_empty()) {

@@ -145,6 +145,9 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
     let parsed = parse(&new.certificate).context("cannot read the new root")?;
     let bridged = old.as_ref().map(|(old, key)| bridge(&parsed, old, key, now, lifetime(args.bridge_days))).transpose();
     let bridged = bridged.context("cannot sign a bridge")?.map(|bridge| pem::certificate(&bridge.der));
+    // With the root that signed it.
+    let signed = bridged.as_ref().zip(old.as_ref());
+    let declared = signed.map(|(bridge, (old, _))| format!("{bridge}{}", pem::certificate(&old.der)));
 
     let folder = &args.folder;
     let chain = format!("{}{}", issuer.certificate, bridged.as_deref().unwrap_or_default());
@@ -155,19 +158,24 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
             ("ca.key", &new.key, KEY_MODE),
             ("issuer.crt", &chain, CERTIFICATE_MODE),
             ("issuer.key", &issuer.key, KEY_MODE),
-            ("linkerdtrust.yaml", &manifest(&new.certificate, &args.namespace), CERTIFICATE_MODE),
+            ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), &args.namespace), CERTIFICATE_MODE),
         ],
     )?;
     write(&advice(folder, &args.namespace, bridged.is_some()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a LinkerdTrust that declares the root.
-fn manifest(certificate: &str, namespace: &str) -> String {
-    let pem: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
+/// Returns a LinkerdTrust that declares the root, and the bridge to it with its signer.
+fn manifest(certificate: &str, bridge: Option<&str>, namespace: &str) -> String {
+    let pem = |field: &str, certificate: &str| {
+        let lines: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
+        format!("  {field}:\n    pem: |\n{lines}")
+    };
+    let bridge = bridge.map_or_else(String::new, |bridge| pem("bridge", bridge));
     format!(
         "apiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdTrust\nmetadata:\n  name: mesh\nspec:\n  \
-         controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: Observe\n  anchors:\n    pem: |\n{pem}"
+         controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: Observe\n{}{bridge}",
+        pem("anchors", certificate)
     )
 }
 
@@ -177,7 +185,10 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
     let chain = if is_bridged { "the issuer, and the bridge after it" } else { "the issuer" };
     let order = match is_bridged {
         true => "No proxy has to restart. In this order:",
-        false => "Without a bridge, each proxy must restart between step 1 and step 2. In this order:",
+        false => {
+            "Without a bridge, each proxy must restart between step 1 and step 2, those of the control plane first. In this \
+             order:"
+        }
     };
     // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
     let last = if is_bridged { 3 } else { 2 };
@@ -193,7 +204,9 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          0. Save the present objects, for a rollback:\n   \
             (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
          -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n\
-         1. Add the root to the bundle:\n   \
+         1. If a LinkerdConfig restarts workloads, declare the root, so that it restarts only what must:\n   \
+            kubectl apply -f {at}/linkerdtrust.yaml\n   \
+            Add the root to the bundle:\n   \
             {{ cat {at}/ca.crt && kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
          -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt {apply}\n\
@@ -202,7 +215,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n\
          Or let the operator do steps 1 and 3: set `mode: Enforce` in {at}/linkerdtrust.yaml, apply it, and do step 2 once the phase \
-         is not Adding. To go back, first declare the old root again.\n\
+         is AwaitingIssuer. To go back, first declare the old root again.\n\
          Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
          It has the key of the issuer: delete it afterwards.\n"
     )

@@ -63,8 +63,7 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     }
     let trust: LinkerdTrust = serde_json::from_value(Value::Object(object))
         .with_context(|| format!("{file} has no LinkerdTrust: give the file that `trust new` writes"))?;
-    let declared =
-        declared_roots(&trust.name_any(), &trust.spec).map_err(|why| anyhow!("{file}: spec.anchors.pem: {why}"))?;
+    let declared = declared_roots(&trust.name_any(), &trust.spec).map_err(|why| anyhow!("{file}: {why}"))?;
     let Some(declared) = declared else { bail!("{file} declares no trust anchors: set spec.anchors.pem") };
     let mut seen = read::read(&args.cluster.client()?, &trust.spec.control_plane_namespace, None).await?;
     seen.desired = Some(declared);
@@ -75,7 +74,6 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
 
 fn text_of(plan: &TrustPlan) -> String {
     let mut text = String::new();
-    // Writing to a String cannot fail.
     for (number, step) in (1..).zip(&plan.steps) {
         _ = writeln!(text, "{number}. {}", printable(step));
     }
@@ -85,10 +83,12 @@ fn text_of(plan: &TrustPlan) -> String {
     if plan.restarts_without_bridge.is_empty() {
         return text;
     }
-    text.push_str(
-        "\nWith a bridge no proxy has to restart. Without one, these must restart before the issuer changes, and so must \
-         the control plane:\n",
-    );
+    let first = match plan.has_bridge {
+        true => "With the declared bridge no proxy has to restart. Without it",
+        false => "With a bridge no proxy has to restart. Without one",
+    };
+    // Writing to a String cannot fail.
+    _ = writeln!(text, "\n{first}, these must restart before the issuer changes, and so must the control plane:");
     for it in &plan.restarts_without_bridge {
         let (workloads, pods) = (counted(it.workloads, "workload"), counted(it.pods, "Pod"));
         _ = writeln!(text, "   {}: {workloads}, {pods}", printable(&it.namespace));

@@ -54,10 +54,14 @@ impl Stored for LinkerdTrust {
         NamespacedName::cluster_scoped(&self.name)
     }
 
-    /// Whether more than the status and the resourceVersion differs.
+    /// Whether more than the resourceVersion and the part of the status that no other controller reads differs.
     fn is_change(&self, known: &Self) -> bool {
+        let read = |it: &Self| {
+            let (generation, hash) = (it.status.observed_generation, it.status.trust_roots_sha256.clone());
+            (generation, hash, it.status.sufficient_anchors.clone(), it.status.is_renewed())
+        };
         let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
-        Self { version, status, ..self.clone() } != *known
+        read(self) != read(known) || Self { version, status, ..self.clone() } != *known
     }
 }
 

@@ -46,6 +46,7 @@ fn status_of(plan: ConfigPlan, failure: Option<String>) -> LinkerdConfigStatus {
         active: None,
         live: None,
         trust_roots: Some(Arc::new(roots)),
+        trust: None,
         canary_map: None,
     };
     let outcome = ReconcileOutcome { plan, base_revision: Some(1), ..ReconcileOutcome::default() };

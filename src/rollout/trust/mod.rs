@@ -1,9 +1,12 @@
 //! The trust anchors of running proxies, compared with the bundle in effect. Pure.
 //!
-//! In: the bundle in effect, the anchors in the environment of live Pods. Out: whether a Pod is out of date, and the
+//! In: the bundle in effect, the anchors in the environment of live Pods, a LinkerdTrust. Out: whether a Pod is out of date, and the
 //! [`Gate`] that holds all restarts. Always holds: without an approval of exactly this bundle, no Pod is restarted while
 //! a live Pod of the mesh trusts none of its anchors; nothing is remembered, because the environment of a Pod holds the
 //! certificates themselves, and cannot be changed.
+//!
+//! A LinkerdTrust may know that proxies with fewer or other anchors accept each other, for example over a bridge. Then only
+//! those are out of date that do not. They need no approval once all certificates were observed to reach the bundle.
 //!
 //! Everyone who can create a Pod can write a proxy with any anchors into it. So only anchors of the mesh count: those that
 //! running Pods of two namespaces trust, or a tenth of all running Pods. No number of other Pods opens the gate.
@@ -20,7 +23,9 @@ use crate::{
     api::{
         TRUST_ROOTS,
         linkerd_config::{ConditionReason, annotations::APPROVE_ANNOTATION},
+        linkerd_trust::TrustRestarts,
     },
+    cluster::kinds::linkerd_trust::LinkerdTrust,
     text::{counted, sha256},
     x509::anchor_set::{AnchorSet, Fingerprint},
 };
@@ -40,8 +45,20 @@ pub struct TrustBundle {
     /// The SHA-256 of its text.
     pub hash: Arc<str>,
     pub anchors: AnchorSet,
+    needed: NeededAnchors,
     /// When it was written.
     pub written: Option<Timestamp>,
+}
+
+/// Which trust anchors a proxy needs.
+#[derive(Clone, Debug, PartialEq)]
+struct NeededAnchors {
+    /// Whether it needs exactly those of the bundle, and not only a sufficient one.
+    is_exact: bool,
+    /// Proxies that trust one of these accept each other, by a LinkerdTrust. Sorted. None if it is not known.
+    sufficient: Vec<Fingerprint>,
+    /// Whether the certificates of all proxies were observed to reach the bundle.
+    is_renewed: bool,
 }
 
 /// The trust anchors that proxies must have.
@@ -56,8 +73,46 @@ pub struct DesiredTrust {
 // === impl TrustBundle ===
 
 impl TrustBundle {
-    pub fn new(pem: &str, written: Option<Timestamp>) -> Self {
-        Self { hash: sha256(pem).into(), anchors: AnchorSet::of(pem), written }
+    /// `trust` is the LinkerdTrust in effect.
+    pub fn new(pem: &str, trust: Option<&LinkerdTrust>, written: Option<Timestamp>) -> Self {
+        let hash: Arc<str> = sha256(pem).into();
+        let declares = trust.filter(|trust| trust.spec.anchors.is_some());
+        let needed = declares.map_or_else(NeededAnchors::default, |trust| NeededAnchors::of(trust, &hash));
+        Self { hash, anchors: AnchorSet::of(pem), needed, written }
+    }
+
+    /// Whether a proxy with these anchors and one with the bundle accept each other without a common anchor.
+    fn is_bridged_to(&self, carried: &AnchorSet) -> bool {
+        self.needed.is_renewed && self.needed.has_one_in(carried) && self.needed.has_one_in(&self.anchors)
+    }
+}
+
+// === impl NeededAnchors ===
+
+impl NeededAnchors {
+    /// `bundle` is the hash of the bundle in effect. What was observed with another one, or for another declaration, says
+    /// nothing: a client may replace the bundle by one that breaks the mesh, and all proxies are asked before the next status.
+    fn of(trust: &LinkerdTrust, bundle: &str) -> Self {
+        let is_exact = trust.spec.restarts == TrustRestarts::Always;
+        let status = &trust.status;
+        if status.trust_roots_sha256.as_deref() != Some(bundle) || status.observed_generation != Some(trust.generation)
+        {
+            return Self { is_exact, sufficient: Vec::new(), is_renewed: false };
+        }
+        let mut sufficient: Vec<_> = status.sufficient_anchors.iter().filter_map(|it| fingerprint(it)).collect();
+        sufficient.sort_unstable();
+        Self { is_exact, sufficient, is_renewed: status.is_renewed() }
+    }
+
+    fn has_one_in(&self, anchors: &AnchorSet) -> bool {
+        anchors.fingerprints().iter().any(|it| self.sufficient.binary_search(it).is_ok())
+    }
+}
+
+impl Default for NeededAnchors {
+    /// Without a LinkerdTrust that declares anchors.
+    fn default() -> Self {
+        Self { is_exact: true, sufficient: Vec::new(), is_renewed: false }
     }
 }
 
@@ -71,15 +126,21 @@ impl DesiredTrust {
 
     /// Whether a proxy with these anchors is out of date; not if the Pod does not show them.
     pub fn differs_from(&self, carried: Option<&AnchorSet>) -> bool {
-        let Some(wanted) = &self.wanted else { return false };
-        carried.is_some_and(|carried| *carried != wanted.anchors)
+        let (Some(wanted), Some(carried)) = (&self.wanted, carried) else { return false };
+        match wanted.needed.is_exact {
+            true => *carried != wanted.anchors,
+            // A restart would not help if the bundle had none either.
+            false => wanted.needed.has_one_in(&wanted.anchors) && !wanted.needed.has_one_in(carried),
+        }
     }
 
     /// Returns the hash of the bundle in effect, and the number of Pods of the mesh that trust none of its anchors, if
     /// there are such Pods.
     pub fn replaced(&self, carried: &TrustCounts) -> Option<(&str, i64)> {
         let wanted = self.wanted.as_ref()?;
-        let is_cut_off = |anchors: &AnchorSet| !anchors.is_empty() && !anchors.shares_anchor(&wanted.anchors);
+        let is_cut_off = |anchors: &AnchorSet| {
+            !anchors.is_empty() && !anchors.shares_anchor(&wanted.anchors) && !wanted.is_bridged_to(anchors)
+        };
         let cut_off: Vec<_> = carried.iter().filter(|((anchors, _), _)| is_cut_off(anchors)).collect();
         // Nearly always there is none.
         if cut_off.is_empty() {
@@ -111,6 +172,14 @@ impl DesiredTrust {
         );
         Some(Gate { reason: ConditionReason::AwaitingApproval, message })
     }
+}
+
+/// Reads the SHA-256 of a certificate.
+fn fingerprint(hex: &str) -> Option<Fingerprint> {
+    let digits = hex.as_bytes();
+    let byte = |at: usize| u8::from_str_radix(str::from_utf8(digits.get(2 * at..2 * at + 2)?).ok()?, 16).ok();
+    let bytes: Vec<u8> = (0..digits.len() / 2).filter_map(byte).collect();
+    bytes.try_into().ok()
 }
 
 /// Returns the anchors that running Pods of several namespaces trust, or a sizeable part of all running Pods.

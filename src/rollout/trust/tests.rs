@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    cluster::index::workload_key::WorkloadKey,
+    cluster::{Problems, Projected, index::workload_key::WorkloadKey},
     rollout::{
         assess::workload_state::WorkloadState,
         assess_workload,
@@ -71,7 +71,7 @@ impl Mesh {
     }
 
     fn reconcile(&mut self) {
-        let wanted = self.present.as_deref().map(|present| TrustBundle::new(present, None));
+        let wanted = self.present.as_deref().map(|present| TrustBundle::new(present, None, None));
         let is_approved = wanted.as_ref().is_some_and(|wanted| self.approved.as_deref() == Some(&*wanted.hash));
         self.world.target.proxies.trust = DesiredTrust { wanted, is_approved };
     }
@@ -202,6 +202,72 @@ fn another_text_of_the_same_certificates_restarts_nothing() {
     }
 }
 
+/// A LinkerdTrust that declares anchors, whose status is about this bundle and has these sufficient ones.
+fn declaring(bundle: &str, letters: &str) -> serde_json::Value {
+    let hashes: Vec<_> = AnchorSet::of(&anchors(letters)).fingerprints().iter().map(crate::text::hex).collect();
+    json!({
+        "metadata": {"name": "mesh", "generation": 2},
+        "spec": {"anchors": {"pem": "declared"}},
+        "status": {"observedGeneration": 2, "trustRootsSHA256": sha256(anchors(bundle)), "sufficientAnchors": hashes,
+            "phase": "Complete", "proxies": {"unobserved": 0}},
+    })
+}
+
+fn desired(bundle: &str, trust: &serde_json::Value) -> DesiredTrust {
+    let trust = LinkerdTrust::project(serde_json::from_value(trust.clone()).unwrap(), &mut Problems::default());
+    let wanted = Some(TrustBundle::new(&anchors(bundle), Some(&trust), None));
+    DesiredTrust { wanted, is_approved: false }
+}
+
+/// Whether Pods with these anchors restart, and whether all restarts wait.
+fn decided(trust: &DesiredTrust, carried: &str) -> (bool, bool) {
+    let restarts = trust.differs_from(Some(&AnchorSet::of(&anchors(carried))));
+    (restarts, trust.gate(&counts(&[("app", carried, 3), ("other", carried, 3)])).is_some())
+}
+
+#[test]
+fn proxies_that_trust_a_sufficient_anchor_are_up_to_date_and_need_no_approval() {
+    // The bundle, the sufficient anchors, those of a proxy, whether it restarts, whether all restarts wait.
+    for (bundle, sufficient, carried, restarts, waits) in [
+        ("ab", "ab", "a", false, false),
+        ("ab", "b", "a", true, false),
+        ("b", "ab", "a", false, false),
+        ("b", "ab", "abc", false, false),
+        ("b", "ab", "c", true, true),
+        ("b", "b", "a", true, true),
+        ("ab", "", "a", false, false),
+        ("b", "", "a", false, true),
+        // A new Pod would be no better.
+        ("b", "a", "b", false, false),
+        ("b", "a", "c", false, true),
+    ] {
+        let trust = desired(bundle, &declaring(bundle, sufficient));
+        assert_eq!(decided(&trust, carried), (restarts, waits), "{carried} with {bundle}, {sufficient:?} suffices");
+    }
+    let with_spec = |spec: serde_json::Value| {
+        let mut trust = declaring("b", "ab");
+        trust["spec"] = spec;
+        desired("b", &trust)
+    };
+    let always = with_spec(json!({"anchors": {"pem": "declared"}, "restarts": "Always"}));
+    assert_eq!(decided(&always, "a"), (true, false), "no proxy keeps an old anchor");
+    assert_eq!(decided(&with_spec(json!({})), "a"), (true, true), "no anchors are declared");
+}
+
+#[test]
+fn a_status_about_another_bundle_or_with_unobserved_proxies_opens_no_gate_and_restarts_nothing() {
+    for (path, value) in [
+        ("/status/trustRootsSHA256", json!(sha256(anchors("ab")))),
+        ("/status/observedGeneration", json!(1)),
+        ("/status/phase", json!("Renewing")),
+        ("/status/proxies/unobserved", json!(1)),
+    ] {
+        let mut trust = declaring("b", "ab");
+        *trust.pointer_mut(path).unwrap() = value;
+        assert_eq!(decided(&desired("b", &trust), "a"), (false, true), "{path}");
+    }
+}
+
 /// Returns the counts of Pods: the namespace, the anchors, the number.
 fn counts(pods: &[(&str, &str, i64)]) -> TrustCounts {
     let key = |namespace: &str, letters: &str| (Arc::new(AnchorSet::of(&anchors(letters))), Arc::from(namespace));
@@ -210,7 +276,7 @@ fn counts(pods: &[(&str, &str, i64)]) -> TrustCounts {
 
 /// Whether Pods with these anchors close the gate of a bundle.
 fn is_closed(bundle: &str, pods: &[(&str, &str, i64)]) -> bool {
-    let wanted = Some(TrustBundle::new(&anchors(bundle), None));
+    let wanted = Some(TrustBundle::new(&anchors(bundle), None, None));
     DesiredTrust { wanted, is_approved: false }.gate(&counts(pods)).is_some()
 }
 

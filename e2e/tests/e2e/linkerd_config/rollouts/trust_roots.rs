@@ -1,14 +1,14 @@
 //! New trust anchors: the control plane is restarted first, and a bundle without any of the old anchors needs approval.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     super::{
@@ -17,17 +17,114 @@ use super::{
     },
     RolloutRig,
 };
-use e2e::{eventually, workload};
+use e2e::{
+    eventually,
+    identity::MeshAuthority,
+    shown_proxy::{FRESH, ShownProxy},
+    workload,
+};
 
 /// A mesh with an external authority, so that the anchors are not copied into the document.
 async fn of_external_authority() -> Result<(RolloutRig, String)> {
-    let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
     let bundle = certificate("root.linkerd.cluster.local")?;
-    installation.put_trust_roots(&bundle).await?;
+    Ok((with_bundle(&bundle).await?, bundle))
+}
+
+async fn with_bundle(bundle: &str) -> Result<RolloutRig> {
+    let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
+    installation.put_trust_roots(bundle).await?;
     let external = HELM.replace("  externalCA: false", "  externalCA: true");
     ensure!(external != HELM, "the document has another form");
     installation.put_map(json!({"data": {"values": external}})).await?;
-    Ok((RolloutRig::on(installation, 1).await?, bundle))
+    RolloutRig::on(installation, 1).await
+}
+
+/// A mesh with a LinkerdTrust, whose workload `web` runs with the old root.
+struct RotatedMesh {
+    mesh: RolloutRig,
+    old: MeshAuthority,
+    new: MeshAuthority,
+    web: workload::Workload,
+    shown: Option<ShownProxy>,
+}
+
+impl RotatedMesh {
+    async fn new() -> Result<Self> {
+        let (old, new) = (MeshAuthority::root("old")?, MeshAuthority::root("new")?);
+        let mut mesh = with_bundle(&old.pem()).await?;
+        let web = mesh.deployment("web", 1).await?;
+        mesh.adopt(json!({})).await?;
+        let mut mesh = Self { mesh, web, shown: None, old, new };
+        mesh.presents(&[&mesh.old.signs("issuer")?]).await?;
+        Ok(mesh)
+    }
+
+    /// Creates a Pod without an owner whose proxy presents the certificates of this issuer, and deletes the one before.
+    async fn presents(&mut self, chain: &[&MeshAuthority]) -> Result<()> {
+        const NAME: &str = "shown";
+        let (app, control_plane) = (&self.mesh.app, &self.mesh.installation.namespace);
+        let pods: Api<Pod> = Api::namespaced(self.mesh.installation.client.clone(), app);
+        if self.shown.take().is_some() {
+            pods.delete(NAME, &DeleteParams::default().grace_period(0)).await?;
+        }
+        let identity = format!("default.{app}.serviceaccount.identity.{control_plane}.cluster.local");
+        let shown = ShownProxy::start(&identity, chain, &self.old, FRESH).await?;
+        let port = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+        let roots = json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": self.old.pem()});
+        let env = json!([port("INBOUND", 4143), port("CONTROL", 4190), port("ADMIN", shown.address.port()), roots]);
+        let pod = json!({
+            "metadata": {"name": NAME, "labels": {"linkerd.io/control-plane-ns": control_plane}},
+            "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]},
+        });
+        eventually(super::DEADLINE, "the Pod", async || {
+            pods.create(&PostParams::default(), &serde_json::from_value(pod.clone())?).await?;
+            Ok(())
+        })
+        .await?;
+        let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+        pods.patch_status(NAME, &PatchParams::default(), &Patch::Merge(status)).await?;
+        self.shown = Some(shown);
+        Ok(())
+    }
+
+    fn trusts(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdTrust");
+        Api::all_with(self.mesh.installation.client.clone(), &ApiResource::from_gvk(&kind))
+    }
+
+    async fn declares(&self, mut spec: Value) -> Result<()> {
+        spec["controlPlaneNamespace"] = json!(self.mesh.installation.namespace);
+        spec["anchors"] = json!({"pem": self.new.pem()});
+        let name = &self.mesh.installation.namespace;
+        let (version, metadata) = ("config.linkerd.io/v1alpha1", json!({"name": name}));
+        let trust = json!({"apiVersion": version, "kind": "LinkerdTrust", "metadata": metadata, "spec": spec});
+        self.trusts().patch(name, &PatchParams::apply("e2e").force(), &Patch::Apply(trust)).await?;
+        Ok(())
+    }
+
+    /// Waits until the LinkerdTrust says that these roots are sufficient, and no other.
+    async fn suffice(&self, roots: &[&MeshAuthority]) -> Result<()> {
+        let expected: BTreeSet<_> = roots.iter().map(|root| root.sha256()).collect();
+        eventually(super::DEADLINE, "the sufficient anchors", async || {
+            let trust = self.trusts().get(&self.mesh.installation.namespace).await?;
+            let found: BTreeSet<String> = serde_json::from_value(trust.data["status"]["sufficientAnchors"].clone())?;
+            ensure!(found == expected, "{:#}", trust.data);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Writes the bundle, and waits until the operator has seen it.
+    async fn bundle(&self, roots: &[&MeshAuthority]) -> Result<()> {
+        let bundle: String = roots.iter().map(|root| root.pem()).collect();
+        self.mesh.installation.set_trust_roots(&bundle).await?;
+        eventually(super::DEADLINE, "the hash of the bundle", async || {
+            let (status, _) = self.mesh.status().await?;
+            ensure!(status["trustRootsSHA256"] == json!(hash(&bundle)), "{status}");
+            Ok(())
+        })
+        .await
+    }
 }
 
 /// Creates the Pod of the control plane, which has a proxy, or replaces it.
@@ -114,5 +211,52 @@ async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> 
     eventually(super::DEADLINE, "the new anchors", async || has_roots(&web, &new).await).await?;
     mesh.is_complete().await?;
     assert_eq!(mesh.counts([&web])?, [1]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_over_a_declared_bridge_restarts_nothing() -> Result<()> {
+    let mut trust = RotatedMesh::new().await?;
+    let (issuer, bridge) = (trust.new.signs("new issuer")?, trust.old.bridges(&trust.new, "new")?);
+    let declared = format!("{}{}", bridge.pem(), trust.old.pem());
+    trust.declares(json!({"bridge": {"pem": declared}})).await?;
+    trust.suffice(&[&trust.old, &trust.new]).await?;
+    trust.bundle(&[&trust.old, &trust.new]).await?;
+    trust.mesh.no_more_than(0).await?;
+    trust.presents(&[&issuer, &bridge]).await?;
+    trust.suffice(&[&trust.old, &trust.new]).await?;
+    trust.bundle(&[&trust.new]).await?;
+    trust.mesh.is_complete().await?;
+    trust.mesh.no_more_than(0).await?;
+    has_roots(&trust.web, &trust.old.pem()).await?;
+
+    // Until no proxy trusts the old root. That of the workload cannot be asked whether its certificate needs it.
+    trust.declares(json!({"bridge": {"pem": declared}, "restarts": "Always"})).await?;
+    trust.mesh.rollout_is("False/AwaitingApproval").await?;
+    trust.mesh.no_more_than(0).await?;
+    trust.mesh.annotate("approve-trust-roots", &hash(&trust.new.pem())).await?;
+    eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &trust.new.pem()).await).await?;
+    trust.mesh.is_complete().await?;
+    assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_without_a_bridge_restarts_each_workload_once() -> Result<()> {
+    let mut trust = RotatedMesh::new().await?;
+    let issuer = trust.new.signs("new issuer")?;
+    let both = format!("{}{}", trust.old.pem(), trust.new.pem());
+    trust.declares(json!({})).await?;
+    trust.suffice(&[&trust.new]).await?;
+    trust.mesh.no_more_than(0).await.context("new Pods would not trust the new root either")?;
+    trust.bundle(&[&trust.old, &trust.new]).await?;
+    eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &both).await).await?;
+    trust.mesh.is_complete().await?;
+    trust.presents(&[&issuer]).await?;
+    trust.bundle(&[&trust.new]).await?;
+    trust.mesh.is_complete().await?;
+    has_roots(&trust.web, &both).await?;
+    trust.mesh.no_more_than(1).await?;
+    assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
     Ok(())
 }
