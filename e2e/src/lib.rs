@@ -73,7 +73,7 @@ pub mod world;
 
 pub use configs::LinkerdConfigs;
 pub use control_plane::{ControlPlane, Options, User};
-pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
+pub use fault_proxy::{Action, Fault, FaultProxy, Rule, WriteEnd};
 pub use injector::Injector;
 pub use manager::{Job, Manager, ManagerOptions};
 pub use namespace::TestNamespace;

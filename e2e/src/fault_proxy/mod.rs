@@ -41,7 +41,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use record::RecordedRequest;
-pub use rule::{Action, Fault, Rule};
+pub use rule::{Action, Fault, Rule, WriteEnd};
 
 use crate::{certificate, control_plane::ControlPlane, gate::Gate, kubeconfig, tls};
 

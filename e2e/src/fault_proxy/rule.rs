@@ -35,6 +35,17 @@ pub enum Action {
     After,
 }
 
+/// The outcome of a write in flight whose client is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteEnd {
+    /// The write never reaches the API server.
+    Lost,
+    /// The API server executes the write, but the client receives no response.
+    Unknown,
+    /// The API server executes the write after the next client has reached the end state.
+    Late,
+}
+
 /// A selection of requests, by method, path and number.
 #[derive(Clone, Debug)]
 pub struct Rule {
@@ -42,6 +53,13 @@ pub struct Rule {
     path: String,
     skip: usize,
     times: Option<usize>,
+}
+
+impl WriteEnd {
+    /// What holds the write until the client is killed.
+    pub fn action(self) -> Action {
+        if self == Self::Lost { Action::Hold } else { Action::Detain }
+    }
 }
 
 impl Rule {

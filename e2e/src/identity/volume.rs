@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
     PublicKeyData, date_time_ymd,
@@ -62,6 +62,16 @@ impl Volume {
 
     pub fn put_issuer(&self, issuer: &MeshAuthority) -> Result<()> {
         self.put_pair(issuer, issuer)
+    }
+
+    /// Writes an issuer, with the certificates after it, such as a bridge.
+    ///
+    /// # Errors
+    /// Fails if there is no issuer, or a file cannot be written.
+    pub fn put_chain(&self, issuer: &[&MeshAuthority]) -> Result<()> {
+        let chain: String = issuer.iter().map(|authority| authority.pem()).collect();
+        let key = issuer.first().context("no issuer")?.key_pem();
+        self.put(&[("crt.pem", &chain), ("key.pem", &key)])
     }
 
     /// Writes the certificate of one issuer, and the key of one.

@@ -2,7 +2,7 @@
 //! twice, and no write is repeated.
 
 use anyhow::{Result, ensure};
-use e2e::{Action, FaultProxy, Rule, eventually, holds, mesh::SOON};
+use e2e::{FaultProxy, Rule, WriteEnd, eventually, holds, mesh::SOON};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -33,17 +33,6 @@ const STEPS: [(Doing, &str, &str); 12] = [
     (Doing::Restoring, "PATCH", "/linkerdconfigs/"),
 ];
 
-/// The outcome of the write in flight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum WriteEnd {
-    /// The write never reaches the API server.
-    Lost,
-    /// The API server executes the write, but the manager receives no response.
-    Unknown,
-    /// The API server executes the write after the next manager has reached the end state.
-    Late,
-}
-
 fn upgraded() -> String {
     HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1")
 }
@@ -66,8 +55,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: WriteEnd) -> Result
         // The Event may follow the status.
         installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     }
-    let action = if end == WriteEnd::Lost { Action::Hold } else { Action::Detain };
-    let fault = installation.proxy.inject(Rule::path(path).method(method).times(1), action);
+    let fault = installation.proxy.inject(Rule::path(path).method(method).times(1), end.action());
     match doing {
         Doing::Adopting => installation.declare("mesh", spec).await.map(drop)?,
         Doing::FollowingAnUpgrade => installation.rewrite("helm", &upgraded()).await.map(drop)?,
