@@ -89,9 +89,9 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     show.run(&EVENTS).await?;
 
     say(
-        "The operator refuses the values that LinkerdDocument's injector is known to deny. What it does not know, the probe finds. Staged:\n\
-         two replicas of the demo's stand-in for LinkerdDocument's injector, which read the ConfigMap from files, take the place of ours. They\n\
-         deny every Pod, as another version of LinkerdDocument may deny a value that this version accepts. The text is the demo's. The\n\
+        "The operator refuses the values that Linkerd's injector is known to deny. What it does not know, the probe finds. Staged:\n\
+         two replicas of the demo's stand-in for Linkerd's injector, which read the ConfigMap from files, take the place of ours. They\n\
+         deny every Pod, as another version of Linkerd may deny a value that this version accepts. The text is the demo's. The\n\
          operator rolls the document back.",
     );
     remove_all(&injector).await?;
@@ -116,7 +116,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     show.run(&CONDITIONS).await?;
 
     say(
-        "helm upgrade with a value that LinkerdDocument's injector denies: its template accepts only insecure and off. From then on no Pod\n\
+        "helm upgrade with a value that Linkerd's injector denies: its template accepts only insecure and off. From then on no Pod\n\
          of the mesh can be created. The demo's stand-in for the injector has the same rule. The operator\n\
          keeps the installer's value, and its conditions name it and quote the injector.",
     );
