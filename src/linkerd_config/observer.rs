@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(config_map("linkerd", "other"), "");
         assert_eq!(config_map("other", "linkerd-identity-trust-roots"), "");
         let mut trust = |namespace: &str, status: Value| {
-            let spec = json!({"controlPlaneNamespace": namespace});
+            let spec = json!({"controlPlaneNamespace": namespace, "anchors": {"pem": "declared"}});
             world.affected(
                 Kind::LinkerdTrust,
                 Event::Apply(json!({"metadata": {"name": namespace}, "spec": spec, "status": status})),

@@ -2,13 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::{
     api::{self, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
     cluster::{
         Change, Diff, Kind, Observer, State, WatchScope,
-        kinds::pod::{Pod, PodPhase},
+        kinds::{
+            linkerd_trust::LinkerdTrust,
+            pod::{Pod, PodPhase},
+        },
     },
     controller::ObjectNames,
     queue::WorkQueue,
@@ -63,6 +67,10 @@ impl Observer for LinkerdTrustObserver {
                 Change::LinkerdTrust(diff) => {
                     let key = NamespacedName::cluster_scoped(&diff.latest().name);
                     self.trusts.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
+                    // The status is the controller's own.
+                    if diff.old().map(declared) == diff.current().map(declared) {
+                        continue;
+                    }
                     at_once = true;
                     // A deleted resource is queued too, so that the controller forgets it.
                     self.queue.add([key]);
@@ -81,6 +89,11 @@ impl Observer for LinkerdTrustObserver {
             self.queue.add_after(&NamespacedName::cluster_scoped(&trust.name), PODS_INTERVAL);
         }
     }
+}
+
+/// What decides about a LinkerdTrust beside its status.
+fn declared(trust: &Arc<LinkerdTrust>) -> (Arc<str>, i64, Option<Timestamp>, bool) {
+    (Arc::clone(&trust.uid), trust.generation, trust.created, trust.deleting)
 }
 
 /// Whether a proxy of the mesh begins, ends, or is replaced.

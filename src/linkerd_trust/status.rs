@@ -92,19 +92,20 @@ impl TrustFacts {
 
 /// Returns the next status.
 pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timestamp) -> LinkerdTrustStatus {
-    let accepted = |status, reason, message: String| TrustRow(TrustCondition::Accepted, Some(status), reason, message);
-    let (rows, status) = match facts {
-        TrustFacts::Conflicted(other) => {
-            let message =
-                format!("LinkerdTrust {other} is older, and in effect for the same control plane: delete one");
-            (vec![accepted(false, TrustReason::Conflicted, message)], LinkerdTrustStatus::default())
-        }
-        TrustFacts::Invalid(why) => {
-            (vec![accepted(false, TrustReason::Invalid, why.clone())], LinkerdTrustStatus::default())
-        }
+    let not_accepted = |reason, message: String| {
+        let rows = [TrustCondition::Accepted, TrustCondition::Ready];
+        let rows = rows.map(|condition| TrustRow(condition, Some(false), reason, message.clone()));
+        (rows.into(), LinkerdTrustStatus::default())
+    };
+    let (rows, status): (Vec<_>, _) = match facts {
+        TrustFacts::Conflicted(other) => not_accepted(
+            TrustReason::Conflicted,
+            format!("LinkerdTrust {other} is older, and in effect for the same control plane: delete one"),
+        ),
+        TrustFacts::Invalid(why) => not_accepted(TrustReason::Invalid, why.clone()),
         TrustFacts::Observed { report, later } => {
             let message = "the LinkerdTrust is in effect".to_owned();
-            let mut rows = vec![accepted(true, TrustReason::Accepted, message)];
+            let mut rows = vec![TrustRow(TrustCondition::Accepted, Some(true), TrustReason::Accepted, message)];
             rows.extend(condition_rows(report, later));
             (rows, observed(report, later))
         }
@@ -165,6 +166,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
             .collect(),
         trust_roots_sha256: report.bundle_sha256.clone(),
         sufficient_anchors: report.sufficient.clone(),
+        required_anchors: report.required.clone(),
         issuer: report.issuer.name.clone().map(|name| TrustIssuerStatus {
             name,
             expires: report.issuer.expires.map(Time),
@@ -238,9 +240,9 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
             "each proxy that shows its trust anchors trusts that of the issuer".to_owned(),
         ),
         count if progress.is_bridged && !is_unknown => {
-            let accepted = match phase {
-                TrustPhase::Adding | TrustPhase::AwaitingIssuer => "will be accepted over the declared bridge",
-                _ => "are accepted over a bridge",
+            let accepted = match progress.awaits_issuer {
+                true => "will be accepted over the declared bridge",
+                false => "are accepted over a bridge",
             };
             let message = format!(
                 "{} the declared trust anchor of the issuer; its certificates {accepted}",

@@ -297,7 +297,7 @@ const ROLLOUT_COMPLETE: &[ReasonEntry] = &[
     entry(
         "AwaitingApproval",
         "False",
-        "Running Pods trust none of the anchors of the bundle, and no sufficient one of a LinkerdTrust.",
+        "Running Pods trust none of the anchors of the bundle, and no LinkerdTrust has observed that both accept each other.",
         "Add their anchors to the bundle, or approve it with the annotation that the message has.",
     ),
     entry(

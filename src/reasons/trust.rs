@@ -17,8 +17,8 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "Invalid",
                 "False",
-                "spec.anchors.pem has a part that is not a certificate which proxies can use, or more than 20; or \
-                 spec.bridge.pem has one that does not lead to a declared trust anchor.",
+                "A part of spec.anchors.pem is not a certificate that proxies can use, or there are more than 20; or \
+                 spec.bridge.pem has something else than bridges to declared trust anchors and the roots that signed them.",
                 "Correct what the message names.",
             ),
         ],
@@ -71,7 +71,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
         question: "Does each proxy trust the declared trust anchor of the issuer, or the one that the issuer should have?",
         reasons: &[
             fine("Synced", "True", "Each proxy that shows its trust anchors does."),
-            fine("OverBridge", "True", "Some do not, and accept new certificates over a bridge."),
+            fine("OverBridge", "True", "Some do not, and accept new certificates over a bridge, or will."),
             entry(
                 "ProxiesBehind",
                 "False",
@@ -117,6 +117,8 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "Proxies refuse certificates, or will when they renew theirs.",
                 "Do what status.nextStep says.",
             ),
+            entry("Conflicted", "False", "The condition Accepted is False.", "Do what its message says."),
+            entry("Invalid", "False", "The condition Accepted is False.", "Do what its message says."),
             fine("NotObserved", "Unknown", "The bundle, or the certificate of any proxy, was not observed."),
         ],
     },

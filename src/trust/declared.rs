@@ -66,14 +66,15 @@ fn read_bridges(pem: &str, anchors: &AnchorBundle) -> Result<(Vec<ChainCertifica
     let parsed = |roots: &[RootCertificate]| -> Vec<_> {
         roots.iter().filter_map(|root| Some((ChainCertificate::parse(&root.der)?, root.clone()))).collect()
     };
-    let (signers, bridges): (Vec<_>, Vec<_>) =
-        parsed(read.roots()).into_iter().partition(|(certificate, _)| certificate.is_signed_by(certificate));
+    let is_bridge = |(certificate, _): &(ChainCertificate, _)| {
+        let is_of_declared = || anchors.roots().iter().any(|root| certificate.has_name_and_key_of(&root.anchor));
+        !certificate.is_signed_by(certificate) && is_of_declared()
+    };
+    let (bridges, signers): (Vec<_>, Vec<_>) = parsed(read.roots()).into_iter().partition(is_bridge);
     let declared = parsed(anchors.roots());
     for (bridge, root) in &bridges {
         let is_signed = || signers.iter().chain(&declared).any(|(signer, _)| bridge.is_signed_by(signer));
-        let problem = if !anchors.roots().iter().any(|root| bridge.has_name_and_key_of(&root.anchor)) {
-            "does not have the name and the key of a declared trust anchor"
-        } else if !bridge.is_authority() || bridge.path_length() == Some(0) {
+        let problem = if !bridge.is_authority() || bridge.path_length() == Some(0) {
             "may not sign an issuer"
         } else if !is_signed() {
             "is signed by no root of this text: append the certificate of the root that signed it"
@@ -85,7 +86,8 @@ fn read_bridges(pem: &str, anchors: &AnchorBundle) -> Result<(Vec<ChainCertifica
     let is_useless = |(signer, _): &&(ChainCertificate, _)| !bridges.iter().any(|(it, _)| it.is_signed_by(signer));
     match signers.iter().find(is_useless) {
         Some((_, root)) => Err(format!(
-            "root {} has signed no bridge of this text: linkerd-operator trust bridge signs one",
+            "{} is no bridge to a declared trust anchor, and has signed none of this text: linkerd-operator trust bridge \
+             signs one",
             named(root)
         )),
         None => Ok((
@@ -123,10 +125,10 @@ mod tests {
         });
         let namesake = TestCa::root("old");
         for (bridge, part) in [
-            (vec![&pki.bridge, &pki.new_issuer, &pki.old], "certificate new issuer ("),
-            (vec![&pki.new], "has signed no bridge of this text"),
-            (vec![&pki.old], "has signed no bridge of this text"),
-            (vec![&pki.bridge, &pki.old, &third], "root third ("),
+            (vec![&pki.bridge, &pki.new_issuer, &pki.old], "new issuer ("),
+            (vec![&pki.new], "is no bridge to a declared trust anchor"),
+            (vec![&pki.old], "is no bridge to a declared trust anchor"),
+            (vec![&pki.bridge, &pki.old, &third], "third ("),
             (vec![&short, &pki.old], "may not sign an issuer"),
             (vec![&pki.bridge], "append the certificate of the root that signed it"),
             (vec![&pki.bridge, &namesake], "append the certificate of the root that signed it"),

@@ -90,7 +90,13 @@ impl TrustPlan {
         }
         let (restarts, more_namespaces) =
             if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
-        Ok(Self { phase: progress.phase, steps, restarts_without_bridge: restarts, more_namespaces, has_bridge })
+        Ok(Self {
+            phase: progress.phase,
+            steps,
+            restarts_without_bridge: restarts,
+            more_namespaces,
+            has_bridge: has_bridge && progress.is_bridged,
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
     roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
     rotation::{RotationProgress, toward},
     seen::{MeshedWorkload, NotSeen, SeenTrust},
-    sufficient::sufficient_certificates,
+    sufficient::NeededCertificates,
     words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     x509::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
         chain::UnsignedLeaf,
         verify::sentence,
     },
@@ -51,6 +52,9 @@ pub struct TrustReport {
     /// If roots are declared: the SHA-256 of each certificate that is enough for a proxy.
     #[serde(skip)]
     pub sufficient: Vec<String>,
+    /// The SHA-256 of each further certificate that a proxy must trust.
+    #[serde(skip)]
+    pub required: Vec<String>,
     /// The SHA-256 of the bundle.
     #[serde(skip)]
     pub bundle_sha256: Option<String>,
@@ -172,6 +176,7 @@ impl TrustReport {
         let parsed = seen.bundle.as_ref().map_err(Clone::clone).and_then(|bundle| parse(&bundle.pem));
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
         let progress = RotationProgress::of(seen, &roots);
+        let needed = NeededCertificates::of(seen, parsed.as_ref().ok(), &roots, &progress.reached);
         let behind = behind(&roots, &progress, seen.desired.is_some());
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
@@ -194,7 +199,8 @@ impl TrustReport {
                 _ => None,
             },
             bundle_sha256: seen.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem)),
-            sufficient: sufficient_certificates(seen, parsed.as_ref().ok(), &roots, &progress.reached),
+            sufficient: needed.sufficient,
+            required: needed.required,
             progress,
             problems,
             roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
@@ -458,14 +464,16 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         );
         found.add(TrustVerdict::Warning, message);
     }
-    let mut bridges: Vec<_> = issuer.others.iter().map(|bridge| (bridge, "sent beside the issuer")).collect();
-    let declared = seen.desired.iter().flat_map(|declared| &declared.bridges);
-    bridges.extend(declared.filter(|bridge| !issuer.others.contains(bridge)).map(|bridge| (bridge, "declared")));
-    for (bridge, what) in bridges.into_iter().filter(|(bridge, _)| bridge.not_after > seen.now) {
-        if bridge.not_after.duration_since(seen.now) <= SOON {
-            let (name, end) = (bridge.name(), seen.when(bridge.not_after));
-            found.end(TrustVerdict::Warning, format!("the bridge to {name}, which is {what}, ends {end}"));
-        }
+    let ends_soon = |certificate: &&ChainCertificate| certificate.not_after.duration_since(seen.now) <= SOON;
+    for sent in issuer.others.iter().filter(ends_soon) {
+        let end = seen.when(sent.not_after);
+        found.end(TrustVerdict::Warning, format!("{}, which is sent beside the issuer, ends {end}", sent.name()));
+    }
+    // One that has ended is reported below.
+    let declared = seen.desired.iter().flat_map(|declared| &declared.bridges).filter(|it| it.not_after > seen.now);
+    for bridge in declared.filter(ends_soon).filter(|bridge| !issuer.others.contains(bridge)) {
+        let end = seen.when(bridge.not_after);
+        found.end(TrustVerdict::Warning, format!("the bridge to {}, which is declared, ends {end}", bridge.name()));
     }
 }
 
@@ -478,10 +486,11 @@ fn of_declared_bridge(seen: &SeenTrust, roots: &MeshRoots<'_>, found: &mut Probl
     if !roots.over_bridges(&target.id).is_empty() {
         return;
     }
-    let name = seen.identity_service();
+    let signers = declared.signers.iter().chain(declared.bundle.roots()).filter(|signer| signer.id != target.id);
+    let (name, signers) = (seen.identity_service(), signers.cloned().collect::<Vec<_>>());
     let leaf = UnsignedLeaf::new(std::slice::from_ref(bridge), &name, seen.now);
-    let why = leaf.and_then(|leaf| leaf.reached(&declared.signers).err()).map(|error| sentence(&error));
-    let why = why.unwrap_or_else(|| "it ends at another root".to_owned());
-    let message = format!("proxies would not accept certificates over the declared bridge to {}: {why}", named(target));
+    let Some(error) = leaf.and_then(|leaf| leaf.reached(&signers).err()) else { return };
+    let (name, why) = (named(target), sentence(&error));
+    let message = format!("proxies would not accept certificates over the declared bridge to {name}: {why}");
     found.add(TrustVerdict::Warning, message);
 }

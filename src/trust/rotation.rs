@@ -38,6 +38,8 @@ pub struct RotationProgress {
     pub untrusting: usize,
     /// Whether these proxies accept the certificates of an issuer that belongs to a declared root all the same.
     pub is_bridged: bool,
+    /// Whether the issuer does not belong to a declared root, or is not known.
+    pub awaits_issuer: bool,
     /// The roots that the certificates of this issuer reach.
     pub(super) reached: BTreeSet<Fingerprint>,
     /// The proxies that present certificates which reach none of the declared roots.
@@ -67,6 +69,7 @@ impl RotationProgress {
             trusting,
             untrusting: all - trusting,
             is_bridged,
+            awaits_issuer: !roots.is_issuer_desired(),
             reached,
             not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
             newest_old: leaves.and_then(|leaves| leaves.newest_without(&roots.desired)),
@@ -147,8 +150,8 @@ pub(super) fn toward(
             let bridge = match target.and_then(|target| signer(roots, target.id)) {
                 Some(signer) => format!(
                     "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret \
-                     linkerd-identity-issuer, and before that into spec.bridge: then nothing has to restart. Without a \
-                     bridge, first",
+                     linkerd-identity-issuer, once spec.bridge has this bridge and its signer: then nothing has to restart. \
+                     Without a bridge, first",
                     named(signer)
                 ),
                 None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
@@ -160,7 +163,8 @@ pub(super) fn toward(
         }
         TrustPhase::AwaitingIssuer if target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty()) => {
             format!(
-                "write an issuer of {issuer_of}, and after it the declared bridge, into the Secret linkerd-identity-issuer{later}"
+                "write an issuer of {issuer_of}, and after it the declared bridge, into the Secret \
+             linkerd-identity-issuer{later}"
             )
         }
         TrustPhase::AwaitingIssuer => format!(

@@ -1,15 +1,12 @@
 //! The roots of which a proxy must trust one. Pure.
 //!
 //! In: the roots of a mesh, and the declared ones with their bridges. Out: the roots that are enough. Always holds: a proxy
-//! that trusts one accepts what the issuer signs, or what one of a declared root will sign if the declared bridges are
+//! that trusts one accepts what the issuer signs, or what an issuer of a declared root will sign, if the declared bridges are
 //! written after it; while proxies present certificates that new Pods refuse, no root is enough.
 
 use std::collections::BTreeSet;
 
-use super::{
-    roots::MeshRoots,
-    seen::{DeclaredRoots, SeenTrust},
-};
+use super::{roots::MeshRoots, seen::SeenTrust};
 use crate::{
     text::hex,
     x509::{
@@ -37,25 +34,47 @@ fn with_bridges(roots: &MeshRoots<'_>) -> BTreeSet<Fingerprint> {
     roots.over_bridges(&target.id).iter().copied().chain([target.id]).collect()
 }
 
-/// Returns the SHA-256 of each certificate of these roots, and of those over declared bridges: of the bundle, and of what is
-/// declared. Those of proxies do not count, because everyone who can create Pods can make certificates of any root.
-///
-/// A tenant may renew first, and present its certificate without the bridge. So a declared bridge counts all the same.
-pub(super) fn sufficient_certificates(
-    seen: &SeenTrust,
-    bundle: Option<&AnchorBundle>,
-    roots: &MeshRoots<'_>,
-    reached: &BTreeSet<Fingerprint>,
-) -> Vec<String> {
-    let Some(DeclaredRoots { bundle: declared, signers, .. }) = &seen.desired else { return Vec::new() };
-    let are_refused = roots.leaves.as_ref().is_some_and(|leaves| leaves.without(&roots.in_bundle) > 0);
-    if are_refused || reached.is_empty() || seen.proxies.others > 0 {
-        return Vec::new();
+/// What proxies need: the SHA-256 of certificates.
+#[derive(Debug, Default)]
+pub(super) struct NeededCertificates {
+    /// A proxy must trust one of these.
+    pub(super) sufficient: Vec<String>,
+    /// And each of these.
+    pub(super) required: Vec<String>,
+}
+
+impl NeededCertificates {
+    /// `reached` are the roots that certificates of the issuer, or of the next one, reach. Of the bundle and of the declaration:
+    /// those of proxies do not count, because everyone who can create Pods can make certificates of any root.
+    ///
+    /// A tenant may renew first, and present its certificate without the bridge. So a declared bridge counts all the same.
+    pub(super) fn of(
+        seen: &SeenTrust,
+        bundle: Option<&AnchorBundle>,
+        roots: &MeshRoots<'_>,
+        reached: &BTreeSet<Fingerprint>,
+    ) -> Self {
+        let (Some(declared), Some(bundle)) = (&seen.desired, bundle) else { return Self::default() };
+        let are_refused = roots.leaves.as_ref().is_some_and(|leaves| leaves.without(&roots.in_bundle) > 0);
+        if are_refused || reached.is_empty() {
+            return Self::default();
+        }
+        let enough: BTreeSet<_> = reached.union(&with_bridges(roots)).copied().collect();
+        let all = bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
+        // Another root, such as that of another cluster. Who signs with it is not seen.
+        let is_required = |root: &&RootCertificate| {
+            declared.has(root) && !enough.contains(&root.id) && roots.over_bridges(&root.id).is_empty()
+        };
+        Self {
+            sufficient: listed(all.filter(|root| enough.contains(&root.id))),
+            required: listed(bundle.roots().iter().filter(is_required)),
+        }
     }
-    let bridged = with_bridges(roots);
-    let is_enough = |root: &&RootCertificate| reached.contains(&root.id) || bridged.contains(&root.id);
-    let all = bundle.into_iter().chain([declared]).flat_map(AnchorBundle::roots).chain(signers);
-    let all: BTreeSet<_> = all.filter(is_enough).map(|root| root.sha256).collect();
+}
+
+/// Each certificate once, in one order.
+fn listed<'a>(roots: impl Iterator<Item = &'a RootCertificate>) -> Vec<String> {
+    let all: BTreeSet<_> = roots.map(|root| root.sha256).collect();
     all.into_iter().take(MAX_CERTIFICATES).map(hex).collect()
 }
 
@@ -133,6 +152,21 @@ mod tests {
     }
 
     #[test]
+    fn a_further_declared_root_of_the_bundle_is_required_unless_it_has_a_bridge() {
+        let pki = Pki::new();
+        let (old_issuer, both): (&[&TestCa], _) = (&[&pki.old_issuer], &[&pki.old, &pki.new][..]);
+        let needed = |bundle: &[&TestCa], bridges: &[&TestCa]| {
+            let mesh = presenting(Mesh::new(bundle, &[]).pods("web", 3, &[&pki.old]), &[(old_issuer, 3)], 0);
+            let report = declaring_bridged(mesh, both, bridges, &[]).report();
+            (report.sufficient, report.required)
+        };
+        let old = || fingerprints(&[&pki.old]);
+        assert_eq!(needed(both, &[]), (old(), fingerprints(&[&pki.new])), "the next root, or one of another cluster");
+        assert_eq!(needed(&[&pki.old], &[]), (old(), vec![]), "the bundle does not have it yet");
+        assert_eq!(needed(both, &[&pki.bridge]), (old(), vec![]), "the declared old root has signed a bridge to it");
+    }
+
+    #[test]
     fn pods_of_tenants_change_no_sufficient_certificate() {
         let pki = Pki::new();
         let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
@@ -143,6 +177,6 @@ mod tests {
         let mut mesh = declaring_bridged(presenting(mesh, &[(chain, 60)], 0), &[&pki.new], &[&pki.bridge], &[&pki.old]);
         assert_eq!(mesh.report().sufficient, fingerprints(&[&pki.old, &pki.new]));
         mesh.0.proxies.others = 1;
-        assert_eq!(mesh.report().sufficient, [""; 0], "some proxies are not compared");
+        assert_eq!(mesh.report().sufficient, fingerprints(&[&pki.old, &pki.new]), "too many sets of roots to compare");
     }
 }

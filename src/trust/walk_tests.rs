@@ -2,7 +2,9 @@
 //! and declared roots that change.
 //!
 //! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one; and the
-//! number of restarts, if a LinkerdConfig restarts only proxies without a sufficient root. The model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
+//! number of restarts, if a LinkerdConfig restarts only proxies without a sufficient root.
+//!
+//! The model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -320,7 +322,7 @@ fn a_user_who_does_each_next_step_breaks_no_connection_and_arrives() {
 }
 
 #[test]
-fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_at_most_once() {
+fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_once() {
     let mut pki = WalkPki::new();
     for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
     {

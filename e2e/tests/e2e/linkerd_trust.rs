@@ -298,7 +298,7 @@ async fn what_breaks_the_mesh_is_reported_and_so_is_its_repair() -> Result<()> {
         async |name: &str| Ok::<_, anyhow::Error>(shown(&mesh.rig.get(&["linkerdtrust", name]).await?["status"]));
     eventually(SOON, "the second resource to be refused", async || {
         let found = conditions("second").await?;
-        ensure!(found == ["Accepted=False/Conflicted"], "{found:?}");
+        ensure!(found == ["Accepted=False/Conflicted", "Ready=False/Conflicted"], "{found:?}");
         Ok(())
     })
     .await?;
@@ -306,7 +306,7 @@ async fn what_breaks_the_mesh_is_reported_and_so_is_its_repair() -> Result<()> {
     mesh.put_trust("mesh", Some(&half)).await?;
     eventually(SOON, "the resource to be invalid", async || {
         let found = conditions("mesh").await?;
-        ensure!(found == ["Accepted=False/Invalid"], "{found:?}");
+        ensure!(found == ["Accepted=False/Invalid", "Ready=False/Invalid"], "{found:?}");
         Ok(())
     })
     .await?;

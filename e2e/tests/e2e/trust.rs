@@ -218,7 +218,8 @@ async fn the_printed_commands_replace_the_root_and_keep_the_other_roots_of_the_b
         let args = ["trust", "new", &folder, "--namespace", namespace, "--bridge-from", &root, "--old-key", &key];
         let printed = Ended::operator(&args, Duration::from_secs(30)).await?.stdout;
         let commands: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("   ")).collect();
-        let [save, join, write, tls, _, chart, retire] = commands[..] else { anyhow::bail!("{printed}") };
+        let [save, declare, join, write, tls, _, chart, retire] = commands[..] else { anyhow::bail!("{printed}") };
+        ensure!(declare.starts_with("kubectl apply -f ") && declare.ends_with("/linkerdtrust.yaml"), "{declare}");
         for command in [save, join, write, if is_of_chart { chart } else { tls }] {
             mesh.shell(command).await?;
         }

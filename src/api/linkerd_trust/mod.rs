@@ -59,10 +59,11 @@ pub struct LinkerdTrustSpec {
     pub bridge: Option<PublicCertificates>,
     /// What the operator does when the bundle is not as declared. Observe only reports it, and is the default. Enforce adds
     /// each declared trust anchor to the bundle, also when another writer has removed it, and removes the others when no
-    /// certificate needs them. With both, spec.restarts is in effect.
+    /// certificate needs them. In both modes, spec.restarts has an effect.
     pub mode: TrustMode,
     /// Which workloads a LinkerdConfig restarts for their trust anchors, if spec.anchors is set and the LinkerdConfig has
-    /// the trigger TrustRoots. WhenNeeded restarts only those that trust none of status.sufficientAnchors, and is the default.
+    /// the trigger TrustRoots. WhenNeeded restarts only those that trust none of status.sufficientAnchors, or lack
+    /// one of status.requiredAnchors, and is the default.
     /// Always restarts all that do not have exactly the trust anchors of the bundle: once an old one has left the bundle, none
     /// keeps it.
     pub restarts: TrustRestarts,

@@ -23,8 +23,8 @@ pub struct LinkerdTrustStatus {
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
     /// The phase of the rotation. Adding: the bundle lacks a declared trust anchor. Spreading: some proxies trust no
-    /// declared trust anchor, and would refuse its certificates. AwaitingIssuer: every proxy trusts one, and the issuer
-    /// does not belong to one yet. Renewing: proxies still present certificates that reach none. Retiring: the bundle
+    /// declared trust anchor, and would refuse its certificates. AwaitingIssuer: every proxy trusts one, or
+    /// will accept its certificates over a declared bridge, and the issuer does not belong to one yet. Renewing: proxies still present certificates that reach none. Retiring: the bundle
     /// has further trust anchors, which no certificate needs. Complete: the bundle has exactly the declared ones, and
     /// some proxies still have others. Steady: the bundle and all proxies have exactly the declared ones. Unknown: the bundle, or the certificate of every
     /// proxy, was not observed.
@@ -59,6 +59,12 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub sufficient_anchors: Vec<String>,
+    /// If spec.anchors is set: the SHA-256 of further certificates, each of which a proxy must trust, at most 20: declared trust
+    /// anchors of the bundle that the certificates of the issuer do not reach, without a declared bridge. Proxies of other
+    /// clusters, or the next issuer, may need them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub required_anchors: Vec<String>,
     /// The issuer of the newest certificate that a proxy presented.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issuer: Option<TrustIssuerStatus>,

@@ -36,14 +36,14 @@ pub(super) async fn workloads(client: &Client) -> Result<State> {
     add::<IntermediateOwner<ReplicaSet>>(client, &mut state).await?;
     add::<IntermediateOwner<Job>>(client, &mut state).await?;
     add::<DisruptionBudget>(client, &mut state).await?;
-    // Pods are listed last, so that the workloads of Pods that are created in the meantime are known.
-    add::<Pod>(client, &mut state).await?;
     // Without it, Pods are compared with the bundle. Its CRD may be missing.
     if let Err(error) = add::<LinkerdTrust>(client, &mut state).await
         && !matches!(error.downcast_ref(), Some(Error::Api(status)) if status.code == 404)
     {
         note(format_args!("{error:#}"));
     }
+    // Pods are listed last, so that the workloads of Pods that are created in the meantime are known.
+    add::<Pod>(client, &mut state).await?;
     Ok(state)
 }
 

@@ -204,9 +204,9 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          0. Save the present objects, for a rollback:\n   \
             (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
          -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n\
-         1. If a LinkerdConfig restarts workloads, declare the root, so that it restarts only what must:\n   \
+         1. Add the root to the bundle. The first command is for a LinkerdConfig that restarts workloads: then it restarts only \
+         what must:\n   \
             kubectl apply -f {at}/linkerdtrust.yaml\n   \
-            Add the root to the bundle:\n   \
             {{ cat {at}/ca.crt && kubectl -n {namespace} get configmap linkerd-identity-trust-roots \
          -o jsonpath='{{.data.ca-bundle\\.crt}}'; }} > {at}/ca-bundle.crt\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file={at}/ca-bundle.crt {apply}\n\
@@ -215,7 +215,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n\
          Or let the operator do steps 1 and 3: set `mode: Enforce` in {at}/linkerdtrust.yaml, apply it, and do step 2 once the phase \
-         is AwaitingIssuer. To go back, first declare the old root again.\n\
+         is AwaitingIssuer. To go back, first declare the old root again, without spec.bridge.\n\
          Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
          It has the key of the issuer: delete it afterwards.\n"
     )

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::{
-    api::LinkerdTrust,
+    api::{LinkerdTrust, linkerd_trust::TrustCondition},
     text::{
         printable,
         table::{line, widen},
@@ -48,12 +48,18 @@ pub(super) fn text(report: &TrustReport, now: Timestamp, wide: bool) -> String {
 
 /// Returns what the operator has observed, which this command cannot: the certificates of proxies.
 pub(super) fn observed(trust: Option<&LinkerdTrust>) -> String {
-    let observed =
-        trust.and_then(|trust| Some((trust.name_any(), trust.status.as_ref()?, trust.status.as_ref()?.phase?)));
-    observed.map_or_else(String::new, |(name, status, phase)| {
-        let (phase, next) = (phase.as_str(), printable(&status.next_step));
-        format!("\nLinkerdTrust {name}   {phase}, by the certificates that proxies present: {next}\n")
-    })
+    let Some((name, status)) = trust.and_then(|trust| Some((trust.name_any(), trust.status.as_ref()?))) else {
+        return String::new();
+    };
+    let (accepted, next) = (status.condition(TrustCondition::Accepted), printable(&status.next_step));
+    match (accepted.filter(|accepted| accepted.status == "False"), status.phase) {
+        (Some(refused), _) => format!("\nLinkerdTrust {name}   not in effect: {}\n", printable(&refused.message)),
+        (None, Some(phase)) => {
+            let phase = phase.as_str();
+            format!("\nLinkerdTrust {name}   {phase}, by the certificates that proxies present: {next}\n")
+        }
+        (None, None) => String::new(),
+    }
 }
 
 fn table(text: &mut String, rows: &[Vec<String>]) {

@@ -58,7 +58,8 @@ impl Stored for LinkerdTrust {
     fn is_change(&self, known: &Self) -> bool {
         let read = |it: &Self| {
             let (generation, hash) = (it.status.observed_generation, it.status.trust_roots_sha256.clone());
-            (generation, hash, it.status.sufficient_anchors.clone(), it.status.is_renewed())
+            let (sufficient, required) = (it.status.sufficient_anchors.clone(), it.status.required_anchors.clone());
+            it.spec.anchors.as_ref().map(|_| (generation, hash, sufficient, required, it.status.is_renewed()))
         };
         let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
         read(self) != read(known) || Self { version, status, ..self.clone() } != *known

@@ -1,6 +1,6 @@
 //! The trust anchors of running proxies, compared with the bundle in effect. Pure.
 //!
-//! In: the bundle in effect, the anchors in the environment of live Pods, a LinkerdTrust. Out: whether a Pod is out of date, and the
+//! In: the bundle in effect, a LinkerdTrust, the anchors in the environment of live Pods. Out: whether a Pod is out of date, and the
 //! [`Gate`] that holds all restarts. Always holds: without an approval of exactly this bundle, no Pod is restarted while
 //! a live Pod of the mesh trusts none of its anchors; nothing is remembered, because the environment of a Pod holds the
 //! certificates themselves, and cannot be changed.
@@ -57,6 +57,8 @@ struct NeededAnchors {
     is_exact: bool,
     /// Proxies that trust one of these accept each other, by a LinkerdTrust. Sorted. None if it is not known.
     sufficient: Vec<Fingerprint>,
+    /// A proxy needs each of these, too.
+    required: Vec<Fingerprint>,
     /// Whether the certificates of all proxies were observed to reach the bundle.
     is_renewed: bool,
 }
@@ -97,11 +99,20 @@ impl NeededAnchors {
         let status = &trust.status;
         if status.trust_roots_sha256.as_deref() != Some(bundle) || status.observed_generation != Some(trust.generation)
         {
-            return Self { is_exact, sufficient: Vec::new(), is_renewed: false };
+            return Self { is_exact, ..Self::default() };
         }
-        let mut sufficient: Vec<_> = status.sufficient_anchors.iter().filter_map(|it| fingerprint(it)).collect();
+        let read = |hashes: &[String]| hashes.iter().filter_map(|it| fingerprint(it)).collect::<Vec<_>>();
+        let (mut sufficient, required) = (read(&status.sufficient_anchors), read(&status.required_anchors));
         sufficient.sort_unstable();
-        Self { is_exact, sufficient, is_renewed: status.is_renewed() }
+        Self { is_exact, sufficient, required, is_renewed: status.is_renewed() }
+    }
+
+    /// Whether a proxy with these anchors must restart to get the others.
+    fn misses(&self, carried: &AnchorSet, bundle: &AnchorSet) -> bool {
+        let lacks = |anchors: &AnchorSet, it: &Fingerprint| anchors.fingerprints().binary_search(it).is_err();
+        // A restart would not help if the bundle did not have it either.
+        self.has_one_in(bundle) && !self.has_one_in(carried)
+            || self.required.iter().any(|it| lacks(carried, it) && !lacks(bundle, it))
     }
 
     fn has_one_in(&self, anchors: &AnchorSet) -> bool {
@@ -112,7 +123,7 @@ impl NeededAnchors {
 impl Default for NeededAnchors {
     /// Without a LinkerdTrust that declares anchors.
     fn default() -> Self {
-        Self { is_exact: true, sufficient: Vec::new(), is_renewed: false }
+        Self { is_exact: true, sufficient: Vec::new(), required: Vec::new(), is_renewed: false }
     }
 }
 
@@ -129,8 +140,7 @@ impl DesiredTrust {
         let (Some(wanted), Some(carried)) = (&self.wanted, carried) else { return false };
         match wanted.needed.is_exact {
             true => *carried != wanted.anchors,
-            // A restart would not help if the bundle had none either.
-            false => wanted.needed.has_one_in(&wanted.anchors) && !wanted.needed.has_one_in(carried),
+            false => wanted.needed.misses(carried, &wanted.anchors),
         }
     }
 
@@ -176,10 +186,9 @@ impl DesiredTrust {
 
 /// Reads the SHA-256 of a certificate.
 fn fingerprint(hex: &str) -> Option<Fingerprint> {
-    let digits = hex.as_bytes();
-    let byte = |at: usize| u8::from_str_radix(str::from_utf8(digits.get(2 * at..2 * at + 2)?).ok()?, 16).ok();
-    let bytes: Vec<u8> = (0..digits.len() / 2).filter_map(byte).collect();
-    bytes.try_into().ok()
+    let byte = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..hex.len().div_ceil(2)).map(byte).collect();
+    bytes?.try_into().ok()
 }
 
 /// Returns the anchors that running Pods of several namespaces trust, or a sizeable part of all running Pods.

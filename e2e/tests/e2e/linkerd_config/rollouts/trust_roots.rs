@@ -1,6 +1,6 @@
 //! New trust anchors: the control plane is restarted first, and a bundle without any of the old anchors needs approval.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -31,7 +31,7 @@ async fn of_external_authority() -> Result<(RolloutRig, String)> {
 }
 
 async fn with_bundle(bundle: &str) -> Result<RolloutRig> {
-    let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
+    let installation = Installation::on(Arc::new(Lent::take_with_nodes().await?)).await?;
     installation.put_trust_roots(bundle).await?;
     let external = HELM.replace("  externalCA: false", "  externalCA: true");
     ensure!(external != HELM, "the document has another form");
@@ -42,15 +42,15 @@ async fn with_bundle(bundle: &str) -> Result<RolloutRig> {
 /// A mesh with a LinkerdTrust, whose workload `web` runs with the old root.
 struct RotatedMesh {
     mesh: RolloutRig,
-    old: MeshAuthority,
-    new: MeshAuthority,
+    old: Arc<MeshAuthority>,
+    new: Arc<MeshAuthority>,
     web: workload::Workload,
     shown: Option<ShownProxy>,
 }
 
 impl RotatedMesh {
     async fn new() -> Result<Self> {
-        let (old, new) = (MeshAuthority::root("old")?, MeshAuthority::root("new")?);
+        let (old, new) = (Arc::new(MeshAuthority::root("old")?), Arc::new(MeshAuthority::root("new")?));
         let mut mesh = with_bundle(&old.pem()).await?;
         let web = mesh.deployment("web", 1).await?;
         mesh.adopt(json!({})).await?;
@@ -102,13 +102,19 @@ impl RotatedMesh {
         Ok(())
     }
 
-    /// Waits until the LinkerdTrust says that these roots are sufficient, and no other.
-    async fn suffice(&self, roots: &[&MeshAuthority]) -> Result<()> {
+    /// Waits until the LinkerdTrust says of the present bundle and this issuer that these roots are sufficient, and no other.
+    async fn suffice(&self, bundle: &[&MeshAuthority], issuer: &str, roots: &[&MeshAuthority]) -> Result<()> {
         let expected: BTreeSet<_> = roots.iter().map(|root| root.sha256()).collect();
+        let bundle = hash(&pem_of(bundle));
         eventually(super::DEADLINE, "the sufficient anchors", async || {
             let trust = self.trusts().get(&self.mesh.installation.namespace).await?;
-            let found: BTreeSet<String> = serde_json::from_value(trust.data["status"]["sufficientAnchors"].clone())?;
-            ensure!(found == expected, "{:#}", trust.data);
+            let status = &trust.data["status"];
+            ensure!(
+                status["trustRootsSHA256"] == json!(bundle) && status["issuer"]["name"] == json!(issuer),
+                "{status:#}"
+            );
+            let found: BTreeSet<String> = serde_json::from_value(status["sufficientAnchors"].clone())?;
+            ensure!(found == expected, "{status:#}");
             Ok(())
         })
         .await
@@ -116,7 +122,7 @@ impl RotatedMesh {
 
     /// Writes the bundle, and waits until the operator has seen it.
     async fn bundle(&self, roots: &[&MeshAuthority]) -> Result<()> {
-        let bundle: String = roots.iter().map(|root| root.pem()).collect();
+        let bundle = pem_of(roots);
         self.mesh.installation.set_trust_roots(&bundle).await?;
         eventually(super::DEADLINE, "the hash of the bundle", async || {
             let (status, _) = self.mesh.status().await?;
@@ -214,28 +220,36 @@ async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> 
     Ok(())
 }
 
+fn pem_of(roots: &[&MeshAuthority]) -> String {
+    roots.iter().map(|root| root.pem()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_over_a_declared_bridge_restarts_nothing() -> Result<()> {
     let mut trust = RotatedMesh::new().await?;
-    let (issuer, bridge) = (trust.new.signs("new issuer")?, trust.old.bridges(&trust.new, "new")?);
-    let declared = format!("{}{}", bridge.pem(), trust.old.pem());
+    let roots = (Arc::clone(&trust.old), Arc::clone(&trust.new));
+    let (old, new) = (&*roots.0, &*roots.1);
+    let (issuer, bridge) = (new.signs("new issuer")?, old.bridges(new, "new")?);
+    let declared = pem_of(&[&bridge, old]);
     trust.declares(json!({"bridge": {"pem": declared}})).await?;
-    trust.suffice(&[&trust.old, &trust.new]).await?;
-    trust.bundle(&[&trust.old, &trust.new]).await?;
+    trust.suffice(&[old], "issuer", &[old, new]).await?;
+    trust.bundle(&[old, new]).await?;
+    trust.suffice(&[old, new], "issuer", &[old, new]).await?;
     trust.mesh.no_more_than(0).await?;
     trust.presents(&[&issuer, &bridge]).await?;
-    trust.suffice(&[&trust.old, &trust.new]).await?;
-    trust.bundle(&[&trust.new]).await?;
-    trust.mesh.is_complete().await?;
+    trust.suffice(&[old, new], "new issuer", &[old, new]).await?;
+    trust.bundle(&[new]).await?;
+    trust.suffice(&[new], "new issuer", &[old, new]).await?;
     trust.mesh.no_more_than(0).await?;
-    has_roots(&trust.web, &trust.old.pem()).await?;
+    trust.mesh.is_complete().await?;
+    has_roots(&trust.web, &old.pem()).await?;
 
     // Until no proxy trusts the old root. That of the workload cannot be asked whether its certificate needs it.
     trust.declares(json!({"bridge": {"pem": declared}, "restarts": "Always"})).await?;
     trust.mesh.rollout_is("False/AwaitingApproval").await?;
     trust.mesh.no_more_than(0).await?;
-    trust.mesh.annotate("approve-trust-roots", &hash(&trust.new.pem())).await?;
-    eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &trust.new.pem()).await).await?;
+    trust.mesh.annotate("approve-trust-roots", &hash(&new.pem())).await?;
+    eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &new.pem()).await).await?;
     trust.mesh.is_complete().await?;
     assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
     Ok(())
@@ -244,19 +258,22 @@ async fn a_rotation_over_a_declared_bridge_restarts_nothing() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_without_a_bridge_restarts_each_workload_once() -> Result<()> {
     let mut trust = RotatedMesh::new().await?;
-    let issuer = trust.new.signs("new issuer")?;
-    let both = format!("{}{}", trust.old.pem(), trust.new.pem());
+    let roots = (Arc::clone(&trust.old), Arc::clone(&trust.new));
+    let (old, new) = (&*roots.0, &*roots.1);
+    let (issuer, both) = (new.signs("new issuer")?, pem_of(&[old, new]));
     trust.declares(json!({})).await?;
-    trust.suffice(&[&trust.new]).await?;
+    trust.suffice(&[old], "issuer", &[new]).await?;
     trust.mesh.no_more_than(0).await.context("new Pods would not trust the new root either")?;
-    trust.bundle(&[&trust.old, &trust.new]).await?;
+    trust.bundle(&[old, new]).await?;
     eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &both).await).await?;
     trust.mesh.is_complete().await?;
     trust.presents(&[&issuer]).await?;
-    trust.bundle(&[&trust.new]).await?;
+    trust.suffice(&[old, new], "new issuer", &[new]).await?;
+    trust.bundle(&[new]).await?;
+    trust.suffice(&[new], "new issuer", &[new]).await?;
+    trust.mesh.no_more_than(1).await?;
     trust.mesh.is_complete().await?;
     has_roots(&trust.web, &both).await?;
-    trust.mesh.no_more_than(1).await?;
     assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
     Ok(())
 }
