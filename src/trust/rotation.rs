@@ -161,16 +161,10 @@ pub(super) fn toward(
                 "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
             )
         }
-        TrustPhase::AwaitingIssuer if target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty()) => {
-            format!(
-                "write an issuer of {issuer_of}, and after it the declared bridge, into the Secret \
-             linkerd-identity-issuer{later}"
-            )
+        TrustPhase::AwaitingIssuer => {
+            let is_bridged = target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
+            awaited(&issuer_of, is_bridged) + later
         }
-        TrustPhase::AwaitingIssuer => format!(
-            "write an issuer of {issuer_of} into the Secret linkerd-identity-issuer. Without a bridge, first restart the \
-             control plane, whose proxies do not show what they trust{later}"
-        ),
         TrustPhase::Renewing => match (progress.not_renewed, progress.unobserved) {
             (0, 0) => {
                 let written = roots.issuer.as_ref().ok().and_then(|issuer| issuer.written);
@@ -229,6 +223,18 @@ pub(super) fn toward(
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })
+}
+
+fn awaited(issuer: &str, is_bridged: bool) -> String {
+    match is_bridged {
+        true => format!(
+            "write an issuer of {issuer}, and after it the declared bridge, into the Secret linkerd-identity-issuer"
+        ),
+        false => format!(
+            "write an issuer of {issuer} into the Secret linkerd-identity-issuer. Without a bridge, first restart the control \
+             plane, whose proxies do not show what they trust"
+        ),
+    }
 }
 
 fn removal_by_hand(seen: &SeenTrust, issuer: &str, others: &str, place: &str) -> String {

@@ -43,6 +43,8 @@ pub(super) struct NeededCertificates {
     pub(super) required: Vec<String>,
 }
 
+// === impl NeededCertificates ===
+
 impl NeededCertificates {
     /// `reached` are the roots that certificates of the issuer, or of the next one, reach. Of the bundle and of the declaration:
     /// those of proxies do not count, because everyone who can create Pods can make certificates of any root.

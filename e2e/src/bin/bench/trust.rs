@@ -1,26 +1,20 @@
-//! LinkerdTrust: the cost of asking many proxies for their certificates, of a report about them, and of a rotation.
+//! LinkerdTrust: the cost of asking many proxies for their certificates, and of a report about them.
 //!
 //! * Ten thousand Pods share the address and the port of one TLS server, which presents a certificate of a day. The CPU
 //!   time is that of the whole process, whose load is only this job.
 //! * At rest, no proxy has to be asked again. While Pods change, a report is made every three seconds.
-//! * In the rotation, the operator adds the new root and removes the old one. All proxies renew at once, over a bridge, which
-//!   in a mesh takes up to 17 hours. Then one replica of the identity service, a process, is asked twice.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Job, Manager, ManagerOptions, Options, eventually,
-    identity::{AUDIENCE, IdentityOptions, IdentityProcess, MeshAuthority},
+    identity::MeshAuthority,
     load::Cost,
     memory::mebibytes,
     objects::{create_all, kind},
     shown_proxy::{FRESH, ShownProxy},
 };
-use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -43,14 +37,7 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let (root, issuer) = mesh(&control_plane).await?;
     let proxy = ShownProxy::start(IDENTITY, &[&issuer], &root, FRESH).await?;
     pods(&control_plane, &root.pem(), proxy.address.port()).await?;
-    let token = control_plane.directory().join("identity-token");
-    control_plane.kubectl(&["-n", "linkerd", "create", "serviceaccount", "operator"]).await?;
-    let audience = format!("--audience={AUDIENCE}");
-    let created = control_plane.kubectl(&["-n", "linkerd", "create", "token", "operator", &audience]).await?;
-    std::fs::write(&token, created)?;
-    let options = ManagerOptions::only(Job::LinkerdConfig);
-    let options = options.args([format!("--identity-token-file={}", token.display())]);
-    let mut manager = options.start(&control_plane)?;
+    let mut manager = ManagerOptions::only(Job::LinkerdConfig).start(&control_plane)?;
     manager.ready(PATIENCE).await?;
     sleep(Duration::from_secs(10)).await;
     let idle = percent(&manager, REST).await?;
@@ -78,93 +65,7 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let raw = json!({"without": idle, "with": rest});
     let figure = format!("CPU at rest with {PROXIES} observed proxies, and without a LinkerdTrust");
     report.row(figure, format!("{rest:.2} % of a core, and {idle:.2} %"), "< 1 %", raw);
-    changes(&control_plane, &manager, report).await?;
-    rotation(&control_plane, &manager, &proxy, &root, report).await
-}
-
-/// Replaces the root.
-async fn rotation(
-    control_plane: &ControlPlane,
-    manager: &Manager,
-    proxy: &ShownProxy,
-    old: &MeshAuthority,
-    report: &mut Report,
-) -> Result<()> {
-    let new = MeshAuthority::root("new.linkerd.cluster.local")?;
-    let (issuer, bridge) = (new.signs("identity.linkerd.cluster.local")?, old.bridges(&new, "new")?);
-    let _identity = identity(control_plane, &[&issuer, &bridge], &[old, &new]).await?;
-    let pods = uids(control_plane).await?;
-    let (before, begun) = (Cost::of_process(manager.pid())?, Instant::now());
-    let spec = json!({"mode": "Enforce", "anchors": {"pem": new.pem()}, "bridge": {"pem": format!("{}{}", bridge.pem(), old.pem())}});
-    let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"},
-        "spec": spec});
-    control_plane.apply(&[trust]).await?;
-    reaches(control_plane, "AwaitingIssuer").await?;
-    let awaiting = begun.elapsed();
-
-    proxy.renew(&[&issuer, &bridge], old)?;
-    // The first proxy with a new certificate: a Pod that is created now.
-    let pod = pod("new", &namespace(0), &format!("{}{}", old.pem(), new.pem()), proxy.address.port());
-    create_all(&control_plane.client().await?, &kind("v1", "Pod"), None, [pod]).await?;
-    let renewed = Instant::now();
-    reaches(control_plane, "Retiring").await?;
-    let observed = renewed.elapsed();
-    reaches(control_plane, "Complete").await?;
-    let (took, ran) = (begun.elapsed(), Cost::of_process(manager.pid())?.ran - before.ran);
-    ensure!(pods.is_subset(&uids(control_plane).await?), "Pods were created again");
-    let written = manager.metric("linkerd_operator_trust_bundle_writes_total", &[("result", "ok")]).await;
-    ensure!(written == Some(2.0), "{written:?} writes of the bundle");
-
-    let raw = json!({"awaiting": awaiting.as_secs_f64(), "observed": observed.as_secs_f64(),
-        "seconds": took.as_secs_f64(), "cpu_seconds": ran.as_secs_f64()});
-    let value = format!(
-        "{:.0} s: {:.0} s until the issuer is awaited, {:.0} s until all renewed certificates are observed, and the \
-         confirmation; 2 writes of the bundle, 0 Pods created again, {:.1} s of CPU",
-        took.as_secs_f64(),
-        awaiting.as_secs_f64(),
-        observed.as_secs_f64(),
-        ran.as_secs_f64()
-    );
-    report.row(format!("a rotation over a bridge, with {PROXIES} proxies"), value, "0 Pods created again", raw);
-    Ok(())
-}
-
-async fn reaches(control_plane: &ControlPlane, phase: &str) -> Result<()> {
-    eventually(PATIENCE, format_args!("the phase {phase}"), async || {
-        let status = control_plane.get(&["linkerdtrust", "mesh"]).await?;
-        let status = status.get("status").context("no status")?;
-        ensure!(status.get("phase") == Some(&json!(phase)), "{status:#}");
-        Ok(())
-    })
-    .await
-}
-
-/// The UIDs of all Pods.
-async fn uids(control_plane: &ControlPlane) -> Result<BTreeSet<String>> {
-    let columns = "-o=custom-columns=UID:.metadata.uid";
-    let text = control_plane.kubectl(&["get", "pods", "--all-namespaces", "--no-headers", columns]).await?;
-    Ok(text.lines().map(str::to_owned).collect())
-}
-
-/// Starts a replica of the identity service, which terminates TLS itself, and creates its Pod.
-async fn identity(
-    control_plane: &ControlPlane,
-    issuer: &[&MeshAuthority],
-    roots: &[&MeshAuthority],
-) -> Result<IdentityProcess> {
-    let folder = control_plane.directory().join("identity");
-    std::fs::create_dir(&folder)?;
-    let options = IdentityOptions { tls: true, ..IdentityOptions::default() };
-    let process = IdentityProcess::start(&folder, control_plane.kubeconfig(), options)?;
-    process.roots.put_roots(roots)?;
-    process.issuer.put_chain(issuer)?;
-    process.shows(StatusCode::OK).await?;
-    let port = json!({"name": "ident-grpc", "containerPort": process.address.port()});
-    let labels = json!({"linkerd.io/control-plane-component": "identity"});
-    let pod = json!({"metadata": {"name": "linkerd-identity", "namespace": "linkerd", "labels": labels},
-        "spec": {"containers": [{"name": "identity", "image": "none", "ports": [port]}]}, "status": running()});
-    create_all(&control_plane.client().await?, &kind("v1", "Pod"), None, [pod]).await?;
-    Ok(process)
+    changes(&control_plane, &manager, report).await
 }
 
 /// Returns the root and the issuer of the mesh, whose bundle is in its ConfigMap.
@@ -185,22 +86,16 @@ fn namespace(number: usize) -> String {
 async fn pods(control_plane: &ControlPlane, anchors: &str, port: u16) -> Result<()> {
     let namespaces: Vec<_> = (0..NAMESPACES).map(namespace).collect();
     control_plane.create_namespaces(&namespaces.iter().map(String::as_str).collect::<Vec<_>>()).await?;
-    let all = (0..PROXIES).map(|number| pod(&format!("web-{number}"), &namespace(number), anchors, port));
-    create_all(&control_plane.client().await?, &kind("v1", "Pod"), None, all).await
-}
-
-/// A Pod whose proxy has these anchors.
-fn pod(name: &str, namespace: &str, anchors: &str, port: u16) -> Value {
     let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
     let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", port),
         {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
-    let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
-    json!({"metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": {"containers": [{"name": "linkerd-proxy", "image": "none", "env": env}]}, "status": running()})
-}
-
-fn running() -> Value {
-    json!({"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]})
+    let pod = |number: usize| -> Value {
+        let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
+        json!({"metadata": {"name": format!("web-{number}"), "namespace": namespace(number), "labels": labels},
+            "spec": {"containers": [{"name": "linkerd-proxy", "image": "none", "env": env}]},
+            "status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
+    };
+    create_all(&control_plane.client().await?, &kind("v1", "Pod"), None, (0..PROXIES).map(pod)).await
 }
 
 /// Deletes Pods, so that reports are made, and measures the CPU time of each.
