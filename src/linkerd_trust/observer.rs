@@ -147,6 +147,15 @@ mod tests {
         assert_eq!(affected(Kind::ConfigMap, apply("other")).await, [""; 0]);
         let first = "2025-01-01T00:00:00Z";
         assert_eq!(affected(Kind::LinkerdTrust, Event::Apply(trust("former", first))).await, ["former", "mesh"]);
+        let observed = |hash: &str| {
+            let mut object = trust("mesh", old);
+            object["metadata"]["generation"] = json!(2);
+            object["spec"] = json!({"anchors": {"pem": "declared"}});
+            object["status"] = json!({"trustRootsSHA256": hash});
+            Event::Apply(object)
+        };
+        assert_eq!(affected(Kind::LinkerdTrust, observed("00")).await, ["former", "mesh"], "the declaration changed");
+        assert_eq!(affected(Kind::LinkerdTrust, observed("11")).await, [""; 0], "the status is the controller's own");
     }
 
     #[test]
