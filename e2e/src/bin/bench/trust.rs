@@ -1,7 +1,7 @@
 //! LinkerdTrust: the cost of asking many proxies for their certificates, and of a report about them.
 //!
-//! * Ten thousand Pods share the address and the port of one TLS server, which presents a certificate of a day. The CPU
-//!   time is that of the whole process, whose load is only this job.
+//! * Ten thousand Pods of one namespace share the address and the port of one TLS server, whose certificate is for their
+//!   ServiceAccount. The CPU time is that of the whole process, whose load is only this job.
 //! * At rest, no proxy has to be asked again. While Pods change, a report is made every three seconds.
 
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) const FIGURE: &str = "trust";
 
 const IDENTITY: &str = "default.shop.serviceaccount.identity.linkerd.cluster.local";
 const PROXIES: usize = 10_000;
-const NAMESPACES: usize = 20;
+const NAMESPACE: &str = "shop";
 /// At 50 a second, and the time of the API server.
 const PATIENCE: Duration = Duration::from_secs(600);
 const REST: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ const CHANGES: usize = 40;
 pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.install_crds("crd").await?;
-    control_plane.create_namespaces(&["linkerd"]).await?;
+    control_plane.create_namespaces(&["linkerd", NAMESPACE]).await?;
     let (root, issuer) = mesh(&control_plane).await?;
     let proxy = ShownProxy::start(IDENTITY, &[&issuer], &root, FRESH).await?;
     pods(&control_plane, &root.pem(), proxy.address.port()).await?;
@@ -79,23 +79,17 @@ async fn mesh(control_plane: &ControlPlane) -> Result<(MeshAuthority, MeshAuthor
     Ok((root, issuer))
 }
 
-fn namespace(number: usize) -> String {
-    format!("shop-{}", number % NAMESPACES)
-}
-
 async fn pods(control_plane: &ControlPlane, anchors: &str, port: u16) -> Result<()> {
-    let namespaces: Vec<_> = (0..NAMESPACES).map(namespace).collect();
-    control_plane.create_namespaces(&namespaces.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
     let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", port),
         {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
     let pod = |number: usize| -> Value {
         let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
-        json!({"metadata": {"name": format!("web-{number}"), "namespace": namespace(number), "labels": labels},
+        json!({"metadata": {"name": format!("web-{number}"), "labels": labels},
             "spec": {"containers": [{"name": "linkerd-proxy", "image": "none", "env": env}]},
             "status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
     };
-    create_all(&control_plane.client().await?, &kind("v1", "Pod"), None, (0..PROXIES).map(pod)).await
+    create_all(&control_plane.client().await?, &kind("v1", "Pod"), Some(NAMESPACE), (0..PROXIES).map(pod)).await
 }
 
 /// Deletes Pods, so that reports are made, and measures the CPU time of each.
@@ -107,8 +101,8 @@ async fn changes(control_plane: &ControlPlane, manager: &Manager, report: &mut R
     };
     let (count, sum) = (work("count").await?, work("sum").await?);
     for number in 0..CHANGES {
-        let (name, namespace) = (format!("web-{number}"), namespace(number));
-        let delete = ["-n", &namespace, "delete", "pod", &name, "--force", "--grace-period=0", "--wait=false"];
+        let name = format!("web-{number}");
+        let delete = ["-n", NAMESPACE, "delete", "pod", &name, "--force", "--grace-period=0", "--wait=false"];
         control_plane.kubectl(&delete).await?;
         sleep(Duration::from_secs(1)).await;
     }
