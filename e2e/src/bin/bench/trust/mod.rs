@@ -1,10 +1,16 @@
-//! LinkerdTrust: the cost of asking many proxies for their certificates, and of a report about them.
+//! LinkerdTrust: the cost of asking many proxies for their certificates, of a report about them, and of a rotation.
 //!
 //! * Ten thousand Pods of one namespace share the address and the port of one TLS server, whose certificate is for their
 //!   ServiceAccount. The CPU time is that of the whole process, whose load is only this job.
 //! * At rest, no proxy has to be asked again. While Pods change, a report is made every three seconds.
+//! * In the [rotation], all proxies renew their certificates at once, which takes up to a day in a mesh.
 
-use std::time::{Duration, Instant};
+mod rotation;
+
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -36,8 +42,9 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     control_plane.create_namespaces(&["linkerd", NAMESPACE]).await?;
     let (root, issuer) = mesh(&control_plane).await?;
     let proxy = ShownProxy::start(IDENTITY, &[&issuer], &root, FRESH).await?;
-    pods(&control_plane, &root.pem(), proxy.address.port()).await?;
-    let mut manager = ManagerOptions::only(Job::LinkerdConfig).start(&control_plane)?;
+    pods(&control_plane, 0..PROXIES, &root.pem(), proxy.address.port()).await?;
+    let token = format!("--identity-token-file={}", rotation::identity_token(&control_plane).await?.display());
+    let mut manager = ManagerOptions::only(Job::LinkerdConfig).args([token]).start(&control_plane)?;
     manager.ready(PATIENCE).await?;
     sleep(Duration::from_secs(10)).await;
     let idle = percent(&manager, REST).await?;
@@ -65,7 +72,8 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let raw = json!({"without": idle, "with": rest});
     let figure = format!("CPU at rest with {PROXIES} observed proxies, and without a LinkerdTrust");
     report.row(figure, format!("{rest:.2} % of a core, and {idle:.2} %"), "< 1 %", raw);
-    changes(&control_plane, &manager, report).await
+    changes(&control_plane, &manager, report).await?;
+    rotation::figure(&control_plane, &manager, &proxy, &root, report).await
 }
 
 /// Returns the root and the issuer of the mesh, whose bundle is in its ConfigMap.
@@ -79,17 +87,22 @@ async fn mesh(control_plane: &ControlPlane) -> Result<(MeshAuthority, MeshAuthor
     Ok((root, issuer))
 }
 
-async fn pods(control_plane: &ControlPlane, anchors: &str, port: u16) -> Result<()> {
+/// Creates Pods that run, and whose proxies trust these roots.
+async fn pods(control_plane: &ControlPlane, numbers: Range<usize>, anchors: &str, port: u16) -> Result<()> {
     let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
     let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", port),
         {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
     let pod = |number: usize| -> Value {
         let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
         json!({"metadata": {"name": format!("web-{number}"), "labels": labels},
-            "spec": {"containers": [{"name": "linkerd-proxy", "image": "none", "env": env}]},
-            "status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
+            "spec": {"containers": [{"name": "linkerd-proxy", "image": "none", "env": env}]}, "status": running()})
     };
-    create_all(&control_plane.client().await?, &kind("v1", "Pod"), Some(NAMESPACE), (0..PROXIES).map(pod)).await
+    create_all(&control_plane.client().await?, &kind("v1", "Pod"), Some(NAMESPACE), numbers.map(pod)).await
+}
+
+/// The status of a Pod that runs.
+fn running() -> Value {
+    json!({"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]})
 }
 
 /// Deletes Pods, so that reports are made, and measures the CPU time of each.
