@@ -13,10 +13,11 @@ use self::file_graph::{circles, file_graph, one_way_around};
 use crate::testing::{files, repository};
 
 /// The jobs of the architecture. No job imports another one.
-const JOBS: [&str; 8] = [
+const JOBS: [&str; 9] = [
     "destination",
     "external_workload",
     "identity",
+    "issuer_writer",
     "linkerd_config",
     "linkerd_trust",
     "proxy_injector",
@@ -190,6 +191,24 @@ const ARROWS: &[(&str, &[&str])] = &[
             "x509",
         ],
     ),
+    (
+        "issuer_writer",
+        &[
+            "api",
+            "client",
+            "cluster",
+            "controller",
+            "events",
+            "lease",
+            "queue",
+            "retry",
+            "tasks",
+            "text",
+            "trust",
+            "values",
+            "write",
+        ],
+    ),
     ("explain", &["api", "cluster", "linkerd_config", "rollout", "summary", "text", "values"]),
     (
         "dashboard",
@@ -266,6 +285,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "events",
             "external_workload",
             "identity",
+            "issuer_writer",
             "lease",
             "linkerd_config",
             "linkerd_trust",

@@ -57,6 +57,7 @@ mod grpc_client;
 mod grpc_metrics;
 pub mod identity;
 pub mod injection_probe;
+pub mod issuer_writer;
 pub mod lease;
 pub mod linkerd_config;
 pub mod linkerd_trust;

@@ -61,6 +61,13 @@ pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 /// The key of the trust anchors in [`TRUST_ROOTS`].
 pub const TRUST_ROOTS_KEY: &str = "ca-bundle.crt";
+/// The Secret with the issuer that Linkerd's identity service reads.
+pub const ISSUER: &str = "linkerd-identity-issuer";
+/// The Secret with the issuer that [`ISSUER`] should get, and the one with the issuer that it had.
+pub const NEXT_ISSUER: &str = "linkerd-identity-issuer-next";
+pub const PREVIOUS_ISSUER: &str = "linkerd-identity-issuer-previous";
+/// The annotation of [`PREVIOUS_ISSUER`] with the time at which another issuer replaced it.
+pub const REPLACED_AT_ANNOTATION: &str = "config.linkerd.io/replaced-at";
 /// The ConfigMap that Linkerd's proxy injector reads.
 pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
 /// The ConfigMap with the configuration of a canary. Only the operator's proxy injector reads it.

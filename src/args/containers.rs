@@ -151,6 +151,7 @@ impl SharedFlags {
         manager.enable_destination = false;
         manager.enable_external_workload = false;
         manager.enable_identity = false;
+        manager.enable_issuer_writer = false;
         manager.enable_linkerd_config = false;
         manager.enable_proxy_injector = false;
         manager.enable_webhooks = false;

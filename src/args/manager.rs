@@ -48,6 +48,11 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG", default_value_t = true)]
     pub enable_linkerd_config: bool,
 
+    /// Write the next issuer of the mesh, for LinkerdTrusts with `spec.issuer.manage: Secret`. The process then reads the keys
+    /// of issuers, so it should have no other job
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_ISSUER_WRITER", default_value_t = false)]
+    pub enable_issuer_writer: bool,
+
     /// Namespace of the operator, in which no workload is restarted; if unset, the namespace of the pod. Outside a pod
     /// it is required, unless LinkerdConfigs are disabled
     #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]

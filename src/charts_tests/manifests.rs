@@ -50,9 +50,11 @@ const EXTERNAL_WORKLOAD: &[&str] = &["externalWorkload"];
 const LINKERD_CONFIG: &[&str] = &["linkerdConfig"];
 const PROXY_INJECTOR: &[&str] = &["proxyInjector"];
 const IDENTITY: &[&str] = &["identity"];
+const ISSUER_WRITER: &[&str] = &["issuerWriter"];
 const VALIDATION: &[&str] = &["validation"];
 const WITH_EVENTS: &[&str] = &["linkerdConfig", "proxyInjector", "externalWorkload"];
-const ALL: &[&str] = &["destination", "externalWorkload", "linkerdConfig", "proxyInjector", "validation"];
+const ALL: &[&str] =
+    &["destination", "externalWorkload", "issuerWriter", "linkerdConfig", "proxyInjector", "validation"];
 const WITH_WEBHOOKS: &[&str] = &["proxyInjector", "validation"];
 
 const MANIFESTS: &[Generated] = &[
@@ -101,6 +103,12 @@ const MANIFESTS: &[Generated] = &[
         IDENTITY,
     ),
     generated(
+        "components/issuer-writer/issuer_writer_role",
+        "rbac/issuer_writer",
+        "$.Values.jobs.issuerWriter.enabled",
+        ISSUER_WRITER,
+    ),
+    generated(
         "components/metrics-authentication/authentication_role",
         "rbac/metrics_authentication",
         AUTHENTICATION,
@@ -131,6 +139,12 @@ const MANIFESTS: &[Generated] = &[
         "control-plane/trust_anchors",
         "and $.Values.controlPlane.roles $.Values.jobs.linkerdConfig.enabled $.Values.jobs.linkerdConfig.trustAnchors",
         LINKERD_CONFIG,
+    ),
+    generated(
+        "components/issuer-writer/control-plane/issuer_writer_role",
+        "control-plane/issuer_writer",
+        "and $.Values.controlPlane.roles $.Values.jobs.issuerWriter.enabled",
+        ISSUER_WRITER,
     ),
     generated(
         "components/proxy-injector/control-plane/proxy_injector_role",
@@ -169,9 +183,10 @@ const MANIFESTS: &[Generated] = &[
 ];
 
 /// The manifests for which the chart has a template that is not generated.
-const WRITTEN: [&str; 14] = [
+const WRITTEN: [&str; 15] = [
     "components/identity/network_policy",
     "components/identity/service_account",
+    "components/issuer-writer/service_account",
     "components/separate-destination/service",
     "components/separate-destination/service_account",
     "components/separate-external-workloads/service_account",

@@ -11,13 +11,14 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 25] = [
+const SET_BY_THE_CHART: [&str; 26] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
     "enable-destination",
     "enable-external-workload",
     "enable-identity",
+    "enable-issuer-writer",
     "enable-linkerd-config",
     "enable-multicluster",
     "enable-proxy-injector",

@@ -78,6 +78,8 @@ pub enum Reason {
     TrustAnchorNotAdded,
     TrustAnchorRemoved,
     TrustAnchorNotRemoved,
+    IssuerWritten,
+    IssuerNotWritten,
 }
 
 // === impl Reporter ===
@@ -158,6 +160,7 @@ impl Reason {
             | Self::TrustAnchorExpired
             | Self::TrustAnchorNotAdded
             | Self::TrustAnchorNotRemoved
+            | Self::IssuerNotWritten
             | Self::TrustBroken
             | Self::TrustExpiresSoon => "Warning",
             _ => "Normal",

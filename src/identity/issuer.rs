@@ -20,9 +20,9 @@ use crate::{
     text::hex,
     x509::{
         anchors::AnchorBundle,
-        certificate::{ChainCertificate, sha256},
+        certificate::sha256,
         chain,
-        ecdsa::{SigningKey, SubjectKey, UnreadableKey, UnusableKey},
+        ecdsa::{SigningKey, SubjectKey, UnusableKey},
         leaf::{LeafParts, LeafTemplate},
         verify::{self, ALGORITHMS, TestedLeaf},
     },
@@ -94,7 +94,8 @@ impl Issuer {
         now: Timestamp,
     ) -> Result<Self, IssuerProblem> {
         let (own, others) = chain::read(certificates_pem).map_err(IssuerProblem::CertificateFile)?;
-        let public = public_key(&own)?;
+        let public = SubjectKey::of_issuer(&own.key_info)
+            .map_err(|why| IssuerProblem::CertificateFile(format!("has an issuer with {why}")))?;
         let key = SigningKey::from_pem(key_pem, &public).map_err(|problem| match problem {
             UnusableKey::File(sentence) => IssuerProblem::KeyFile(sentence),
             UnusableKey::Mismatch => IssuerProblem::KeyMismatch,
@@ -207,19 +208,5 @@ impl fmt::Debug for Issuer {
         let mut issuer = f.debug_struct("Issuer");
         issuer.field("key", &self.key).field("key_id", &self.key_id).field("not_after", &self.not_after);
         issuer.field("chain", &self.chain.len()).finish_non_exhaustive()
-    }
-}
-
-fn public_key(own: &ChainCertificate) -> Result<SubjectKey, IssuerProblem> {
-    let file = IssuerProblem::CertificateFile;
-    match SubjectKey::parse(&own.key_info) {
-        Ok(SubjectKey::OtherKind(kind)) => {
-            Err(file(format!("has an issuer with an {kind} key, which cannot sign certificates of proxies: use ECDSA")))
-        }
-        Ok(key) => Ok(key),
-        Err(UnreadableKey::UnsupportedCurve(curve)) => Err(file(format!(
-            "has an issuer with a key of the curve {curve}, which is not supported: use P-256 or P-384"
-        ))),
-        Err(UnreadableKey::Malformed) => Err(file("has an issuer whose key cannot be read".to_owned())),
     }
 }

@@ -8,6 +8,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -77,6 +78,15 @@ pub(super) struct LeafBasis {
     pub(super) bundle: Option<String>,
     /// The SHA-256 of the issuer of the newest certificate.
     pub(super) issuer: Option<String>,
+}
+
+/// When each proxy is asked again because of what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextQuestion {
+    Now,
+    /// Unless something changes before.
+    After(Duration),
+    OnChange,
 }
 
 struct LeafEntry {
@@ -164,23 +174,29 @@ impl LeafBook {
 
     /// Has each proxy asked again if this is another basis than before: what was seen before a change of the declared roots,
     /// of the bundle or of the issuer may have changed with it. Until a proxy was asked, it is not observed.
-    pub(super) fn ask_again(&mut self, basis: LeafBasis, now: Timestamp) -> bool {
+    pub(super) fn ask_again(&mut self, basis: LeafBasis, now: Timestamp) -> NextQuestion {
         let Some((known, since)) = &self.basis else {
             self.basis = Some((basis, now));
-            return false;
+            return NextQuestion::OnChange;
         };
         let is_declared = LeafBasis { issuer: known.issuer.clone(), ..basis.clone() } != *known;
+        if !is_declared && known.issuer == basis.issuer {
+            return NextQuestion::OnChange;
+        }
         // Two issuers at the same time would otherwise change it all the time, and the answers are complete only after
         // each proxy was asked.
-        let is_due = now.duration_since(*since) >= AGAIN && self.entries.values().all(|entry| !entry.is_stale);
-        let is_change = is_declared || known.issuer != basis.issuer && is_due;
-        if is_change {
-            self.basis = Some((basis, now));
-            // A resource that was just declared gets no conclusion from a few answers.
-            self.has_begun &= !is_declared;
-            self.ask_all(now);
+        let left = AGAIN - now.duration_since(*since);
+        if !is_declared && left.is_positive() {
+            return NextQuestion::After(left.unsigned_abs());
         }
-        is_change
+        if !is_declared && self.entries.values().any(|entry| entry.is_stale) {
+            return NextQuestion::OnChange;
+        }
+        self.basis = Some((basis, now));
+        // A resource that was just declared gets no conclusion from a few answers.
+        self.has_begun &= !is_declared;
+        self.ask_all(now);
+        NextQuestion::Now
     }
 
     /// Has each proxy asked again. Nothing is concluded before.
@@ -401,12 +417,15 @@ mod tests {
             bundle: None,
             issuer: Some(issuer.to_owned()),
         };
-        assert!(!book.ask_again(basis(1, "a"), now()) && !book.ask_again(basis(1, "a"), now()));
+        let (asked, unchanged) = (NextQuestion::Now, NextQuestion::OnChange);
+        assert_eq!([(); 2].map(|()| book.ask_again(basis(1, "a"), now())), [unchanged; 2]);
         assert!(book.due(&[proxy(1)], 0, 9, now()).is_empty());
-        assert!(!book.ask_again(basis(1, "b"), now()), "for an issuer at most once a minute");
-        assert!(book.ask_again(basis(1, "b"), later(1)) && !book.ask_again(basis(1, "b"), later(2)));
-        assert!(!book.ask_again(basis(1, "a"), later(9)), "before each proxy was asked, the issuer is not known");
-        assert!(book.ask_again(basis(2, "b"), later(1)), "for what is declared at once");
+        let minute = NextQuestion::After(Duration::from_secs(60));
+        assert_eq!(book.ask_again(basis(1, "b"), now()), minute, "for an issuer at most once a minute");
+        assert_eq!([1, 2].map(|minutes| book.ask_again(basis(1, "b"), later(minutes))), [asked, unchanged]);
+        let later_on = book.ask_again(basis(1, "a"), later(9));
+        assert_eq!(later_on, unchanged, "before each proxy was asked, the issuer is not known");
+        assert_eq!(book.ask_again(basis(2, "b"), later(1)), asked, "for what is declared at once");
         assert_eq!((book.seen(now()).unobserved, book.due(&[proxy(1)], 0, 9, later(1)).len()), (1, 1));
         assert!(!book.is_complete(), "nothing is concluded before it was asked");
         let before = book.change() - 1;

@@ -20,6 +20,7 @@ mod prober;
 mod retirement;
 mod seen;
 mod status;
+mod switch;
 mod unseen_proxies;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -34,16 +35,17 @@ use self::{
     collector::LinkerdTrustCollector,
     events::{trust_events, written_event},
     identity_service::IdentityService,
-    leaves::LeafBasis,
+    leaves::{LeafBasis, NextQuestion},
     prober::{LeafProber, SharedLeaves},
     retirement::{Declaration, Retirement, RetirementBasis, RetirementStep},
     seen::{SeenParts, TrustSettings},
     status::{HeldWrite, LEAVES_RETRY, LaterWrite, TrustFacts, trust_status},
+    switch::SwitchGate,
 };
 use crate::{
     api::{
         self, FIELD_MANAGER, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName,
-        linkerd_trust::{TrustMode, TrustPhase},
+        linkerd_trust::{TrustCondition, TrustMode, TrustPhase, TrustReason},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_trust::LinkerdTrust},
     controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
@@ -66,6 +68,7 @@ struct LinkerdTrustReconciler {
     trusts: Api<api::LinkerdTrust>,
     bundle: BundleWriter,
     retirement: Retirement,
+    switch: SwitchGate,
     fence: Fence,
     events: Events,
     control_plane: Arc<str>,
@@ -104,6 +107,7 @@ pub fn spawn(
         trusts: Api::all(Client::clone(&deps.client)),
         bundle: BundleWriter::new(&deps.client, &control_plane, fence.clone(), &deps.registry)?,
         retirement: Retirement::new(&deps.client, identity, &leaves),
+        switch: SwitchGate::new(&deps.client),
         fence,
         events: deps.events.clone(),
         control_plane,
@@ -146,12 +150,16 @@ impl LinkerdTrustReconciler {
                     Ok(Some(written)) => return Ok(self.written(&trust, written)),
                 };
                 match (self.report(&trust, desired, now).await, held) {
-                    (Some((report, seen)), held) => {
+                    (Some((report, seen, asked)), held) => {
                         let is_held = held.is_some();
+                        let is_awaited = trust.status.has(TrustCondition::IssuerSynced, TrustReason::IssuerHeld);
+                        let switch = self.switch.readiness(&report, &seen, is_awaited).await;
                         match self.retire(&trust, &report, seen, bundle.as_deref().filter(|_| !is_held)).await? {
                             Retired::Written(written) => return Ok(self.written(&trust, written)),
                             Retired::Later(mut later) => {
                                 later.held = held.or(later.held);
+                                later.switch = switch;
+                                later.due = later.due.into_iter().chain(asked).min();
                                 TrustFacts::Observed { report: Box::new(report), later }
                             }
                         }
@@ -232,7 +240,7 @@ impl LinkerdTrustReconciler {
             }
         };
         let signing_since = self.retirement.signing_since(&declaration).filter(|_| is_awaited);
-        Ok(Retired::Later(LaterWrite { signing_since, held, due }))
+        Ok(Retired::Later(LaterWrite { signing_since, held, due, switch: None }))
     }
 
     /// Whether the declaration is still the same: it may have changed while the identity service was asked.
@@ -242,13 +250,14 @@ impl LinkerdTrustReconciler {
         current.is_some_and(|it| it.uid == trust.uid && it.generation == trust.generation && !it.deleting)
     }
 
-    /// Returns the report, and what it is made of; `None` if proxies must be asked before.
+    /// Returns the report, what it is made of, and when proxies are asked again because of it; `None` if they must be asked
+    /// before.
     async fn report(
         &self,
         trust: &LinkerdTrust,
         desired: Option<DeclaredRoots>,
         now: Timestamp,
-    ) -> Option<(TrustReport, SeenTrust)> {
+    ) -> Option<(TrustReport, SeenTrust, Option<Duration>)> {
         let leaves = self.leaves.known(now)?;
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
         let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
@@ -263,7 +272,11 @@ impl LinkerdTrustReconciler {
         let issuer = report.issuer.sha256.clone();
         let (uid, generation) = (Arc::clone(&trust.uid), trust.generation);
         let basis = LeafBasis { uid, generation, trust_domain, bundle, issuer };
-        (!self.leaves.ask_again(basis, now)).then_some((report, seen))
+        match self.leaves.ask_again(basis, now) {
+            NextQuestion::Now => None,
+            NextQuestion::After(left) => Some((report, seen, Some(left))),
+            NextQuestion::OnChange => Some((report, seen, None)),
+        }
     }
 
     /// Writes the status at the version that it was computed from. After a conflict it is computed again.

@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::{
-    api::{self, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS},
+    api::{self, INJECTORS_CONFIG_MAP, NamespacedName, TRUST_ROOTS, linkerd_trust::TrustCondition},
     cluster::{
         Change, Diff, Kind, Observer, State, WatchScope,
         kinds::{
@@ -67,8 +66,7 @@ impl Observer for LinkerdTrustObserver {
                 Change::LinkerdTrust(diff) => {
                     let key = NamespacedName::cluster_scoped(&diff.latest().name);
                     self.trusts.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
-                    // The status is the controller's own.
-                    if diff.old().map(declared) == diff.current().map(declared) {
+                    if declared(diff.old()) == declared(diff.current()) {
                         continue;
                     }
                     at_once = true;
@@ -91,9 +89,12 @@ impl Observer for LinkerdTrustObserver {
     }
 }
 
-/// What decides about a LinkerdTrust beside its status.
-fn declared(trust: &Arc<LinkerdTrust>) -> (Arc<str>, i64, Option<Timestamp>, bool) {
-    (Arc::clone(&trust.uid), trust.generation, trust.created, trust.deleting)
+/// Returns what decides about a LinkerdTrust: all but the part of the status that its own controller writes.
+fn declared(trust: Option<&Arc<LinkerdTrust>>) -> Option<impl PartialEq> {
+    let trust = trust?;
+    let issuer = trust.status.condition(TrustCondition::IssuerSynced);
+    let issuer = issuer.map(|issuer| (issuer.reason.clone(), issuer.message.clone()));
+    Some((Arc::clone(&trust.uid), trust.generation, trust.created, trust.deleting, issuer))
 }
 
 /// Whether a proxy of the mesh begins, ends, or is replaced.

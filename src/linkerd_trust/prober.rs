@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    leaves::{LeafBasis, LeafBook, ObservedLeaf},
+    leaves::{LeafBasis, LeafBook, NextQuestion, ObservedLeaf},
     observer::{KINDS, LinkerdTrustObserver},
     seen::TrustSettings,
 };
@@ -77,12 +77,12 @@ impl SharedLeaves {
     }
 
     /// Has proxies asked again if what this is computed from changed.
-    pub(super) fn ask_again(&self, basis: LeafBasis, now: Timestamp) -> bool {
-        let is_change = self.book.lock().ask_again(basis, now);
-        if is_change {
+    pub(super) fn ask_again(&self, basis: LeafBasis, now: Timestamp) -> NextQuestion {
+        let next = self.book.lock().ask_again(basis, now);
+        if next == NextQuestion::Now {
             self.changed.notify_one();
         }
-        is_change
+        next
     }
 
     /// Has each proxy asked again.

@@ -149,7 +149,8 @@ impl Retirement {
         let (why, by_hand) = match unseen_proxies::check(&self.client).await {
             Err(Unseen { why, is_found }) => {
                 self.watch(&basis.declaration, seen).await;
-                (why, is_found)
+                let remedy = "Once none of these proxies needs them, run the command in status.commands";
+                (if is_found { format!("{why}. {remedy}") } else { why }, is_found)
             }
             Ok(()) => {
                 let signing = self.signing(seen, Some(after.to_owned())).await;

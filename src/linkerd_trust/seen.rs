@@ -85,19 +85,28 @@ impl SeenParts {
             let bundle = bundle(state.config_maps.find(control_plane, TRUST_ROOTS));
             (bundle, TrustSettings::text(&state, control_plane), links.collect(), pods)
         };
+        let written = bundle.as_ref().ok().and_then(|bundle: &SeenBundle| bundle.written);
         let settings = settings.of(values);
+        let mut behind = BTreeSet::new();
         let mut counted = HashMap::<(Option<&AnchorSet>, WorkloadKey), usize>::new();
         for some in pods.chunks(AT_ONCE) {
             {
                 let state = cluster.read();
                 for pod in some {
                     let Some(injected) = &pod.injected else { continue };
-                    *counted.entry((injected.trust_anchors.as_deref(), state.workload_of(pod))).or_default() += 1;
+                    let workload = state.workload_of(pod);
+                    // Such a Pod of a tenant reads another ConfigMap.
+                    let reads_bundle = injected.trust_anchors.is_none() && pod.key.namespace == *control_plane;
+                    if reads_bundle && pod.created.is_none_or(|created| Some(created) <= written) {
+                        behind.insert(meshed(workload.clone()));
+                    }
+                    *counted.entry((injected.trust_anchors.as_deref(), workload)).or_default() += 1;
                 }
             }
             tokio::task::yield_now().await;
         }
         let mut proxies = SeenProxies::default();
+        proxies.behind_config_map = behind;
         let mut of_set = HashMap::<_, usize>::new();
         for ((anchors, _), pods) in &counted {
             *of_set.entry(*anchors).or_default() += pods;
@@ -109,9 +118,8 @@ impl SeenParts {
             let most = std::cmp::Reverse(of_set.get(anchors).copied());
             (most, anchors.map(AnchorSet::digest), workload.clone())
         });
-        for ((anchors, WorkloadKey { namespace, kind, name }), pods) in counted {
-            let [namespace, kind, name] = [namespace, kind, name].map(|text| text.to_string());
-            proxies.add(MeshedWorkload { namespace, kind, name }, anchors, pods);
+        for ((anchors, workload), pods) in counted {
+            proxies.add(meshed(workload), anchors, pods);
         }
         Self { namespace: Arc::clone(control_plane), bundle, settings, proxies, linked_clusters }
     }
@@ -149,6 +157,12 @@ impl SeenParts {
             now,
         }
     }
+}
+
+fn meshed(workload: WorkloadKey) -> MeshedWorkload {
+    let WorkloadKey { namespace, kind, name } = workload;
+    let [namespace, kind, name] = [namespace, kind, name].map(|text| text.to_string());
+    MeshedWorkload { namespace, kind, name }
 }
 
 fn bundle(map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {

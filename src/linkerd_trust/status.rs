@@ -10,12 +10,13 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
+use super::switch::SwitchReadiness;
 use crate::{
     api::{
         LinkerdTrustStatus,
         linkerd_trust::{
-            TrustCondition, TrustIssuerStatus, TrustPhase, TrustProxiesStatus, TrustReason, TrustRootStatus,
-            TrustWorkloadStatus,
+            IssuerOrigin, TrustCondition, TrustIssuerStatus, TrustPhase, TrustProxiesStatus, TrustReason,
+            TrustRootStatus, TrustWorkloadStatus,
         },
     },
     cluster::kinds::linkerd_trust::LinkerdTrust,
@@ -64,14 +65,16 @@ pub(super) struct HeldWrite {
     pub(super) by_hand: bool,
 }
 
-/// What is known about the next write of the bundle.
+/// What is known about the next writes.
 #[derive(Default)]
 pub(super) struct LaterWrite {
     /// Since when the identity service signs only certificates that need declared roots.
     pub(super) signing_since: Option<Timestamp>,
-    /// The time after which roots may be removed.
+    /// The time after which roots may be removed, or proxies are asked again.
     pub(super) due: Option<Duration>,
     pub(super) held: Option<HeldWrite>,
+    /// While an issuer is awaited that the operator writes: whether all proxies accept it.
+    pub(super) switch: Option<SwitchReadiness>,
 }
 
 /// A condition without its time. Without a status it is Unknown.
@@ -83,7 +86,11 @@ impl TrustFacts {
     /// Returns the time after which the resource must be reconciled without a change.
     pub(super) fn due(&self) -> Option<Duration> {
         match self {
-            Self::Observed { later, .. } => later.held.as_ref().map_or(later.due, |held| held.retry),
+            Self::Observed { later, .. } => {
+                let write = later.held.as_ref().map_or(later.due, |held| held.retry);
+                let switch = later.switch.as_ref().and_then(|switch| switch.retry);
+                write.into_iter().chain(switch).min()
+            }
             Self::Asking { .. } => Some(LEAVES_RETRY),
             _ => None,
         }
@@ -97,6 +104,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
         let rows = rows.map(|condition| TrustRow(condition, Some(false), reason, message.clone()));
         (rows.into(), LinkerdTrustStatus::default())
     };
+    let mut kept = None;
     let (rows, status): (Vec<_>, _) = match facts {
         TrustFacts::Conflicted(other) => not_accepted(
             TrustReason::Conflicted,
@@ -106,12 +114,15 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
         TrustFacts::Observed { report, later } => {
             let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![TrustRow(TrustCondition::Accepted, Some(true), TrustReason::Accepted, message)];
-            rows.extend(condition_rows(report, later));
-            (rows, observed(report, later))
+            let issuer = written_issuer(trust);
+            rows.extend(condition_rows(report, later, issuer));
+            kept = issuer.cloned();
+            (rows, observed(report, later, issuer))
         }
         TrustFacts::Asking { held } => return asking(trust, held, now),
     };
-    let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now)).collect();
+    let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now));
+    let conditions = conditions.chain(kept).collect();
     LinkerdTrustStatus { observed_generation: Some(trust.generation), conditions, ..status }
 }
 
@@ -128,18 +139,32 @@ fn asking(trust: &LinkerdTrust, held: &HeldWrite, now: Timestamp) -> LinkerdTrus
     status
 }
 
-/// Returns the next step. What holds a removal comes before it.
-fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
+/// Returns what the process that writes the issuer says about it, which only that process writes.
+fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
+    let is_managed = trust.spec.issuer.manage == IssuerOrigin::Secret;
+    trust.status.condition(TrustCondition::IssuerSynced).filter(|_| is_managed)
+}
+
+/// Returns the next step. What holds a removal comes before it, and so does what holds the issuer.
+fn chosen_step(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> RotationStep {
+    let only = |sentence: String| RotationStep { sentence, commands: Vec::new() };
     match (&later.held, &report.removal_by_hand) {
-        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => step.clone(),
-        (Some(held), Some(_)) => RotationStep { sentence: held.message.clone(), commands: Vec::new() },
+        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => return step.clone(),
+        (Some(held), Some(_)) => return only(held.message.clone()),
+        _ => {}
+    }
+    match issuer.filter(|_| report.progress.phase == TrustPhase::AwaitingIssuer) {
+        Some(issuer) if issuer.status == "True" => {
+            only(format!("wait until a proxy has renewed its certificate: {}", issuer.message))
+        }
+        Some(issuer) if issuer.reason != TrustReason::IssuerAwaited.as_str() => only(issuer.message.clone()),
         _ => report.next_step.clone(),
     }
 }
 
-fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
+fn observed(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> LinkerdTrustStatus {
     let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
-    let (held, step) = (later.held.as_ref(), chosen_step(report, later));
+    let (held, step) = (later.held.as_ref(), chosen_step(report, later, issuer));
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
         phase: Some(report.progress.phase),
@@ -214,11 +239,11 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
     found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
 }
 
-fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
+fn condition_rows(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> Vec<TrustRow> {
     let held = later.held.as_ref();
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
-    let next = || chosen_step(report, later).sentence;
+    let next = || chosen_step(report, later, issuer).sentence;
     let bundle_synced = match phase {
         _ if let Some(held) = held => (Some(false), held.reason, held.message.clone()),
         TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {
@@ -281,6 +306,9 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
         row(TrustCondition::LeavesRenewed, renewed),
         row(TrustCondition::Ready, ready),
     ];
+    rows.extend(later.switch.as_ref().map(|switch| {
+        TrustRow(TrustCondition::ReadyToSwitch, Some(switch.is_ready), switch.reason, switch.message.clone())
+    }));
     let ending = report.problems.iter().find(|problem| problem.is_end);
     rows.extend(ending.map(|problem| {
         TrustRow(TrustCondition::Expiring, Some(true), TrustReason::CertificateEnds, problem.message.clone())

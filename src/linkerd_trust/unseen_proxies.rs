@@ -76,8 +76,7 @@ impl UnseenKind {
             Ok(None) => Ok(()),
             Ok(Some(name)) => {
                 let Self { kind, why, .. } = self;
-                let remedy = "Once none of these proxies needs them, run the command in status.commands";
-                Err(Unseen { why: format!("{kind} {name} {why}. {remedy}"), is_found: true })
+                Err(Unseen { why: format!("{kind} {name} {why}"), is_found: true })
             }
             Err(error) => {
                 let remedy = match &error {

@@ -21,6 +21,7 @@ use crate::{
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
     identity::{self, ShownIdentity},
+    issuer_writer::{self, IssuerObserver},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
     linkerd_trust::{self, LinkerdTrustObserver},
@@ -33,6 +34,7 @@ use crate::{
 pub(super) struct Observers {
     destination: Option<Arc<DestinationObserver>>,
     external_workload: Option<Arc<ExternalWorkloadObserver>>,
+    issuer_writer: Option<Arc<IssuerObserver>>,
     linkerd_config: Option<(Arc<LinkerdConfigObserver>, Arc<RolloutObserver>)>,
     linkerd_trust: Option<Arc<LinkerdTrustObserver>>,
     links: Option<Arc<LinksObserver>>,
@@ -54,6 +56,7 @@ impl Observers {
                 .enable_external_workload
                 .then(|| ExternalWorkloadObserver::new(registry))
                 .transpose()?,
+            issuer_writer: args.enable_issuer_writer.then(|| IssuerObserver::new(namespace, registry)).transpose()?,
             linkerd_config,
             // It reads what LinkerdConfigs need anyway, and shares their Lease.
             linkerd_trust: args
@@ -78,6 +81,7 @@ impl Observers {
             all.push(Arc::clone(rollouts) as Arc<dyn Observer>);
         }
         all.extend(self.linkerd_trust.clone().map(|observer| observer as Arc<dyn Observer>));
+        all.extend(self.issuer_writer.clone().map(|observer| observer as Arc<dyn Observer>));
         all.extend(self.links.clone().map(|observer| observer as Arc<dyn Observer>));
         all.extend(self.proxy_injector.clone().map(|observer| observer as Arc<dyn Observer>));
         all
@@ -186,6 +190,20 @@ impl Observers {
             let token = parts.args.identity_token_file.clone();
             linkerd_trust::spawn(&deps, observer, namespace, token, stop, &mut process.writers)?;
         }
+        Ok(())
+    }
+
+    pub(super) fn start_issuer_writer(
+        &self,
+        parts: &Parts,
+        elections: &mut Elections,
+        process: &mut Process,
+    ) -> anyhow::Result<()> {
+        let namespace = &parts.args.controller_namespace;
+        let Some(observer) = &self.issuer_writer else { return Ok(()) };
+        let leadership = elections.elect(parts, namespace, issuer_writer::LEASE, None, process);
+        let Some(deps) = parts.controller_deps(&leadership) else { return Ok(()) };
+        issuer_writer::spawn(&deps, observer, namespace, process.stop.clone(), &mut process.writers)?;
         Ok(())
     }
 }

@@ -97,6 +97,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let certificate = webhooks::start(&parts, injector, listeners.webhook, &mut elections, &mut process)?;
     observers.start_external_workload(&parts, &mut elections, &mut process)?;
     observers.start_linkerd_config(&parts, &mut elections, &mut process)?;
+    observers.start_issuer_writer(&parts, &mut elections, &mut process)?;
 
     let leases = elections.leases.clone();
     process.check(move || leases.iter().filter_map(|lease| lease.leadership.problem()).map(Wait::note).collect());
@@ -169,6 +170,7 @@ impl Parts {
         let args = &self.args;
         let writes_events = args.enable_external_workload
             || args.enable_identity
+            || args.enable_issuer_writer
             || args.enable_linkerd_config
             || args.enable_proxy_injector
             || args.webhook_certificate_secret.is_some();

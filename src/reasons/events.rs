@@ -137,6 +137,17 @@ const LINKERD_TRUSTS: &[ReasonEntry] = &[
         "The operator did not remove trust anchors from the bundle that are not declared, or another writer has added them again.",
         "See the reason of the condition BundleSynced.",
     ),
+    fine(
+        "IssuerWritten",
+        NORMAL,
+        "The operator wrote the next issuer, or the previous one, into the Secret linkerd-identity-issuer: spec.issuer.manage is Secret.",
+    ),
+    entry(
+        "IssuerNotWritten",
+        WARNING,
+        "The operator did not write the next issuer, or another writer keeps replacing it.",
+        "See the reason of the condition IssuerSynced.",
+    ),
 ];
 
 const LINKERD_CONFIGS: &[ReasonEntry] = &[

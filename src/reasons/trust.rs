@@ -17,8 +17,9 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
             entry(
                 "Invalid",
                 "False",
-                "A part of spec.anchors.pem is not a certificate that proxies can use, or there are more than 20; or \
-                 spec.bridge.pem has something else than bridges to declared trust anchors and the roots that signed them.",
+                "A part of spec.anchors.pem is not a certificate that proxies can use, or there are more than 20; \
+                 spec.bridge.pem has something else than bridges to declared trust anchors and the roots that signed them; or \
+                 spec.issuer.manage lacks spec.anchors or the mode Enforce.",
                 "Correct what the message names.",
             ),
         ],
@@ -102,6 +103,79 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "The certificates of some proxies were not observed: their Pods start, or the operator cannot connect to port \
                  4191 of them.",
                 "Permit connections of the operator to port 4191 of all meshed Pods.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "ReadyToSwitch",
+        question: "With spec.issuer.manage, in the phase AwaitingIssuer: do all proxies accept certificates of the next issuer?",
+        reasons: &[
+            fine("Synced", "True", "They do."),
+            fine("OverBridge", "True", "They do, over the declared bridges: each accepts at least as much as before."),
+            entry(
+                "ControlPlaneBehind",
+                "False",
+                "Proxies of the control plane read the bundle when they start, and have read an earlier one.",
+                "Restart the control plane with the command in the message, or declare a bridge.",
+            ),
+            fine(
+                "ProxiesBehind",
+                "False",
+                "The bundle was changed within the last four minutes, so new Pods may still get the previous one.",
+            ),
+            entry(
+                "ProxiesNotSeen",
+                "False",
+                "There are proxies outside of the cluster, or objects that show them cannot be listed.",
+                "Do what the message says. With a bridge, these proxies hold nothing.",
+            ),
+            entry(
+                "NotObserved",
+                "False",
+                "The ConfigMap of the bundle does not show when it was changed.",
+                "Apply it again: its managed fields are missing.",
+            ),
+        ],
+    },
+    ConditionReasons {
+        condition: "IssuerSynced",
+        question: "With spec.issuer.manage, is the issuer of the mesh the next one?",
+        reasons: &[
+            fine("Synced", "True", "It is, or it belongs to a declared trust anchor, and there is no next one."),
+            entry(
+                "IssuerAwaited",
+                "False",
+                "The issuer belongs to no declared trust anchor, and the Secret linkerd-identity-issuer-next does not exist.",
+                "Write an issuer of the declared trust anchor into it.",
+            ),
+            fine(
+                "IssuerHeld",
+                "False",
+                "The next issuer can be used, and waits: the bundle lacks a declared trust anchor, or some proxies would refuse its certificates. The message says what is missing.",
+            ),
+            entry(
+                "IssuerRefused",
+                "False",
+                "The next issuer cannot be used: its key, its dates, or the trust anchor that it belongs to. The present one stays.",
+                "Write another one into the Secret linkerd-identity-issuer-next.",
+            ),
+            entry(
+                "Contested",
+                "False",
+                "Another writer replaced the issuer more than five times in ten minutes. The operator waits longer each time before it writes it again.",
+                "Change the configuration of that writer: the values of Helm, or Git.",
+            ),
+            entry(
+                "WriteFailed",
+                "False",
+                "A Secret could not be read or written. The message has the reason.",
+                "Correct what the message names.",
+            ),
+            entry(
+                "WrittenByCertManager",
+                "False",
+                "cert-manager writes the Secret linkerd-identity-issuer, so the operator does not.",
+                "Change the Certificate, and set spec.issuer.manage to None.",
             ),
         ],
     },

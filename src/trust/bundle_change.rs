@@ -123,6 +123,7 @@ mod tests {
             bridges: Vec::new(),
             signers: Vec::new(),
             is_enforced: false,
+            manages_issuer: false,
         }
     }
 

@@ -2,7 +2,10 @@
 
 use super::{seen::DeclaredRoots, words::named};
 use crate::{
-    api::{LinkerdTrustSpec, linkerd_trust::TrustMode},
+    api::{
+        LinkerdTrustSpec,
+        linkerd_trust::{IssuerOrigin, TrustMode},
+    },
     text::and_more,
     values::UnusableTrustBundle,
     x509::{
@@ -20,8 +23,16 @@ const SHOWN: usize = 10;
 /// Returns the declared roots; `None` for those of the bundle.
 ///
 /// # Errors
-/// When a part of the text is not a certificate that proxies can use. The error begins with the field.
+/// When a part of the text is not a certificate that proxies can use, or a field needs another one. The error begins with the
+/// field.
 pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<Option<DeclaredRoots>, String> {
+    let manages_issuer = spec.issuer.manage == IssuerOrigin::Secret;
+    if manages_issuer && (spec.anchors.is_none() || spec.mode != TrustMode::Enforce) {
+        return Err(
+            "spec.issuer.manage needs spec.anchors.pem, to which the issuer must belong, and spec.mode Enforce"
+                .to_owned(),
+        );
+    }
     let Some(anchors) = &spec.anchors else {
         return match spec.bridge {
             Some(_) => Err("spec.bridge needs the trust anchors that it leads to: set spec.anchors.pem".to_owned()),
@@ -33,7 +44,7 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
     let (bridges, signers) =
         bridges.map_err(|why| format!("spec.bridge.pem cannot be used: {why}"))?.unwrap_or_default();
     let is_enforced = spec.mode == TrustMode::Enforce;
-    Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle, bridges, signers, is_enforced }))
+    Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle, bridges, signers, is_enforced, manages_issuer }))
 }
 
 fn read_anchors(pem: &str) -> Result<AnchorBundle, String> {

@@ -7,6 +7,9 @@
 
 pub(crate) mod bundle_change;
 pub(crate) mod declared;
+pub(crate) mod issuer_change;
+#[cfg(test)]
+mod issuer_change_tests;
 mod next_step;
 mod plan;
 pub mod report;

@@ -11,11 +11,11 @@ use super::{
     next_step::RotationStep,
     roots::{MeshRoots, ProxyGroup, pods},
     seen::SeenTrust,
-    sufficient::reached_by_desired_issuer,
+    sufficient::{reached_by_desired_issuer, with_bridges},
     words::{named, proxies, proxies_trust, rounded},
 };
 use crate::{
-    api::{TRUST_ROOTS, linkerd_trust::TrustPhase},
+    api::{ISSUER, NEXT_ISSUER, TRUST_ROOTS, linkerd_trust::TrustPhase},
     text::and_more,
     x509::{anchor_set::Fingerprint, anchors::RootCertificate},
 };
@@ -40,6 +40,9 @@ pub struct RotationProgress {
     pub is_bridged: bool,
     /// Whether the issuer does not belong to a declared root, or is not known.
     pub awaits_issuer: bool,
+    /// Whether each proxy that accepts the certificates of the present issuer accepts those of the next one, by the declared
+    /// bridges.
+    pub accepts_next: bool,
     /// The roots that the certificates of this issuer reach.
     pub(super) reached: BTreeSet<Fingerprint>,
     /// The proxies that present certificates which reach none of the declared roots.
@@ -70,6 +73,7 @@ impl RotationProgress {
             untrusting: all - trusting,
             is_bridged,
             awaits_issuer: !roots.is_issuer_desired(),
+            accepts_next: !roots.reached().is_empty() && roots.reached().is_subset(&with_bridges(roots)),
             reached,
             not_renewed: leaves.map_or(0, |leaves| leaves.without(&roots.desired)),
             newest_old: leaves.and_then(|leaves| leaves.newest_without(&roots.desired)),
@@ -78,6 +82,18 @@ impl RotationProgress {
             is_bundle_synced: roots.in_bundle == roots.desired && roots.missing.is_empty(),
         };
         Self { phase: progress.phase_of(seen, roots), ..progress }
+    }
+
+    /// Whether each proxy that shows its roots accepts what reaches the sufficient ones. While an issuer is awaited, these are
+    /// what the next one reaches; later, roots that are not declared may help the present one.
+    pub fn may_switch(&self) -> bool {
+        match self.phase {
+            TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading => false,
+            TrustPhase::AwaitingIssuer => true,
+            TrustPhase::Renewing | TrustPhase::Retiring | TrustPhase::Complete | TrustPhase::Steady => {
+                self.untrusting == 0
+            }
+        }
     }
 
     fn phase_of(&self, seen: &SeenTrust, roots: &MeshRoots<'_>) -> TrustPhase {
@@ -138,6 +154,8 @@ pub(super) fn toward(
     let source = seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref());
     let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
     let is_enforced = seen.desired.as_ref().is_some_and(|declared| declared.is_enforced);
+    let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
+    let secret = if is_managed { NEXT_ISSUER } else { ISSUER };
     let is_written_by_operator = is_enforced && source.is_none() && !by_hand;
     let target = roots.target();
     let issuer_of = target.map_or_else(|| list(&desired), named);
@@ -149,8 +167,8 @@ pub(super) fn toward(
         TrustPhase::Spreading => {
             let bridge = match target.and_then(|target| signer(roots, target.id)) {
                 Some(signer) => format!(
-                    "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret \
-                     linkerd-identity-issuer, once spec.bridge has this bridge and its signer: then nothing has to restart. \
+                    "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret {secret}, once \
+                     spec.bridge has this bridge and its signer: then nothing has to restart. \
                      Without a bridge, first",
                     named(signer)
                 ),
@@ -161,6 +179,10 @@ pub(super) fn toward(
                 "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
             )
         }
+        TrustPhase::AwaitingIssuer if is_managed => format!(
+            "write an issuer of {issuer_of} into the Secret {secret}. The operator makes it the issuer of the mesh, with the \
+             declared bridges, once all proxies accept its certificates: see the condition IssuerSynced"
+        ),
         TrustPhase::AwaitingIssuer => {
             let is_bridged = target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
             awaited(&issuer_of, is_bridged) + later
@@ -207,7 +229,7 @@ pub(super) fn toward(
             match is_written_by_operator {
                 true => format!(
                     "wait: the operator removes {others} from {place}, after the identity service has shown for a few \
-                     minutes that its certificates do not need it. Keep {issuer} in the Secret linkerd-identity-issuer"
+                     minutes that its certificates do not need it. Keep {issuer} in the Secret {secret}"
                 ),
                 false => removal_by_hand(seen, &issuer, &others, &place),
             }
@@ -220,6 +242,7 @@ pub(super) fn toward(
         (TrustPhase::Retiring, Some(declared)) if !is_written_by_operator => {
             bundle_commands(&seen.namespace, &declared.resource, false)
         }
+        (TrustPhase::AwaitingIssuer, Some(_)) if is_managed => vec![next_issuer_command(&seen.namespace)],
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })
@@ -255,6 +278,13 @@ fn list(roots: &[&RootCertificate]) -> String {
 fn in_source(bundle: &str) -> String {
     format!(
         "the sources of the Bundle {bundle}, from which trust-manager writes ConfigMap linkerd-identity-trust-roots"
+    )
+}
+
+fn next_issuer_command(namespace: &str) -> String {
+    format!(
+        "kubectl -n {namespace} create secret tls {NEXT_ISSUER} --cert=issuer.crt --key=issuer.key --dry-run=client -o yaml | \
+         kubectl apply --server-side --force-conflicts -f -"
     )
 }
 

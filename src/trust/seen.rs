@@ -68,6 +68,8 @@ pub(crate) struct DeclaredRoots {
     pub(crate) signers: Vec<RootCertificate>,
     /// Whether the operator writes the bundle.
     pub(crate) is_enforced: bool,
+    /// Whether the operator writes the issuer.
+    pub(crate) manages_issuer: bool,
 }
 
 /// Why an object is not known.
@@ -145,6 +147,8 @@ pub struct SeenProxies {
     pub(super) bundles: BTreeMap<Fingerprint, BundleProxies>,
     /// Proxies that read their bundle when they start, as those of the control plane do.
     pub from_config_map: usize,
+    /// The workloads of the control plane that read the bundle before it was written last.
+    pub(crate) behind_config_map: BTreeSet<MeshedWorkload>,
     /// Proxies with other bundles than the ones that are remembered.
     pub others: usize,
 }
@@ -177,13 +181,12 @@ impl SeenTrust {
 
     /// The name of the identity service. The names of other leaves are as valid or invalid.
     pub(crate) fn identity_service(&self) -> String {
-        self.identity_of(&self.namespace, "linkerd-identity")
+        self.settings.identity_service(&self.namespace)
     }
 
     /// The identity of a ServiceAccount.
     pub(crate) fn identity_of(&self, namespace: &str, account: &str) -> String {
-        let (control_plane, domain) = (&self.namespace, &self.settings.trust_domain);
-        format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{domain}")
+        self.settings.identity_of(&self.namespace, namespace, account)
     }
 }
 
@@ -245,6 +248,15 @@ impl LeafSettings {
             lifetime: issuer("issuanceLifetime").unwrap_or(DAY),
             clock_skew: issuer("clockSkewAllowance").unwrap_or(CLOCK_SKEW),
         }
+    }
+
+    /// The name of the identity service of this control plane.
+    pub(super) fn identity_service(&self, control_plane: &str) -> String {
+        self.identity_of(control_plane, control_plane, "linkerd-identity")
+    }
+
+    pub(super) fn identity_of(&self, control_plane: &str, namespace: &str, account: &str) -> String {
+        format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{}", self.trust_domain)
     }
 
     /// Returns when all proxies have renewed their certificates after a change of the issuer.

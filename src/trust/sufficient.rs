@@ -29,7 +29,7 @@ pub(super) fn reached_by_desired_issuer(roots: &MeshRoots<'_>) -> BTreeSet<Finge
 }
 
 /// The root of the issuer, or of the next one, and those that its certificates reach over the declared bridges.
-fn with_bridges(roots: &MeshRoots<'_>) -> BTreeSet<Fingerprint> {
+pub(super) fn with_bridges(roots: &MeshRoots<'_>) -> BTreeSet<Fingerprint> {
     let Some(target) = roots.target() else { return BTreeSet::new() };
     roots.over_bridges(&target.id).iter().copied().chain([target.id]).collect()
 }

@@ -127,6 +127,7 @@ pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
         bridges: Vec::new(),
         signers: Vec::new(),
         is_enforced: false,
+        manages_issuer: false,
     });
     mesh
 }

@@ -2,20 +2,29 @@
 //! and declared roots that change.
 //!
 //! In: a seed. Out: the invariant of the mesh after each step: each proxy accepts the certificate of each other one; and the
-//! number of restarts, if a LinkerdConfig restarts only proxies without a sufficient root.
+//! number of restarts, if a LinkerdConfig restarts only proxies without a sufficient root. The user writes the issuer, or
+//! only the next one, and the operator writes the issuer.
 //!
 //! The model knows nothing of the code under test but its sentences and what it writes into the bundle, and decides by sets of roots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use zeroize::Zeroizing;
+
 use super::{
+    SeenTrust, TrustReport,
     bundle_change::{BundleChange, addition, removal},
+    issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
     testing::{Mesh, at, declaring_bridged, root_of, workload},
 };
 use crate::{
-    api::linkerd_trust::TrustPhase,
+    api::{
+        LinkerdTrustStatus,
+        linkerd_trust::{TrustPhase, TrustReason},
+    },
     text::sha256,
     x509::{
         anchor_set::AnchorSet,
@@ -25,8 +34,8 @@ use crate::{
 };
 
 type Roots = BTreeSet<usize>;
-/// The root of an issuer, and the root that signed a bridge to it.
-type Issued = (usize, Option<usize>);
+/// The root of an issuer, and the bridges after it: a root, and the one that signed a bridge to it.
+type Issued = (usize, BTreeSet<(usize, usize)>);
 
 const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
 const PROXIES: usize = 3;
@@ -52,6 +61,9 @@ struct Said {
     behind: Vec<(usize, bool)>,
     is_broken: bool,
     sufficient: Roots,
+    /// The issuer that the operator writes, and whether it says that it needs another next one.
+    written: Option<(Issued, IssuerPlace)>,
+    needs_next: bool,
     /// The bundle after what the operator adds, and after what it removes.
     added: Roots,
     left: Roots,
@@ -71,11 +83,16 @@ struct WalkMesh {
     has_bridges: bool,
     /// Whether a LinkerdConfig restarts proxies, and not the user. Bridges are declared.
     has_rollouts: bool,
+    /// Whether the operator writes the issuer.
+    manages_issuer: bool,
 }
 
 struct Walk {
     bundle: Roots,
     secret: Issued,
+    /// The next and the previous issuer, if the operator writes the issuer.
+    next: Option<Issued>,
+    previous: Option<Issued>,
     declared: Roots,
     proxies: Vec<WalkProxy>,
     clock: usize,
@@ -101,16 +118,61 @@ impl WalkPki {
         Self { roots, issuers, bridges, reported: HashMap::new() }
     }
 
-    fn chain(&self, (root, bridge): Issued) -> Vec<ChainCertificate> {
-        let bridge = bridge.map(|signer| &self.bridges[&(root, signer)]);
-        let chain = [&self.issuers[root]].into_iter().chain(bridge);
-        chain.map(|ca| ChainCertificate::parse(&der(&ca.pem)).unwrap()).collect()
+    fn chain(&self, (root, bridges): &Issued) -> Vec<&TestCa> {
+        [&self.issuers[*root]].into_iter().chain(bridges.iter().map(|bridge| &self.bridges[bridge])).collect()
+    }
+
+    fn file(&self, issued: &Issued) -> IssuerFile {
+        let key = Zeroizing::new(self.issuers[issued.0].key.serialize_pem().into_bytes());
+        IssuerFile { certificates: pem_of(&self.chain(issued)).into_bytes(), key }
+    }
+
+    /// What a file has.
+    fn issued(&self, certificates: &str) -> Issued {
+        let has = |ca: &TestCa| certificates.contains(ca.pem.trim());
+        let root = self.issuers.iter().position(has).unwrap();
+        (root, self.bridges.iter().filter(|(_, bridge)| has(bridge)).map(|(bridge, _)| *bridge).collect())
+    }
+
+    /// What the operator does with the issuer, if nothing but what is shown decides.
+    fn issuer_step(&self, walk: &Walk, mesh: &Mesh, report: &TrustReport) -> IssuerStep {
+        let SeenTrust { desired, bundle, settings, now, .. } = &mesh.0;
+        let bundle = &bundle.as_ref().unwrap().pem;
+        let is_ready = report.progress.may_switch();
+        let ready = Condition {
+            type_: "ReadyToSwitch".to_owned(),
+            status: if is_ready { "True" } else { "False" }.to_owned(),
+            reason: "Synced".to_owned(),
+            message: "not ready".to_owned(),
+            observed_generation: Some(1),
+            last_transition_time: Time(*now),
+        };
+        let status = LinkerdTrustStatus {
+            observed_generation: Some(1),
+            trust_roots_sha256: Some(sha256(bundle)),
+            sufficient_anchors: report.sufficient.clone(),
+            conditions: vec![ready],
+            ..LinkerdTrustStatus::default()
+        };
+        let basis = IssuerBasis {
+            namespace: "linkerd",
+            settings,
+            declared: desired.as_ref().unwrap(),
+            bundle,
+            status: &status,
+            generation: 1,
+            now: *now,
+        };
+        let file = |issued: &Option<Issued>| issued.as_ref().map(|issued| self.file(issued));
+        let present = Some(self.file(&walk.secret));
+        basis.step(&SeenIssuers { present, next: file(&walk.next), previous: file(&walk.previous) })
     }
 
     fn said(&mut self, walk: &Walk) -> Said {
-        let newest = walk.proxies.iter().max_by_key(|proxy| proxy.issued).unwrap().presents;
-        let proxies: Vec<_> = walk.proxies.iter().map(|proxy| (&proxy.trusts, proxy.presents)).collect();
-        let key = format!("{:?} {:?} {:?} {newest:?} {proxies:?}", walk.bundle, walk.declared, walk.bridge);
+        let newest = walk.proxies.iter().max_by_key(|proxy| proxy.issued).unwrap().presents.clone();
+        let proxies: Vec<_> = walk.proxies.iter().map(|proxy| (&proxy.trusts, &proxy.presents)).collect();
+        let issuers = (&walk.secret, &walk.next, &walk.previous, walk.mesh.manages_issuer);
+        let key = format!("{:?} {:?} {:?} {issuers:?} {newest:?} {proxies:?}", walk.bundle, walk.declared, walk.bridge);
         if let Some(said) = self.reported.get(&key) {
             return said.clone();
         }
@@ -123,15 +185,18 @@ impl WalkPki {
         for (number, proxy) in walk.proxies.iter().enumerate() {
             let anchors = AnchorSet::of(&pem_of(&roots(&proxy.trusts)));
             mesh.0.proxies.add(workload("Deployment", &number.to_string()), Some(&anchors), 1);
-            *presented.entry(proxy.presents).or_default() += 1;
+            *presented.entry(proxy.presents.clone()).or_default() += 1;
         }
         let mut leaves = SeenLeaves::default();
         for (chain, proxies) in presented {
-            leaves.add(&self.chain(chain), proxies, at(if chain == newest { 0 } else { -3600 }));
+            let sent = self.chain(&chain).into_iter().map(|ca| ChainCertificate::parse(&der(&ca.pem)).unwrap());
+            leaves.add(&sent.collect::<Vec<_>>(), proxies, at(if chain == newest { 0 } else { -3600 }));
         }
         mesh.0.leaves = Some(leaves);
         mesh.0.issuer = Err(NotSeen::Unread("it is not read".to_owned()));
+        mesh.0.desired.as_mut().unwrap().manages_issuer = walk.mesh.manages_issuer;
         let report = mesh.report();
+        let step = walk.mesh.manages_issuer.then(|| self.issuer_step(walk, &mesh, &report));
         let (bundle, declared) = (pem_of(&roots(&walk.bundle)), mesh.0.desired.as_ref().unwrap());
         let roots_of = |bundle: &str| -> Roots {
             let has = |root: &TestCa| AnchorSet::of(&root.pem).shares_anchor(&AnchorSet::of(bundle));
@@ -143,6 +208,14 @@ impl WalkPki {
             report.sufficient.contains(&hash)
         };
         let said = Said {
+            needs_next: matches!(
+                step,
+                Some(IssuerStep::Held(TrustReason::IssuerAwaited | TrustReason::IssuerRefused, _))
+            ),
+            written: match step {
+                Some(IssuerStep::Write(new)) => Some((self.issued(&new.certificates), new.place)),
+                _ => None,
+            },
             sufficient: (0..NAMES.len()).filter(is_sufficient).collect(),
             added: written(addition(&bundle, declared).unwrap()),
             left: written(removal(&bundle, declared).unwrap()),
@@ -166,10 +239,13 @@ fn named_after(sentence: &str, words: &str) -> Option<usize> {
 
 impl Walk {
     fn new(seed: u64, mesh: WalkMesh) -> Self {
-        let proxy = || WalkProxy { trusts: [0].into(), presents: (0, None), issued: 0, restarts: 0 };
+        let first = || (0, BTreeSet::new());
+        let proxy = || WalkProxy { trusts: [0].into(), presents: first(), issued: 0, restarts: 0 };
         let mut walk = Self {
             bundle: [0].into(),
-            secret: (0, None),
+            secret: first(),
+            next: None,
+            previous: None,
             declared: [1].into(),
             proxies: (0..PROXIES).map(|_| proxy()).collect(),
             clock: 0,
@@ -183,7 +259,8 @@ impl Walk {
 
     fn declare(&mut self, root: usize) {
         self.declared = [root].into();
-        let is_declared = self.mesh.has_bridges && self.mesh.has_rollouts && self.secret.0 != root;
+        let is_declared =
+            self.mesh.has_bridges && (self.mesh.has_rollouts || self.mesh.manages_issuer) && self.secret.0 != root;
         self.bridge = is_declared.then_some((root, self.secret.0));
     }
 
@@ -206,7 +283,7 @@ impl Walk {
 
     fn renew(&mut self, proxy: usize) {
         self.clock += 1;
-        self.proxies[proxy].presents = self.secret;
+        self.proxies[proxy].presents = self.secret.clone();
         self.proxies[proxy].issued = self.clock;
     }
 
@@ -215,31 +292,63 @@ impl Walk {
         self.renew(proxy);
     }
 
+    /// The operator writes the issuer, or the user the next one. A user who has other things to do leaves an older one there.
+    fn write_issuer(&mut self, said: &Said) -> bool {
+        match &said.written {
+            Some((issued, place)) => {
+                let present = std::mem::replace(&mut self.secret, issued.clone());
+                if *place == IssuerPlace::Next {
+                    self.previous = Some(present);
+                }
+            }
+            None if said.needs_next => {
+                let root = *self.declared.first().unwrap();
+                self.next = Some((root, BTreeSet::new()));
+            }
+            None => return false,
+        }
+        true
+    }
+
     /// Does what the sentence says.
     fn obey(&mut self, said: &Said) {
         let next = &said.next;
         let issuer = named_after(next, "write an issuer of ").or(named_after(next, "Before the issuer of "));
         let signer = named_after(next, "after it a bridge that ").filter(|_| self.mesh.has_bridges);
         let declared = self.bridge.filter(|_| next.contains("after it the declared bridge"));
+        let manages = self.mesh.manages_issuer;
+        if manages && said.phase != TrustPhase::Adding && self.write_issuer(said) {
+            return;
+        }
         match said.phase {
+            TrustPhase::Spreading if manages && self.mesh.has_rollouts => {}
+            TrustPhase::Spreading if manages => said.behind.iter().for_each(|(proxy, _)| self.create(*proxy)),
+            TrustPhase::AwaitingIssuer if manages => {}
             TrustPhase::Adding => self.bundle.clone_from(&said.added),
-            TrustPhase::Spreading if signer.is_some() => self.secret = (issuer.unwrap(), signer),
+            TrustPhase::Spreading if signer.is_some() => {
+                let root = issuer.unwrap();
+                self.secret = (root, signer.into_iter().map(|signer| (root, signer)).collect());
+            }
             TrustPhase::Spreading if self.mesh.has_rollouts => {}
             TrustPhase::Spreading => said.behind.iter().for_each(|(proxy, _)| self.create(*proxy)),
             // What is written already is kept.
             TrustPhase::AwaitingIssuer if Some(self.secret.0) != issuer => {
-                self.secret = (issuer.unwrap(), declared.map(|(_, signer)| signer));
+                self.secret = (issuer.unwrap(), declared.into_iter().collect());
             }
             TrustPhase::Renewing => {
                 let proxy = self.random(3);
                 self.renew(proxy);
             }
+            // The operator asks the identity service before.
+            TrustPhase::Retiring if manages && !self.declared.contains(&self.secret.0) => {}
             TrustPhase::Retiring => {
                 let issuer = named_after(next, "has an issuer of ").unwrap();
-                let bridge = named_after(next, "after it the bridge that ");
+                let bridge = named_after(next, "after it the bridge that ").map(|signer| (issuer, signer));
                 // The first half of the step takes effect before the second.
-                if self.secret.0 != issuer || bridge.is_some() && self.secret.1 != bridge {
-                    self.secret = (issuer, bridge);
+                if !manages
+                    && (self.secret.0 != issuer || bridge.is_some_and(|bridge| !self.secret.1.contains(&bridge)))
+                {
+                    self.secret = (issuer, bridge.into_iter().collect());
                 } else {
                     self.bundle.clone_from(&said.left);
                 }
@@ -249,9 +358,17 @@ impl Walk {
     }
 
     fn refused(&self) -> Option<String> {
-        let reach = |(root, bridge): Issued| Roots::from_iter([Some(root), bridge].into_iter().flatten());
+        let reach = |(root, bridges): &Issued| {
+            let mut reached = Roots::from([*root]);
+            while let Some((_, signer)) =
+                bridges.iter().find(|(to, signer)| reached.contains(to) && !reached.contains(signer))
+            {
+                reached.insert(*signer);
+            }
+            reached
+        };
         let mut pairs = self.proxies.iter().flat_map(|one| self.proxies.iter().map(move |other| (one, other)));
-        let refused = pairs.find(|(one, other)| reach(one.presents).is_disjoint(&other.trusts));
+        let refused = pairs.find(|(one, other)| reach(&one.presents).is_disjoint(&other.trusts));
         refused.map(|(one, other)| format!("{:?} refuses {:?}", other.trusts, one.presents))
     }
 }
@@ -317,7 +434,7 @@ fn walks(pki: &mut WalkPki, mesh: WalkMesh, changes: usize) -> usize {
 fn a_user_who_does_each_next_step_breaks_no_connection_and_arrives() {
     let mut pki = WalkPki::new();
     for (has_bridges, changes) in [(true, 0), (false, 0), (true, 3), (false, 3)] {
-        walks(&mut pki, WalkMesh { has_bridges, has_rollouts: false }, changes);
+        walks(&mut pki, WalkMesh { has_bridges, has_rollouts: false, manages_issuer: false }, changes);
     }
 }
 
@@ -326,7 +443,19 @@ fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_once() {
     let mut pki = WalkPki::new();
     for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
     {
-        let found = walks(&mut pki, WalkMesh { has_bridges, has_rollouts: true }, changes);
+        let mesh = WalkMesh { has_bridges, has_rollouts: true, manages_issuer: false };
+        let found = walks(&mut pki, mesh, changes);
+        assert!(restarts.is_none_or(|restarts| restarts == found), "bridges {has_bridges}: {found} restarts");
+    }
+}
+
+#[test]
+fn an_issuer_that_the_operator_writes_breaks_no_connection_and_the_mesh_arrives() {
+    let mut pki = WalkPki::new();
+    for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
+    {
+        let mesh = WalkMesh { has_bridges, has_rollouts: true, manages_issuer: true };
+        let found = walks(&mut pki, mesh, changes);
         assert!(restarts.is_none_or(|restarts| restarts == found), "bridges {has_bridges}: {found} restarts");
     }
 }

@@ -100,6 +100,23 @@ impl Curve {
 // === impl SubjectKey ===
 
 impl SubjectKey {
+    /// Reads the key of an issuer, which must be able to sign.
+    ///
+    /// # Errors
+    /// The kind of the key, and why an issuer cannot have it.
+    pub(crate) fn of_issuer(info: &[u8]) -> Result<Self, String> {
+        match Self::parse(info) {
+            Ok(Self::OtherKind(kind)) => {
+                Err(format!("an {kind} key, which cannot sign certificates of proxies: use ECDSA"))
+            }
+            Ok(key) => Ok(key),
+            Err(UnreadableKey::UnsupportedCurve(curve)) => {
+                Err(format!("a key of the curve {curve}, which is not supported: use P-256 or P-384"))
+            }
+            Err(UnreadableKey::Malformed) => Err("a key that cannot be read".to_owned()),
+        }
+    }
+
     /// Reads a SubjectPublicKeyInfo in DER.
     pub(crate) fn parse(info: &[u8]) -> Result<Self, UnreadableKey> {
         let malformed = UnreadableKey::Malformed;

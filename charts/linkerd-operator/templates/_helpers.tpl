@@ -39,6 +39,8 @@ has one installation. */ -}}
 {{- "linkerd-operator-external-workload" }}
 {{- else if eq .job "identity" }}
 {{- "linkerd-operator-identity" }}
+{{- else if eq .job "issuerWriter" }}
+{{- "linkerd-operator-issuer" }}
 {{- else }}
 {{- "linkerd-operator" }}
 {{- end }}
@@ -104,6 +106,9 @@ authorization:
 {{- if $jobs.identity.enabled }}
 {{- $names = append $names "linkerd-operator-identity" }}
 {{- end }}
+{{- if $jobs.issuerWriter.enabled }}
+{{- $names = append $names "linkerd-operator-issuer" }}
+{{- end }}
 {{- if not $names }}
 {{- fail "No job is enabled: set jobs.NAME.enabled of at least one job." }}
 {{- end }}
@@ -135,6 +140,9 @@ authorization:
 {{- end }}
 {{- if not (and $jobs.linkerdConfig.enabled $isMain) }}
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG" "false" }}
+{{- end }}
+{{- if eq .name "linkerd-operator-issuer" }}
+{{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_ISSUER_WRITER" "true" }}
 {{- end }}
 {{- if and $isMain $jobs.proxyInjector.enabled }}
 {{- $_ := set $variables "LINKERD_OPERATOR_ENABLE_PROXY_INJECTOR" "true" }}

@@ -1,6 +1,7 @@
 //! LinkerdTrusts on a real API server, with proxies that present certificates.
 
 mod crash;
+mod issuer;
 
 use std::{
     collections::HashMap,

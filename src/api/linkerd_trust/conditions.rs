@@ -14,8 +14,10 @@ pub enum TrustCondition {
     Accepted,
     BundleSynced,
     Expiring,
+    IssuerSynced,
     LeavesRenewed,
     Ready,
+    ReadyToSwitch,
     TrustSpread,
 }
 
@@ -28,16 +30,22 @@ pub enum TrustReason {
     CertificateEnds,
     Conflicted,
     Contested,
+    ControlPlaneBehind,
     Invalid,
+    IssuerAwaited,
+    IssuerHeld,
+    IssuerRefused,
     NotObserved,
     OldLeaves,
     OverBridge,
     ProxiesBehind,
+    ProxiesNotSeen,
     RemovalHeld,
     RootsDiffer,
     RotationInProgress,
     Synced,
     WriteFailed,
+    WrittenByCertManager,
     WrittenByTrustManager,
 }
 

@@ -29,7 +29,7 @@ use super::schema;
     category = "linkerd",
     status = "LinkerdTrustStatus",
     derive = "PartialEq",
-    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh should have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. With mode Observe it writes only the status; with mode Enforce it also makes the bundle equal to the declared trust anchors."
+    doc = "LinkerdTrust declares the trust anchors (roots) that a Linkerd mesh should have. The operator compares them with the bundle, with the trust anchors of each proxy, and with the certificates that proxies present, and reports the phase of the rotation, the next step, and what is broken or ends soon. With mode Observe it writes only the status; with mode Enforce it also makes the bundle equal to the declared trust anchors, and can write the issuer."
 )]
 #[kube(
     printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The phase of the rotation; Steady without one"}"#,
@@ -67,6 +67,27 @@ pub struct LinkerdTrustSpec {
     /// Always restarts all that do not have exactly the trust anchors of the bundle: once an old one has left the bundle, none
     /// keeps it.
     pub restarts: TrustRestarts,
+    /// The issuer of the mesh.
+    pub issuer: IssuerManagement,
+}
+
+/// The issuer of the mesh.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(transform = schema::tidy)]
+pub struct IssuerManagement {
+    /// Where the next issuer comes from. None leaves the Secret linkerd-identity-issuer as it is, and is the default. Secret
+    /// writes the issuer of the Secret linkerd-identity-issuer-next into it, with the declared bridges, once all proxies
+    /// accept its certificates. It needs spec.anchors, mode Enforce, and the Deployment linkerd-operator-issuer.
+    pub manage: IssuerOrigin,
+}
+
+/// Where the next issuer comes from.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum IssuerOrigin {
+    #[default]
+    None,
+    Secret,
 }
 
 /// What the operator does when the bundle is not as declared.
@@ -104,6 +125,7 @@ impl Default for LinkerdTrustSpec {
             bridge: None,
             mode: TrustMode::Observe,
             restarts: TrustRestarts::WhenNeeded,
+            issuer: IssuerManagement::default(),
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct LinkerdTrustStatus {
     /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
     /// trusts that of the issuer, or accepts its certificates over a bridge. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether the
     /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends within 30 days.
+    /// With spec.issuer.manage, ReadyToSwitch: present in the phase AwaitingIssuer; whether all proxies accept the
+    /// certificates of the next issuer. IssuerSynced: whether the issuer is the next one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

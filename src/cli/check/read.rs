@@ -39,9 +39,9 @@ use crate::{
 
 /// The label that names the Deployment of a Pod.
 const APP_LABEL: &str = "app.kubernetes.io/name";
-/// The operator's Deployments: the last two exist if these jobs run apart from the others.
-const OPERATOR_SELECTOR: &str =
-    "app.kubernetes.io/name in (linkerd-operator,linkerd-operator-destination,linkerd-operator-external-workload)";
+/// The operator's Deployments: the last three exist if these jobs run apart from the others.
+const OPERATOR_SELECTOR: &str = "app.kubernetes.io/name in (linkerd-operator,linkerd-operator-destination,linkerd-operator-external-workload,\
+     linkerd-operator-issuer)";
 /// The Deployment of the identity service, in Linkerd's namespace.
 const IDENTITY_APP: &str = "linkerd-operator-identity";
 const OPERATOR_CRD: &str = "linkerdconfigs.config.linkerd.io";

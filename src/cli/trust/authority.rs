@@ -47,6 +47,11 @@ pub struct NewRootArgs {
     #[arg(long, value_name = "FILE", requires = "bridge_from")]
     pub old_key: Option<PathBuf>,
 
+    /// Declare the root so that the operator writes the bundle and the issuer: with the mode Enforce, and the issuer of the
+    /// Secret linkerd-identity-issuer-next
+    #[arg(long)]
+    pub enforce: bool,
+
     /// Days until the root ends
     #[arg(long, value_name = "DAYS", default_value = "3650", value_parser = days())]
     pub days: u16,
@@ -158,31 +163,81 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
             ("ca.key", &new.key, KEY_MODE),
             ("issuer.crt", &chain, CERTIFICATE_MODE),
             ("issuer.key", &issuer.key, KEY_MODE),
-            ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), &args.namespace), CERTIFICATE_MODE),
+            ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), args), CERTIFICATE_MODE),
         ],
     )?;
-    write(&advice(folder, &args.namespace, bridged.is_some()))?;
+    write(&advice(folder, args, bridged.is_some()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns a LinkerdTrust that declares the root, and the bridge to it with its signer.
-fn manifest(certificate: &str, bridge: Option<&str>, namespace: &str) -> String {
+fn manifest(certificate: &str, bridge: Option<&str>, args: &NewRootArgs) -> String {
     let pem = |field: &str, certificate: &str| {
         let lines: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
         format!("  {field}:\n    pem: |\n{lines}")
     };
     let bridge = bridge.map_or_else(String::new, |bridge| pem("bridge", bridge));
+    let (namespace, mode) = (&args.namespace, if args.enforce { "Enforce" } else { "Observe" });
+    let manage = if args.enforce { "Secret" } else { "None" };
     format!(
         "apiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdTrust\nmetadata:\n  name: mesh\nspec:\n  \
-         controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: Observe\n{}{bridge}",
+         controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: {mode}\n  issuer:\n    \
+         # With Secret, the operator writes the issuer of Secret linkerd-identity-issuer-next.\n    manage: {manage}\n{}{bridge}",
         pem("anchors", certificate)
     )
 }
 
 /// Returns what the files are, and the commands that use them. They keep the roots that the bundle has.
-fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
+fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool) -> String {
     let at = quoted(&folder.display().to_string());
     let chain = if is_bridged { "the issuer, and the bridge after it" } else { "the issuer" };
+    let namespace = &args.namespace;
+    let steps = if args.enforce { enforced(&at, namespace, is_bridged) } else { by_hand(&at, namespace, is_bridged) };
+    format!(
+        "{at}/ca.crt       the new root\n\
+         {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
+         {at}/issuer.crt   {chain}\n\
+         {at}/issuer.key   the key of the issuer\n\
+         {at}/linkerdtrust.yaml   declares the new root, for trust plan and for the operator, which then reports each phase\n\
+         \n\
+         {steps}"
+    )
+}
+
+/// Returns the command that saves what a rotation changes.
+fn saved(at: &str, namespace: &str) -> String {
+    format!(
+        "0. Save the present objects, for a rollback:\n   \
+            (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
+         -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n"
+    )
+}
+
+/// The steps, if the operator writes the bundle and the issuer.
+fn enforced(at: &str, namespace: &str, is_bridged: bool) -> String {
+    let restarts = match is_bridged {
+        true => "No proxy has to restart.",
+        false => "Without a bridge, each workload and the control plane restart once, before the issuer changes.",
+    };
+    let saved = saved(at, namespace);
+    format!(
+        "{restarts} The operator writes the bundle and the issuer, if it has the permission and the Deployment \
+         linkerd-operator-issuer:\n\
+         {saved}\
+         1. Write the next issuer:\n   \
+            kubectl -n {namespace} create secret tls linkerd-identity-issuer-next --cert={at}/issuer.crt \
+         --key={at}/issuer.key {APPLY}\n\
+         2. Declare the root:\n   \
+            kubectl apply -f {at}/linkerdtrust.yaml\n\
+         3. Wait until no certificate needs another root. `kubectl get linkerdtrusts -o wide` shows the next step:\n   \
+            kubectl wait --for=condition=Ready linkerdtrust/mesh --timeout=48h\n\
+         To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, and apply it. {at}/before.yaml has the \
+         key of the issuer: delete it afterwards.\n"
+    )
+}
+
+/// The steps, if people write the bundle and the issuer.
+fn by_hand(at: &str, namespace: &str, is_bridged: bool) -> String {
     let order = match is_bridged {
         true => "No proxy has to restart. In this order:",
         false => {
@@ -192,18 +247,10 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
     };
     // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
     let last = if is_bridged { 3 } else { 2 };
-    let (apply, secret) = (APPLY, write_secret(&at, namespace));
+    let (apply, secret, saved) = (APPLY, write_secret(at, namespace), saved(at, namespace));
     format!(
-        "{at}/ca.crt       the new root\n\
-         {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
-         {at}/issuer.crt   {chain}\n\
-         {at}/issuer.key   the key of the issuer\n\
-         {at}/linkerdtrust.yaml   declares the new root, for trust plan and for the operator, which then reports each phase\n\
-         \n\
-         {order}\n\
-         0. Save the present objects, for a rollback:\n   \
-            (umask 077; kubectl -n {namespace} get configmap/linkerd-identity-trust-roots secret/linkerd-identity-issuer \
-         -o yaml | sed -E '/^    (resourceVersion|uid):/d' > {at}/before.yaml)\n\
+        "{order}\n\
+         {saved}\
          1. Add the root to the bundle. The first command is for a LinkerdConfig that restarts workloads: then it restarts only \
          what must:\n   \
             kubectl apply -f {at}/linkerdtrust.yaml\n   \
@@ -214,8 +261,7 @@ fn advice(folder: &Path, namespace: &str, is_bridged: bool) -> String {
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
          {apply}\n\
-         Or let the operator do steps 1 and 3: set `mode: Enforce` in {at}/linkerdtrust.yaml, apply it, and do step 2 once the phase \
-         is AwaitingIssuer. To go back, first declare the old root again, without spec.bridge.\n\
+         With --enforce, the operator does these steps. To go back, first declare the old root again, without spec.bridge.\n\
          Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
          It has the key of the issuer: delete it afterwards.\n"
     )

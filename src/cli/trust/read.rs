@@ -16,8 +16,8 @@ use serde::Deserialize;
 use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{
-        CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS,
-        TRUST_ROOTS_KEY,
+        CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, ISSUER, LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV,
+        TRUST_ROOTS, TRUST_ROOTS_KEY,
         linkerd_trust::{TrustCondition, TrustReason},
     },
     client,
@@ -29,7 +29,6 @@ use crate::{
     x509::anchor_set::AnchorSet,
 };
 
-const ISSUER: &str = "linkerd-identity-issuer";
 /// The maximum length of the name of an object.
 const LONGEST_NAME: usize = 253;
 const APPS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"];

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
-    api::{self, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName},
+    api::{
+        self, LinkerdTrustSpec, LinkerdTrustStatus, NamespacedName,
+        linkerd_trust::{IssuerOrigin, TrustCondition},
+    },
     cluster::{
         Problems, Projected,
         index::store::{Store, Stored},
@@ -57,9 +60,16 @@ impl Stored for LinkerdTrust {
     /// Whether more than the resourceVersion and the part of the status that no other controller reads differs.
     fn is_change(&self, known: &Self) -> bool {
         let read = |it: &Self| {
-            let (generation, hash) = (it.status.observed_generation, it.status.trust_roots_sha256.clone());
-            let (sufficient, required) = (it.status.sufficient_anchors.clone(), it.status.required_anchors.clone());
-            it.spec.anchors.as_ref().map(|_| (generation, hash, sufficient, required, it.status.is_renewed()))
+            let status = &it.status;
+            let (generation, hash) = (status.observed_generation, status.trust_roots_sha256.clone());
+            let (sufficient, required) = (status.sufficient_anchors.clone(), status.required_anchors.clone());
+            let lists = (generation, hash, sufficient, required, status.is_renewed());
+            // What is between this controller and the one that writes the issuer.
+            let conditions = [TrustCondition::ReadyToSwitch, TrustCondition::IssuerSynced];
+            let conditions = conditions.map(|condition| status.condition(condition).cloned());
+            let is_managed = it.spec.issuer.manage == IssuerOrigin::Secret;
+            let issuer = is_managed.then_some((status.phase, conditions));
+            it.spec.anchors.as_ref().map(|_| (lists, issuer))
         };
         let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
         read(self) != read(known) || Self { version, status, ..self.clone() } != *known

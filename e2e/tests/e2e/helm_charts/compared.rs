@@ -74,9 +74,14 @@ const CASES: &[ComparedCase] = &[
     ),
     // The component binds its role to the accounts of all Deployments, and the chart to those that exist.
     case(
-        &["separate-destination", "separate-external-workloads", "metrics-authentication"],
-        &["separate-external-workloads/control-plane"],
-        &["jobs.destination.separate=true", "jobs.externalWorkload.separate=true", "metrics.authentication=true"],
+        &["separate-destination", "separate-external-workloads", "issuer-writer", "metrics-authentication"],
+        &["separate-external-workloads/control-plane", "issuer-writer/control-plane"],
+        &[
+            "jobs.destination.separate=true",
+            "jobs.externalWorkload.separate=true",
+            "jobs.issuerWriter.enabled=true",
+            "metrics.authentication=true",
+        ],
     ),
     case(&["multicluster"], &["multicluster/control-plane"], &["jobs.destination.multicluster=true"]),
     case(&[], &["identity"], &["jobs.identity.enabled=true"]),
@@ -86,6 +91,7 @@ const CASES: &[ComparedCase] = &[
     case(&["without-rollouts"], &[], &["jobs.linkerdConfig.rollouts.enabled=false"]),
     case(&[], &["without-nudge"], &["jobs.linkerdConfig.nudge=false"]),
     case(&[], &["trust-anchors"], &["jobs.linkerdConfig.trustAnchors=true"]),
+    case(&["issuer-writer"], &["issuer-writer/control-plane"], &["jobs.issuerWriter.enabled=true"]),
 ];
 
 // === impl ComparedCase ===

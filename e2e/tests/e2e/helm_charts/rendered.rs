@@ -11,7 +11,7 @@ use super::{CRDS, Helm, IMAGE, OPERATOR, VERSIONS, path};
 use crate::manifests::{id, of_kind};
 
 /// Values that enable everything that is off by default, and change each setting of the Pods.
-pub(super) const EVERYTHING: [&str; 29] = [
+pub(super) const EVERYTHING: [&str; 30] = [
     "jobs.destination.separate=true",
     "jobs.destination.multicluster=true",
     "jobs.externalWorkload.separate=true",
@@ -20,6 +20,7 @@ pub(super) const EVERYTHING: [&str; 29] = [
     "jobs.validation.enabled=true",
     "jobs.identity.enabled=true",
     "jobs.identity.watch=true",
+    "jobs.issuerWriter.enabled=true",
     "metrics.authentication=true",
     "podMonitor.enabled=true",
     "podMonitor.interval=30s",
@@ -74,7 +75,7 @@ async fn values_reach_the_pods() -> Result<()> {
     let values = [&IMAGE[..], &EVERYTHING, &[digest.as_str(), "replicas=3"]].concat();
     let objects = helm.template(OPERATOR, OPERATOR_NAMESPACE, &values).await?;
     let deployments = of_kind(&objects, "Deployment");
-    assert_eq!(deployments.len(), 4);
+    assert_eq!(deployments.len(), 5);
     for deployment in deployments {
         let name = &deployment["metadata"]["name"];
         let (template, spec) = (&deployment["spec"]["template"], &deployment["spec"]["template"]["spec"]);
@@ -171,6 +172,7 @@ async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
         ("jobs.proxyInjector.enabled=false", &["linkerd-operator-proxy-injector"]),
         ("jobs.validation.enabled=false", &["linkerd-operator-validation"]),
         ("jobs.identity.enabled=false", &["linkerd-operator-identity"]),
+        ("jobs.issuerWriter.enabled=false", &["linkerd-operator-issuer"]),
         ("helmTest.enabled=false", &["linkerd-operator-test"]),
         ("admissionPolicies.enabled=false", &[]),
     ] {

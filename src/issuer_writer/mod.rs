@@ -1,0 +1,297 @@
+//! Writes the issuer of the mesh, in a process that has no other job: it may read the keys of issuers.
+//!
+//! ```text
+//! LinkerdTrusts, bundle ──WorkQueue──▶ Controller ──▶ reconcile: Secrets ─▶ IssuerStep (pure) ─▶ Secret, condition, Events
+//! ```
+//!
+//! In: LinkerdTrusts with `spec.issuer.manage: Secret`, with what their statuses say about proxies; the bundle; the Secrets
+//! of the present, the next and the previous issuer. Out: the Secret of the present issuer, the one of the previous issuer,
+//! and the condition IssuerSynced. Always holds: no workload is read; a key is read for each decision and not kept; the
+//! previous issuer is saved before it is replaced. [`crate::trust::issuer_change`] decides everything.
+
+mod condition;
+mod observer;
+mod secrets;
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use parking_lot::Mutex;
+use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+pub use self::observer::IssuerObserver;
+use self::{
+    condition::{issuer_condition, issuer_event, written_event},
+    secrets::{IssuerSecrets, MeshSecrets},
+};
+use crate::{
+    api::{
+        self, CONFIG_GROUP, INJECTORS_CONFIG_MAP, ISSUER, NamespacedName,
+        linkerd_trust::{IssuerOrigin, TrustReason},
+    },
+    cluster::kinds::linkerd_trust::LinkerdTrust,
+    controller::{self, ControllerDeps, LeaderGate, NextReconcile, Reconciler},
+    events::Events,
+    lease::Fence,
+    retry::Overwrites,
+    tasks::Tasks,
+    trust::{
+        declared::declared_roots,
+        issuer_change::{IssuerBasis, IssuerStep, NewIssuer},
+        seen::{DeclaredRoots, LeafSettings},
+    },
+    values::Document,
+    write::WriteError,
+};
+
+/// The Lease of the process that may write the issuer.
+pub const LEASE: &str = "linkerd-operator-issuer";
+/// The writer's name in `managedFields`.
+const FIELD_MANAGER: &str = "linkerd-operator-issuer";
+const CONCURRENCY: u16 = 1;
+const BACKOFF_BASE: Duration = Duration::from_millis(500);
+/// The interval at which the Secrets are read: a watch of three names would keep keys in memory.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
+
+struct IssuerReconciler {
+    gate: LeaderGate,
+    trusts: Api<api::LinkerdTrust>,
+    secrets: IssuerSecrets,
+    fence: Fence,
+    events: Events,
+    control_plane: Arc<str>,
+    memory: Mutex<WrittenMemory>,
+}
+
+/// What this process has written.
+#[derive(Default)]
+struct WrittenMemory {
+    certificates: String,
+    overwrites: Overwrites,
+}
+
+/// A LinkerdTrust that manages the issuer, and what it is about.
+struct ManagedIssuer {
+    trust: Arc<LinkerdTrust>,
+    declared: DeclaredRoots,
+    settings: LeafSettings,
+    bundle: Arc<str>,
+}
+
+/// Starts the controller. When `stop` is cancelled, it finishes the current write and ends.
+///
+/// # Errors
+/// When the metrics are already registered.
+pub fn spawn(
+    deps: &ControllerDeps,
+    observer: &IssuerObserver,
+    control_plane: &str,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> prometheus::Result<()> {
+    let writes: IntCounterVec = register_int_counter_vec_with_registry!(
+        "linkerd_operator_trust_issuer_writes_total",
+        "Writes of the present and the previous issuer that were sent to the API server, by result",
+        &["result"],
+        deps.registry
+    )?;
+    for result in WriteError::RESULTS {
+        writes.with_label_values(&[result]);
+    }
+    let fence = Fence::new(deps.leadership.clone(), stop.clone());
+    let reconciler = Arc::new(IssuerReconciler {
+        gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
+        trusts: Api::all(Client::clone(&deps.client)),
+        secrets: IssuerSecrets::new(&deps.client, control_plane, fence.clone(), writes),
+        fence,
+        events: deps.events.clone(),
+        control_plane: control_plane.into(),
+        memory: Mutex::default(),
+    });
+    tasks.spawn("issuer-writer", controller::run(reconciler, observer.trusts.store(), CONCURRENCY, stop));
+    Ok(())
+}
+
+// === impl WrittenMemory ===
+
+impl WrittenMemory {
+    /// Whether this issuer was overwritten so often that the next write waits.
+    fn must_pause(&mut self, new: &NewIssuer) -> bool {
+        self.certificates == new.certificates && self.overwrites.backoff().is_some()
+    }
+
+    fn note(&mut self, new: &NewIssuer) {
+        if self.certificates == new.certificates {
+            self.overwrites.note();
+        } else {
+            *self = Self { certificates: new.certificates.clone(), overwrites: Overwrites::default() };
+        }
+    }
+}
+
+fn contested() -> IssuerStep {
+    let message = format!(
+        "another writer keeps replacing the issuer in the Secret {ISSUER}, and the operator waits longer each time before it \
+         writes it again: change the configuration of that writer"
+    );
+    IssuerStep::Held(TrustReason::Contested, message)
+}
+
+// === impl IssuerReconciler ===
+
+impl IssuerReconciler {
+    async fn reconcile_resource(&self, name: &str) -> Result<NextReconcile, WriteError> {
+        let Some(managed) = self.managed(name).filter(|_| self.gate.may_act()) else {
+            return Ok(NextReconcile::OnChange);
+        };
+        let trust = &managed.trust;
+        let step = match self.secrets.read().await {
+            Ok(secrets) => self.next(&managed, secrets).await?,
+            Err(why) => IssuerStep::Held(TrustReason::WriteFailed, why),
+        };
+        let now = Timestamp::now();
+        if let Some(condition) = issuer_condition(trust, &step, now) {
+            self.report(trust, &condition).await?;
+            if let Some(event) = issuer_event(trust, &condition) {
+                self.events.publish(event);
+            }
+        }
+        Ok(NextReconcile::After(READ_INTERVAL))
+    }
+
+    /// Returns the LinkerdTrust with this name, if it is in effect for this control plane and manages the issuer.
+    fn managed(&self, name: &str) -> Option<ManagedIssuer> {
+        let (trust, values, bundle) = {
+            let state = self.gate.cluster.read();
+            let trust = state.linkerd_trusts.in_effect(&self.control_plane).filter(|trust| *trust.name == *name)?;
+            let values = state.config_maps.find(&self.control_plane, INJECTORS_CONFIG_MAP);
+            let values = values.and_then(|map| map.values.clone());
+            let bundle = state.config_maps.trust_roots(&self.control_plane).and_then(|map| map.bundle.clone());
+            (Arc::clone(trust), values, bundle.unwrap_or_default())
+        };
+        if trust.spec.issuer.manage != IssuerOrigin::Secret {
+            return None;
+        }
+        // The condition Accepted has what is wrong with it.
+        let declared = declared_roots(&trust.name, &trust.spec).ok()??;
+        let settings = LeafSettings::of(values.and_then(|values| Document::parse(&values).ok()).as_ref());
+        Some(ManagedIssuer { trust, declared, settings, bundle })
+    }
+
+    /// Does the next step, and returns what is true after it.
+    async fn next(&self, managed: &ManagedIssuer, secrets: MeshSecrets) -> Result<IssuerStep, WriteError> {
+        let trust = &managed.trust;
+        let basis = IssuerBasis {
+            namespace: &self.control_plane,
+            settings: &managed.settings,
+            declared: &managed.declared,
+            bundle: &managed.bundle,
+            status: &trust.status,
+            generation: trust.generation,
+            now: Timestamp::now(),
+        };
+        let new = match basis.step(secrets.issuers()) {
+            IssuerStep::Write(new) => new,
+            IssuerStep::Synced(message) => {
+                if basis.is_at_rest() {
+                    self.secrets.delete_previous(&secrets, managed.settings.lifetime, basis.now).await?;
+                }
+                let is_contested = self.memory.lock().overwrites.contested_for().is_some();
+                return Ok(if is_contested { contested() } else { IssuerStep::Synced(message) });
+            }
+            held @ IssuerStep::Held(..) => return Ok(held),
+        };
+        if let Some(certificate) = secrets.cert_manager_certificate() {
+            let message = format!(
+                "cert-manager writes the Secret {ISSUER} from the Certificate {certificate}, so the operator does not: change its \
+                 issuerRef, and set spec.issuer.manage to None"
+            );
+            return Ok(IssuerStep::Held(TrustReason::WrittenByCertManager, message));
+        }
+        if self.memory.lock().must_pause(&new) {
+            return Ok(contested());
+        }
+        self.write(trust, &new, &secrets).await
+    }
+
+    async fn write(
+        &self,
+        trust: &LinkerdTrust,
+        new: &NewIssuer,
+        secrets: &MeshSecrets,
+    ) -> Result<IssuerStep, WriteError> {
+        match self.secrets.write(new, secrets).await {
+            Ok(()) => {}
+            Err(WriteError::Refused(status)) if status.is_conflict() => return Err(WriteError::Refused(status)),
+            Err(error @ WriteError::NotLeading) => return Err(error),
+            Err(error) => {
+                warn!(%error, "could not write the issuer");
+                let message = format!("the issuer {} could not be written: {error}", new.name);
+                return Ok(IssuerStep::Held(TrustReason::WriteFailed, message));
+            }
+        }
+        self.memory.lock().note(new);
+        let secret = new.place.secret();
+        info!(issuer = new.name, from = secret, "changed the issuer of the mesh");
+        self.events.publish(written_event(trust, new));
+        Ok(IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {}", new.name)))
+    }
+
+    /// Writes the condition. The LinkerdTrust controller keeps it.
+    async fn report(
+        &self,
+        trust: &LinkerdTrust,
+        condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition,
+    ) -> Result<(), WriteError> {
+        let patch = json!({
+            "apiVersion": format!("{CONFIG_GROUP}/v1alpha1"), "kind": "LinkerdTrust",
+            "metadata": {"name": &*trust.name, "uid": &*trust.uid},
+            "status": {"conditions": [condition]},
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        match self.fence.send(self.trusts.patch_status(&trust.name, &params, &Patch::Apply(&patch))).await {
+            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+impl Reconciler for IssuerReconciler {
+    type Object = api::LinkerdTrust;
+    type Error = WriteError;
+    const BACKOFF: Duration = BACKOFF_BASE;
+    const FAILED: &'static str = "could not reconcile the issuer of the mesh, retrying";
+
+    fn gate(&self) -> &LeaderGate {
+        &self.gate
+    }
+
+    fn begin(&self) {
+        self.gate.queue.forget_all_failures();
+    }
+
+    async fn reconcile(&self, key: &NamespacedName) -> Result<NextReconcile, WriteError> {
+        match self.reconcile_resource(&key.name).await {
+            // A replica reconciles every resource when it becomes the leader.
+            Err(WriteError::NotLeading) => Ok(NextReconcile::OnChange),
+            Ok(next) => {
+                self.gate.queue.forget_failures(key);
+                Ok(next)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn retry_after(&self, error: &WriteError) -> Duration {
+        error.retry_after()
+    }
+
+    fn forget(&self, _: &NamespacedName) {}
+}

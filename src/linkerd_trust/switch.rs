@@ -1,0 +1,145 @@
+//! Whether all proxies accept the certificates of the next issuer, so that it may be written.
+//!
+//! In: a mesh whose issuer is awaited, or is not the one that it should have. Out: yes, or what is still missing. Always holds: without a bridge, yes means that no Pod can start any more without the next root, that
+//! the control plane has read the bundle, and that no proxy is outside of this cluster.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::Client;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    bundle_writer::left_of,
+    unseen_proxies::{self, Unseen},
+};
+use crate::{
+    api::linkerd_trust::{TrustPhase, TrustReason},
+    text::and_more,
+    trust::{SeenTrust, TrustReport, words::proxies_trust},
+};
+
+/// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
+/// before is there a minute later.
+const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
+/// The interval at which the objects of unseen proxies are listed.
+const RETRY: Duration = Duration::from_secs(60);
+/// The maximum number of workloads in a sentence.
+const SHOWN: usize = 5;
+
+/// What the condition ReadyToSwitch says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SwitchReadiness {
+    pub(super) is_ready: bool,
+    pub(super) reason: TrustReason,
+    pub(super) message: String,
+    /// The time after which the resource is reconciled without a change.
+    pub(super) retry: Option<Duration>,
+}
+
+/// Asks whether there are proxies that are not seen, and remembers the answer for a minute.
+pub(super) struct SwitchGate {
+    client: Client,
+    last: Mutex<Option<(Instant, SwitchReadiness)>>,
+}
+
+// === impl SwitchReadiness ===
+
+impl SwitchReadiness {
+    fn ready(reason: TrustReason, message: &str) -> Self {
+        Self { is_ready: true, reason, message: message.to_owned(), retry: None }
+    }
+
+    fn held(reason: TrustReason, message: String, retry: Option<Duration>) -> Self {
+        Self { is_ready: false, reason, message, retry }
+    }
+
+    /// Returns what is known of this cluster; `None` if only proxies outside of it are in question.
+    fn within_cluster(report: &TrustReport, seen: &SeenTrust) -> Option<Self> {
+        if !report.progress.may_switch() {
+            let untrusting = proxies_trust(report.progress.untrusting, false);
+            let message = format!("{untrusting} the declared trust anchor of the issuer");
+            return Some(Self::held(TrustReason::ProxiesBehind, message, None));
+        }
+        if report.progress.accepts_next {
+            return Some(Self::ready(
+                TrustReason::OverBridge,
+                "proxies that accept the present issuer accept the next one, with the declared bridges",
+            ));
+        }
+        if !seen.proxies.behind_config_map.is_empty() {
+            let all = seen
+                .proxies
+                .behind_config_map
+                .iter()
+                .map(|workload| format!("{}/{}", workload.kind.to_ascii_lowercase(), workload.name));
+            let all: Vec<_> = all.collect();
+            let message = format!(
+                "the control plane read the bundle before it was changed. Restart it: kubectl -n {} rollout restart {}",
+                seen.namespace,
+                and_more(all.iter().take(SHOWN), all.len(), " ")
+            );
+            return Some(Self::held(TrustReason::ControlPlaneBehind, message, None));
+        }
+        let written = seen.bundle.as_ref().ok().and_then(|bundle| bundle.written);
+        let Some(landed) = written.and_then(|written| written.checked_add(INJECTED_AFTER).ok()) else {
+            let message = "the ConfigMap of the bundle does not show when it was changed".to_owned();
+            return Some(Self::held(TrustReason::NotObserved, message, None));
+        };
+        let left = until(landed, seen.now)?;
+        let message = format!("until {landed}, new Pods may still get the previous bundle");
+        Some(Self::held(TrustReason::ProxiesBehind, message, Some(left)))
+    }
+}
+
+/// Returns the time that is left; `None` if it is over.
+fn until(time: Timestamp, now: Timestamp) -> Option<Duration> {
+    Duration::try_from(time.duration_since(now)).ok().filter(|left| !left.is_zero())
+}
+
+// === impl SwitchGate ===
+
+impl SwitchGate {
+    pub(super) fn new(client: &Client) -> Self {
+        Self { client: client.clone(), last: Mutex::default() }
+    }
+
+    /// Returns `None` if the operator would write no issuer. `is_held`: the writer of the issuer waits for this.
+    pub(super) async fn readiness(
+        &self,
+        report: &TrustReport,
+        seen: &SeenTrust,
+        is_held: bool,
+    ) -> Option<SwitchReadiness> {
+        let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
+        let is_asked = match report.progress.phase {
+            TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading => false,
+            TrustPhase::AwaitingIssuer => true,
+            // No proxy has shown yet what the issuer is, or its declaration was taken back before.
+            _ => is_held,
+        };
+        if !is_managed || !is_asked {
+            return None;
+        }
+        if let Some(known) = SwitchReadiness::within_cluster(report, seen) {
+            return Some(known);
+        }
+        if let Some((at, known)) = &*self.last.lock()
+            && let Some(left) = left_of(RETRY, *at)
+        {
+            return Some(SwitchReadiness { retry: Some(left), ..known.clone() });
+        }
+        let found = match unseen_proxies::check(&self.client).await {
+            Ok(()) => SwitchReadiness::ready(TrustReason::Synced, "all proxies accept certificates of the next issuer"),
+            Err(Unseen { why, is_found }) => {
+                let remedy =
+                    "Once all of them trust the next root, write the issuer yourself, with spec.issuer.manage None";
+                let message = if is_found { format!("{why}. {remedy}") } else { why };
+                SwitchReadiness::held(TrustReason::ProxiesNotSeen, message, None)
+            }
+        };
+        *self.last.lock() = Some((Instant::now(), found.clone()));
+        Some(SwitchReadiness { retry: Some(RETRY), ..found })
+    }
+}

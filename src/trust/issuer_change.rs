@@ -1,0 +1,334 @@
+//! Which issuer the mesh should have. Pure.
+//!
+//! In: the present issuer, the next one and the previous one, as files; the declared roots, the bundle, and what the status
+//! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
+//! declared root, and the bundle has all declared ones; each proxy that accepts certificates of the present issuer accepts
+//! those of the one to write, or the status says of this bundle that all proxies will; a bridge is kept until it ends.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use zeroize::Zeroizing;
+
+use super::{
+    seen::{DeclaredRoots, LeafSettings},
+    words::{named, rounded},
+};
+use crate::{
+    api::{
+        LinkerdTrustStatus, NEXT_ISSUER, PREVIOUS_ISSUER,
+        linkerd_trust::{TrustCondition, TrustPhase, TrustReason},
+    },
+    text::{and_more, hex, sha256},
+    x509::{
+        anchor_set::Fingerprint,
+        anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
+        chain::{self, UnsignedLeaf},
+        ecdsa::{SigningKey, SubjectKey, UnusableKey},
+        pem,
+        verify::sentence,
+    },
+};
+
+/// The maximum number of roots in a sentence.
+const SHOWN: usize = 5;
+
+/// The certificates of an issuer, and its key.
+pub(crate) struct IssuerFile {
+    pub(crate) certificates: Vec<u8>,
+    pub(crate) key: Zeroizing<Vec<u8>>,
+}
+
+/// The files of the Secrets; `None` for one that does not exist.
+#[derive(Default)]
+pub(crate) struct SeenIssuers {
+    pub(crate) present: Option<IssuerFile>,
+    pub(crate) next: Option<IssuerFile>,
+    pub(crate) previous: Option<IssuerFile>,
+}
+
+/// Where an issuer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IssuerPlace {
+    Next,
+    Previous,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum IssuerStep {
+    /// The present issuer is the one that the mesh should have.
+    Synced(String),
+    /// The present issuer becomes this one.
+    Write(NewIssuer),
+    Held(TrustReason, String),
+}
+
+/// The issuer to write. Its key is that of its place.
+#[derive(Debug, PartialEq)]
+pub(crate) struct NewIssuer {
+    pub(crate) place: IssuerPlace,
+    pub(crate) certificates: String,
+    /// For people.
+    pub(crate) name: String,
+}
+
+/// What decides beside the issuers.
+pub(crate) struct IssuerBasis<'a> {
+    /// The namespace of the control plane.
+    pub(crate) namespace: &'a str,
+    pub(crate) settings: &'a LeafSettings,
+    pub(crate) declared: &'a DeclaredRoots,
+    /// The text of the bundle.
+    pub(crate) bundle: &'a str,
+    pub(crate) status: &'a LinkerdTrustStatus,
+    pub(crate) generation: i64,
+    pub(crate) now: Timestamp,
+}
+
+/// The certificates that are sent with each leaf, the issuer's first.
+type Sent = Vec<ChainCertificate>;
+
+/// What the basis and the present issuer say about a candidate.
+struct IssuerJudge<'a> {
+    basis: &'a IssuerBasis<'a>,
+    bundle: AnchorBundle,
+    /// The roots of the bundle and of the declaration, each once.
+    known: Vec<RootCertificate>,
+    /// `None` if it cannot be read.
+    present: Option<Sent>,
+    has_present_key: bool,
+}
+
+// === impl IssuerPlace ===
+
+impl IssuerPlace {
+    /// Returns the name of the Secret.
+    pub(crate) const fn secret(self) -> &'static str {
+        match self {
+            Self::Next => NEXT_ISSUER,
+            Self::Previous => PREVIOUS_ISSUER,
+        }
+    }
+}
+
+// === impl IssuerBasis ===
+
+impl IssuerBasis<'_> {
+    /// Whether the status says that no proxy needs another issuer.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_end = matches!(self.status.phase, Some(TrustPhase::Complete | TrustPhase::Steady));
+        let has_all = self.status.proxies.as_ref().is_some_and(|proxies| proxies.unobserved == 0);
+        is_end && has_all && self.is_status_current()
+    }
+
+    /// Whether the status is about this bundle and this declaration.
+    fn is_status_current(&self) -> bool {
+        self.status.observed_generation == Some(self.generation)
+            && self.status.trust_roots_sha256.as_ref() == Some(&sha256(self.bundle))
+    }
+
+    /// Returns the issuer that the mesh should have.
+    pub(crate) fn step(&self, seen: &SeenIssuers) -> IssuerStep {
+        let bundle = match AnchorBundle::parse(self.bundle.as_bytes()) {
+            Ok(bundle) => bundle,
+            Err(why) => return IssuerStep::Held(TrustReason::IssuerHeld, format!("the bundle cannot be used: {why}")),
+        };
+        let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
+        let is_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
+        let next = seen.next.as_ref().map(|next| judge.candidate(next));
+        // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
+        if !is_desired
+            && !matches!(next, Some(Ok(_)))
+            && let Some(Ok(previous)) = seen.previous.as_ref().map(|previous| judge.candidate(previous))
+        {
+            return judge.step(&previous, IssuerPlace::Previous);
+        }
+        match next {
+            Some(Ok(next)) => judge.step(&next, IssuerPlace::Next),
+            Some(Err(why)) => {
+                IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
+            }
+            None if is_desired => IssuerStep::Synced("the issuer belongs to a declared trust anchor".to_owned()),
+            None => IssuerStep::Held(
+                TrustReason::IssuerAwaited,
+                format!(
+                    "write an issuer of {} into the Secret {NEXT_ISSUER}",
+                    list(self.declared.bundle.roots().iter())
+                ),
+            ),
+        }
+    }
+}
+
+// === impl IssuerJudge ===
+
+impl<'a> IssuerJudge<'a> {
+    fn new(basis: &'a IssuerBasis<'a>, bundle: AnchorBundle, file: Option<&IssuerFile>) -> Self {
+        let declared = basis.declared.bundle.roots().iter().chain(&basis.declared.signers);
+        let mut ids = BTreeSet::new();
+        let known = bundle.roots().iter().chain(declared).filter(|root| ids.insert(root.id)).cloned().collect();
+        let read = file.and_then(|file| chain::read(&file.certificates).ok());
+        let present = read.map(|(own, others)| chain::sent(own, others, basis.now));
+        let own = present.as_ref().and_then(|present| present.first());
+        let has_present_key = own.zip(file).is_some_and(|(own, file)| signing_key(own, file).is_ok());
+        Self { basis, bundle, known, present, has_present_key }
+    }
+
+    /// Returns what is sent with leaves of this issuer: the certificates of its file, the declared bridges, and the bridges of
+    /// the present issuer, which proxies with an older root may need.
+    ///
+    /// # Errors
+    /// Why it must not be the issuer. The text continues a sentence about it.
+    fn candidate(&self, file: &IssuerFile) -> Result<Sent, String> {
+        let (own, mut others) = chain::read(&file.certificates)?;
+        signing_key(&own, file)?;
+        let (now, lifetime) = (self.basis.now, self.basis.settings.lifetime);
+        if !own.is_authority() {
+            return Err("is not a certificate authority (CA)".to_owned());
+        }
+        if now < own.not_before {
+            return Err(format!("is valid only from {}", own.not_before));
+        }
+        if own.not_after.duration_since(now) <= lifetime {
+            return Err(format!(
+                "ends at {}, within the lifetime of a certificate ({})",
+                own.not_after,
+                rounded(lifetime)
+            ));
+        }
+        let kept = self.present.iter().flatten().skip(1);
+        for further in self.basis.declared.bridges.iter().chain(kept) {
+            if !others.contains(further) {
+                others.push(further.clone());
+            }
+        }
+        let sent = chain::sent(own, others, now);
+        if !self.belongs_to_declared(&sent) {
+            return Err(format!(
+                "does not belong to a declared trust anchor: {}",
+                list(self.basis.declared.bundle.roots().iter())
+            ));
+        }
+        // Name constraints may permit the control plane and no workload.
+        let settings = self.basis.settings;
+        for name in [self.name(), settings.identity_of(self.basis.namespace, "any", "workload")] {
+            let leaf = UnsignedLeaf::new(&sent, &name, now).ok_or("has no certificate")?;
+            let accepted = leaf.reached(self.basis.declared.bundle.roots());
+            accepted.map_err(|error| format!("would be refused by proxies: {}", sentence(&error)))?;
+        }
+        Ok(sent)
+    }
+
+    fn step(&self, sent: &Sent, place: IssuerPlace) -> IssuerStep {
+        let secret = place.secret();
+        let name = sent.first().map(ChainCertificate::name).unwrap_or_default();
+        if self.has_present_key && self.present.as_ref().is_some_and(|present| is_same(present, sent)) {
+            return IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {name}"));
+        }
+        let missing = self.basis.declared.missing_in(self.bundle.roots());
+        if !missing.is_empty() {
+            let message =
+                format!("the issuer of Secret {secret} waits: the bundle lacks {}", list(missing.into_iter()));
+            return IssuerStep::Held(TrustReason::IssuerHeld, message);
+        }
+        let reached = self.reached(sent);
+        let accepted = match self.is_accepted_as_present(sent, &reached) {
+            true => Ok(()),
+            false => self.is_accepted_by_status(&reached),
+        };
+        match accepted {
+            Ok(()) => {
+                let certificates = sent.iter().map(|certificate| pem::certificate(&certificate.der)).collect();
+                IssuerStep::Write(NewIssuer { place, certificates, name })
+            }
+            Err(why) => {
+                IssuerStep::Held(TrustReason::IssuerHeld, format!("the issuer of Secret {secret} waits: {why}"))
+            }
+        }
+    }
+
+    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too.
+    fn is_accepted_as_present(&self, sent: &Sent, reached: &BTreeSet<Fingerprint>) -> bool {
+        let Some(present) = &self.present else { return false };
+        let present_reached = self.reached(present);
+        // A certificate that a root has signed which is not known here: some proxies may trust only that root.
+        let is_of_unknown = |certificate: &&ChainCertificate| {
+            let is_signed = |by: &ChainCertificate| certificate.is_signed_by(by);
+            let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
+            !known.chain(present.iter().cloned()).any(|by| is_signed(&by))
+        };
+        !present_reached.is_empty()
+            && present_reached.is_subset(reached)
+            && present.iter().filter(|certificate| !sent.contains(certificate)).all(|it| !is_of_unknown(&it))
+    }
+
+    /// Verifies that the status says that all proxies accept what reaches these roots.
+    fn is_accepted_by_status(&self, reached: &BTreeSet<Fingerprint>) -> Result<(), String> {
+        let status = self.basis.status;
+        if !self.basis.is_status_current() {
+            return Err("the status is not about the present bundle and spec yet".to_owned());
+        }
+        let condition = status.condition(TrustCondition::ReadyToSwitch);
+        match condition.map(|condition| (condition.status.as_str(), &condition.message)) {
+            Some(("True", _)) => {}
+            Some((_, why)) => return Err(why.clone()),
+            None => {
+                let phase = status.phase.map_or("Unknown", TrustPhase::as_str);
+                return Err(format!("some proxies would refuse its certificates (the phase is {phase})"));
+            }
+        }
+        let hashes: BTreeSet<_> =
+            self.known.iter().filter(|root| reached.contains(&root.id)).map(|root| hex(root.sha256)).collect();
+        let enough = !status.sufficient_anchors.is_empty();
+        match enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
+            true => Ok(()),
+            false => {
+                Err("its certificates do not reach all of status.sufficientAnchors: some proxies would refuse them"
+                    .to_owned())
+            }
+        }
+    }
+
+    /// The known roots that leaves of the issuer reach.
+    fn reached(&self, sent: &[ChainCertificate]) -> BTreeSet<Fingerprint> {
+        let name = self.name();
+        let leaf = UnsignedLeaf::new(sent, &name, self.basis.now);
+        let reaches = |root: &&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
+        self.known.iter().filter(reaches).map(|root| root.id).collect()
+    }
+
+    /// Whether leaves of the issuer reach a declared root without a bridge.
+    fn belongs_to_declared(&self, sent: &Sent) -> bool {
+        let is_bridge = |certificate: &ChainCertificate| {
+            let is_of = |root: &RootCertificate| certificate.has_name_and_key_of(&root.anchor);
+            self.known.iter().any(is_of) && !certificate.is_signed_by(certificate)
+        };
+        let alone: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
+        let reached = self.reached(&alone);
+        self.basis.declared.bundle.roots().iter().any(|root| reached.contains(&root.id))
+    }
+
+    fn name(&self) -> String {
+        self.basis.settings.identity_service(self.basis.namespace)
+    }
+}
+
+/// Whether both have the same issuer, and the same further certificates in any order.
+fn is_same(one: &Sent, other: &Sent) -> bool {
+    let has_all = one.iter().all(|certificate| other.contains(certificate));
+    one.first() == other.first() && one.len() == other.len() && has_all
+}
+
+fn signing_key(own: &ChainCertificate, file: &IssuerFile) -> Result<SigningKey, String> {
+    let public = SubjectKey::of_issuer(&own.key_info).map_err(|why| format!("has {why}"))?;
+    SigningKey::from_pem(&file.key, &public).map_err(|unusable| match unusable {
+        UnusableKey::File(why) => format!("has a key file that {why}"),
+        UnusableKey::Mismatch => "has the key of another certificate".to_owned(),
+    })
+}
+
+fn list<'a>(roots: impl ExactSizeIterator<Item = &'a RootCertificate>) -> String {
+    let count = roots.len();
+    and_more(roots.take(SHOWN).map(named), count, ", ")
+}

@@ -1,0 +1,299 @@
+//! Tests of the next issuer: which one is written, when, and what is refused.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use rcgen::{KeyPair, PKCS_ED25519};
+use zeroize::Zeroizing;
+
+use super::{
+    issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
+    seen::{DeclaredRoots, LeafSettings},
+    testing::{Pki, root_of},
+};
+use crate::{
+    api::{
+        LinkerdTrustStatus,
+        linkerd_trust::{TrustPhase, TrustProxiesStatus, TrustReason},
+    },
+    text::sha256,
+    x509::{
+        anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
+        testing::{DAY, TestCa, der, now, pem_of, valid},
+    },
+};
+
+/// What a LinkerdTrust says, and what the bundle has.
+struct Situation {
+    declared: DeclaredRoots,
+    bundle: String,
+    status: LinkerdTrustStatus,
+    now: Timestamp,
+}
+
+fn file(chain: &[&TestCa]) -> IssuerFile {
+    IssuerFile {
+        certificates: pem_of(chain).into_bytes(),
+        key: Zeroizing::new(chain[0].key.serialize_pem().into_bytes()),
+    }
+}
+
+fn seen(present: &[&TestCa], next: &[&TestCa]) -> SeenIssuers {
+    SeenIssuers { present: Some(file(present)), next: (!next.is_empty()).then(|| file(next)), previous: None }
+}
+
+impl Situation {
+    /// A mesh whose bundle has these roots, and which should have the declared ones.
+    fn new(bundle: &[&TestCa], declared: &[&TestCa]) -> Self {
+        let declared = DeclaredRoots {
+            resource: "mesh".to_owned(),
+            bundle: AnchorBundle::parse(pem_of(declared).as_bytes()).unwrap(),
+            bridges: Vec::new(),
+            signers: Vec::new(),
+            is_enforced: true,
+            manages_issuer: true,
+        };
+        Self { declared, bundle: pem_of(bundle), status: LinkerdTrustStatus::default(), now: now() }
+    }
+
+    fn bridged(mut self, bridges: &[&TestCa], signers: &[&TestCa]) -> Self {
+        self.declared.bridges = bridges.iter().map(|ca| ChainCertificate::parse(&der(&ca.pem)).unwrap()).collect();
+        self.declared.signers = signers.iter().map(|ca| RootCertificate::parse(&der(&ca.pem)).unwrap()).collect();
+        self
+    }
+
+    /// The status says about this bundle that proxies which trust one of these roots are ready, or why not.
+    fn ready(mut self, ready: Result<&[&TestCa], &str>) -> Self {
+        let hash = |root: &&TestCa| sha256(der(&root.pem));
+        self.status = LinkerdTrustStatus {
+            observed_generation: Some(1),
+            trust_roots_sha256: Some(sha256(&self.bundle)),
+            sufficient_anchors: ready.unwrap_or_default().iter().map(hash).collect(),
+            conditions: vec![Condition {
+                type_: "ReadyToSwitch".to_owned(),
+                status: if ready.is_ok() { "True" } else { "False" }.to_owned(),
+                reason: "Synced".to_owned(),
+                message: ready.err().unwrap_or_default().to_owned(),
+                observed_generation: Some(1),
+                last_transition_time: Time(now()),
+            }],
+            ..LinkerdTrustStatus::default()
+        };
+        self
+    }
+
+    fn step_at(&self, generation: i64, seen: &SeenIssuers) -> IssuerStep {
+        let (status, settings) = (&self.status, &LeafSettings::of(None));
+        let (declared, bundle, now) = (&self.declared, &*self.bundle, self.now);
+        IssuerBasis { namespace: "linkerd", settings, declared, bundle, status, generation, now }.step(seen)
+    }
+
+    fn step(&self, seen: &SeenIssuers) -> IssuerStep {
+        self.step_at(1, seen)
+    }
+
+    #[track_caller]
+    fn writes(&self, seen: &SeenIssuers, place: IssuerPlace, chain: &[&TestCa]) {
+        let IssuerStep::Write(new) = self.step(seen) else { panic!("{:?}", self.step(seen)) };
+        assert_eq!((new.place, new.certificates), (place, pem_of(chain)));
+    }
+
+    #[track_caller]
+    fn holds(&self, seen: &SeenIssuers, reason: TrustReason, part: &str) {
+        match self.step(seen) {
+            IssuerStep::Held(found, message) => {
+                assert!(found == reason && message.contains(part), "{found:?} {message}");
+            }
+            step => panic!("{step:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn is_synced(&self, seen: &SeenIssuers) {
+        assert!(matches!(self.step(seen), IssuerStep::Synced(_)), "{:?}", self.step(seen));
+    }
+}
+
+#[test]
+fn with_a_declared_bridge_the_next_issuer_is_written_at_once_and_the_bridge_after_it() {
+    let pki = Pki::new();
+    let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    let (chain, next): (&[&TestCa], &[&TestCa]) = (&[&pki.new_issuer, &pki.bridge], &[&pki.new_issuer]);
+    situation.writes(&seen(&[&pki.old_issuer], next), IssuerPlace::Next, chain);
+    situation.writes(&seen(&[&pki.old_issuer], chain), IssuerPlace::Next, chain);
+    situation.is_synced(&seen(chain, next));
+    situation.is_synced(&seen(chain, &[]));
+    let own = Situation::new(&[&pki.old, &pki.new], &[&pki.new]);
+    own.writes(&seen(&[&pki.old_issuer], chain), IssuerPlace::Next, chain);
+    situation.writes(&seen(&[&pki.new_issuer], next), IssuerPlace::Next, chain);
+    own.is_synced(&seen(chain, next));
+    let adding = Situation::new(&[&pki.old], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    adding.holds(&seen(&[&pki.old_issuer], chain), TrustReason::IssuerHeld, "the bundle lacks new (");
+}
+
+#[test]
+fn an_intermediate_certificate_of_the_present_issuer_is_not_needed_after_it() {
+    let pki = Pki::new();
+    let between = pki.old.signs("between", |_| {});
+    let present = between.signs("old issuer", |_| {});
+    let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    situation.writes(&seen(&[&present, &between], &[&pki.new_issuer]), IssuerPlace::Next, chain);
+}
+
+#[test]
+fn without_a_bridge_the_next_issuer_waits_until_the_status_says_that_all_proxies_accept_it() {
+    let pki = Pki::new();
+    let both = || Situation::new(&[&pki.old, &pki.new], &[&pki.new]);
+    let issuers = seen(&[&pki.old_issuer], &[&pki.new_issuer]);
+    both().holds(&issuers, TrustReason::IssuerHeld, "the status is not about the present bundle and spec yet");
+    let mut spreading = both().ready(Ok(&[&pki.new]));
+    spreading.status.conditions.clear();
+    spreading.status.phase = Some(TrustPhase::Spreading);
+    spreading.holds(&issuers, TrustReason::IssuerHeld, "(the phase is Spreading)");
+    both().ready(Err("restart it")).holds(&issuers, TrustReason::IssuerHeld, "next waits: restart it");
+    let ready = both().ready(Ok(&[&pki.new]));
+    ready.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+    assert!(matches!(ready.step_at(2, &issuers), IssuerStep::Held(..)), "the spec has changed");
+    let mut other = both().ready(Ok(&[&pki.new]));
+    other.bundle = pem_of(&[&pki.new, &pki.old]);
+    other.holds(&issuers, TrustReason::IssuerHeld, "the present bundle");
+    for needed in [&[&pki.new, &pki.old][..], &[]] {
+        both().ready(Ok(needed)).holds(&issuers, TrustReason::IssuerHeld, "status.sufficientAnchors");
+    }
+}
+
+#[test]
+fn a_renewed_issuer_of_the_same_root_is_written_at_once_with_the_bridges_of_the_present_one() {
+    let pki = Pki::new();
+    let again = pki.new.signs("issuer again", |_| {});
+    let situation = Situation::new(&[&pki.new], &[&pki.new]);
+    situation.writes(&seen(&[&pki.new_issuer], &[&again]), IssuerPlace::Next, &[&again]);
+    let bridged: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    situation.writes(&seen(bridged, &[&again]), IssuerPlace::Next, &[&again, &pki.bridge]);
+    let ended = pki.old.signs_again(&pki.new, |params| valid(params, -2 * DAY, -DAY));
+    situation.writes(&seen(&[&pki.new_issuer, &ended], &[&again]), IssuerPlace::Next, &[&again]);
+}
+
+#[test]
+fn an_issuer_that_leaves_out_the_bridge_for_an_unknown_root_waits_for_the_status() {
+    let pki = Pki::new();
+    let third = root_of("third", 0);
+    // Proxies may trust only the old root, which is neither in the bundle nor declared.
+    let present: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    let (next, bridge) = (third.signs("third issuer", |_| {}), pki.new.signs_again(&third, |_| {}));
+    let situation = Situation::new(&[&pki.new, &third], &[&third]).bridged(&[&bridge], &[&pki.new]);
+    let chain: &[&TestCa] = &[&next, &bridge, &pki.bridge];
+    situation.writes(&seen(present, &[&next]), IssuerPlace::Next, chain);
+    let alone = pki.old.signs("old issuer", |_| {});
+    situation.holds(&seen(&[&alone], &[&next]), TrustReason::IssuerHeld, "the status");
+    let beside = pki.old.signs_again(&pki.new, |_| {});
+    let of_new = Situation::new(&[&pki.new, &pki.old], &[&pki.old]);
+    of_new.holds(&seen(&[&pki.new_issuer, &beside], &[&pki.old_issuer]), TrustReason::IssuerHeld, "the status");
+}
+
+#[test]
+fn after_the_old_root_is_declared_again_the_previous_issuer_is_written() {
+    let pki = Pki::new();
+    let present: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    let back = |situation: &Situation| {
+        let mut issuers = seen(present, &[&pki.new_issuer]);
+        issuers.previous = Some(file(&[&pki.old_issuer]));
+        situation.writes(&issuers, IssuerPlace::Previous, &[&pki.old_issuer]);
+        issuers.present = Some(file(&[&pki.old_issuer]));
+        situation.holds(&issuers, TrustReason::IssuerRefused, "does not belong to a declared trust anchor: old (");
+        issuers.next = None;
+        situation.is_synced(&issuers);
+        let without = SeenIssuers { present: Some(file(present)), ..SeenIssuers::default() };
+        situation.holds(&without, TrustReason::IssuerAwaited, "write an issuer of old (");
+    };
+    back(&Situation::new(&[&pki.old, &pki.new], &[&pki.old]).ready(Ok(&[&pki.old])));
+    let waiting = Situation::new(&[&pki.old, &pki.new], &[&pki.old]).ready(Err("new Pods trust only the new root"));
+    let mut issuers = seen(present, &[]);
+    issuers.previous = Some(file(&[&pki.old_issuer]));
+    waiting.holds(&issuers, TrustReason::IssuerHeld, "previous waits: new Pods trust only");
+    // An issuer that people wrote meanwhile comes first.
+    issuers.next = Some(file(&[&pki.old.signs("another", |_| {})]));
+    waiting.holds(&issuers, TrustReason::IssuerHeld, "-next waits");
+}
+
+#[test]
+fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() {
+    let pki = Pki::new();
+    let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    let refused = |next: IssuerFile, part: &str| {
+        let issuers = SeenIssuers { present: Some(file(&[&pki.old_issuer])), next: Some(next), previous: None };
+        situation.holds(&issuers, TrustReason::IssuerRefused, part);
+    };
+    let of = |edit: &dyn Fn(&mut rcgen::CertificateParams)| pki.new.signs("next", |params| edit(params));
+    let edited = |edit: &dyn Fn(&mut rcgen::CertificateParams)| file(&[&of(edit)]);
+    let (key, other) = (pki.new_issuer.key.serialize_pem(), pki.old_issuer.key.serialize_pem());
+    let pem = |certificates: &str, key: &str| IssuerFile {
+        certificates: certificates.as_bytes().to_vec(),
+        key: Zeroizing::new(key.as_bytes().to_vec()),
+    };
+    refused(pem(&pki.new_issuer.pem, &other), "has the key of another certificate");
+    refused(pem(&pki.new_issuer.pem, ""), "has a key file that has no private key");
+    refused(pem("", &key), "has no certificate");
+    refused(pem("-----BEGIN CERTIFICATE-----\nAAAA\n", &key), "is not valid PEM");
+    refused(file(&[&pki.bridge, &pki.new_issuer]), "does not belong to a declared trust anchor");
+    refused(edited(&|params| valid(params, -2 * DAY, -DAY)), "ends at ");
+    refused(edited(&|params| valid(params, -DAY, DAY)), "within the lifetime of a certificate (24 h)");
+    refused(edited(&|params| valid(params, DAY, 9 * DAY)), "is valid only from ");
+    refused(edited(&|params| params.is_ca = rcgen::IsCa::ExplicitNoCa), "is not a certificate authority");
+    refused(
+        edited(&|params| params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth]),
+        "does not belong to a declared trust anchor",
+    );
+    refused(file(&[&pki.old_issuer]), "does not belong to a declared trust anchor: new (");
+    let stranger = root_of("new", 0);
+    refused(file(&[&stranger.signs("next", |_| {})]), "does not belong to a declared trust anchor");
+    let ed25519 = pki.new.signs_key("next", KeyPair::generate_for(&PKCS_ED25519).unwrap(), |_| {});
+    refused(file(&[&ed25519]), "has an Ed25519 key, which cannot sign certificates of proxies");
+    let only = |name: &str| {
+        let permitted = vec![rcgen::GeneralSubtree::DnsName(name.to_owned())];
+        edited(&move |params| {
+            params.name_constraints =
+                Some(rcgen::NameConstraints { permitted_subtrees: permitted.clone(), excluded_subtrees: Vec::new() });
+        })
+    };
+    refused(
+        only("linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local"),
+        "would be refused by proxies",
+    );
+    let short = of(&|params| valid(params, -DAY, 2 * DAY));
+    situation.writes(&seen(&[&pki.old_issuer], &[&short]), IssuerPlace::Next, &[&short, &pki.bridge]);
+}
+
+#[test]
+fn what_is_broken_at_present_does_not_prevent_its_repair() {
+    let pki = Pki::new();
+    let situation = Situation::new(&[&pki.old], &[&pki.old]);
+    let mut issuers = seen(&[&pki.old_issuer], &[&pki.old_issuer]);
+    situation.is_synced(&issuers);
+    issuers.present = Some(IssuerFile { key: Zeroizing::new(b"torn".to_vec()), ..file(&[&pki.old_issuer]) });
+    situation.writes(&issuers, IssuerPlace::Next, &[&pki.old_issuer]);
+    issuers.present = Some(IssuerFile { certificates: b"torn".to_vec(), ..file(&[&pki.old_issuer]) });
+    situation.holds(&issuers, TrustReason::IssuerHeld, "the status");
+    let ready = Situation::new(&[&pki.old], &[&pki.old]).ready(Ok(&[&pki.old]));
+    ready.writes(&issuers, IssuerPlace::Next, &[&pki.old_issuer]);
+    let ended = pki.old.signs("ended", |params| valid(params, -9 * DAY, -DAY));
+    issuers.present = Some(file(&[&ended]));
+    situation.holds(&issuers, TrustReason::IssuerHeld, "the status");
+}
+
+#[test]
+fn the_mesh_is_at_rest_when_the_rotation_is_complete_and_each_proxy_was_observed() {
+    let pki = Pki::new();
+    let is_at_rest = |phase: TrustPhase, unobserved: i64, generation: i64| {
+        let mut situation = Situation::new(&[&pki.new], &[&pki.new]).ready(Ok(&[&pki.new]));
+        situation.status.phase = Some(phase);
+        situation.status.proxies = Some(TrustProxiesStatus { unobserved, ..TrustProxiesStatus::default() });
+        let Situation { declared, bundle, status, now } = &situation;
+        let settings = &LeafSettings { lifetime: SignedDuration::from_hours(1), ..LeafSettings::of(None) };
+        IssuerBasis { namespace: "linkerd", settings, declared, bundle, status, generation, now: *now }.is_at_rest()
+    };
+    assert!(is_at_rest(TrustPhase::Complete, 0, 1) && is_at_rest(TrustPhase::Steady, 0, 1));
+    assert!(!is_at_rest(TrustPhase::Renewing, 0, 1) && !is_at_rest(TrustPhase::Complete, 1, 1));
+    assert!(!is_at_rest(TrustPhase::Steady, 0, 2), "the status is about another spec");
+}
