@@ -61,7 +61,7 @@ NEEDS_KIND = command -v kind >/dev/null || { echo "kind is not installed: see ht
 ##@ Try it
 
 .PHONY: demo
-demo: build ## Demonstrate ExternalWorkload endpoints, proxy configuration, workload restarts and a second cluster on real control planes (KEEP=1 leaves it running)
+demo: build ## Demonstrate ExternalWorkload endpoints, proxy configuration, workload restarts, a second cluster and a new root on real control planes (KEEP=1 leaves it running)
 	$(TARGET)/debug/demo $(if $(KEEP),--keep)
 
 .PHONY: control-plane

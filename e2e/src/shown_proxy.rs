@@ -20,12 +20,17 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::identity::MeshAuthority;
+use serde_json::{Value, json};
+
+use crate::{control_plane::ControlPlane, identity::MeshAuthority};
 
 /// The age of a certificate that a proxy has just received.
 pub const FRESH: Duration = Duration::ZERO;
 /// The age of a certificate whose renewal is overdue.
 pub const LATE: Duration = Duration::from_secs(30 * 3600);
+
+/// The identity of the Pods of [`ShownProxy::pod`].
+pub const IDENTITY: &str = "default.default.serviceaccount.identity.linkerd.cluster.local";
 
 pub struct ShownProxy {
     pub address: SocketAddr,
@@ -61,11 +66,32 @@ impl ShownProxy {
         Ok(Self { address, identity: identity.to_owned(), age, config, server: server.abort_handle() })
     }
 
+    /// A Pod in the namespace `default`, in which this is the proxy, with these trust anchors.
+    pub fn pod(&self, name: &str, anchors: &str) -> Value {
+        let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+        let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", self.address.port()),
+            {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": {"linkerd.io/control-plane-ns": "linkerd"}},
+            "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]}})
+    }
+
     /// Renews the certificate, from this chain.
     pub fn renew(&self, chain: &[&MeshAuthority], root: &MeshAuthority) -> Result<()> {
         self.config.send_replace(config(&self.identity, chain, root, self.age)?);
         Ok(())
     }
+}
+
+/// Lets a Pod run on this host, as the kubelet reports it.
+///
+/// # Errors
+/// Fails if there is no such Pod.
+pub async fn runs(control_plane: &ControlPlane, namespace: &str, pod: &str) -> Result<()> {
+    let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+    let patch =
+        ["-n", namespace, "patch", "pod", pod, "--subresource=status", "--type=merge", "-p", &status.to_string()];
+    control_plane.kubectl(&patch).await.map(drop)
 }
 
 impl Drop for ShownProxy {

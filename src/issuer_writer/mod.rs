@@ -83,6 +83,7 @@ struct ManagedIssuer {
     declared: DeclaredRoots,
     settings: LeafSettings,
     bundle: Arc<str>,
+    bundle_written: Option<Timestamp>,
 }
 
 /// Starts the controller. When `stop` is cancelled, it finishes the current write and ends.
@@ -173,8 +174,7 @@ impl IssuerReconciler {
             let trust = state.linkerd_trusts.in_effect(&self.control_plane).filter(|trust| *trust.name == *name)?;
             let values = state.config_maps.find(&self.control_plane, INJECTORS_CONFIG_MAP);
             let values = values.and_then(|map| map.values.clone());
-            let bundle = state.config_maps.trust_roots(&self.control_plane).and_then(|map| map.bundle.clone());
-            (Arc::clone(trust), values, bundle.unwrap_or_default())
+            (Arc::clone(trust), values, state.config_maps.trust_roots(&self.control_plane).cloned())
         };
         if trust.spec.issuer.manage != IssuerOrigin::Secret {
             return None;
@@ -182,7 +182,9 @@ impl IssuerReconciler {
         // The condition Accepted has what is wrong with it.
         let declared = declared_roots(&trust.name, &trust.spec).ok()??;
         let settings = LeafSettings::of(values.and_then(|values| Document::parse(&values).ok()).as_ref());
-        Some(ManagedIssuer { trust, declared, settings, bundle })
+        let bundle_written = bundle.as_ref().and_then(|map| map.bundle_written);
+        let bundle = bundle.and_then(|map| map.bundle.clone()).unwrap_or_default();
+        Some(ManagedIssuer { trust, declared, settings, bundle, bundle_written })
     }
 
     /// Does the next step, and returns what is true after it.
@@ -193,6 +195,7 @@ impl IssuerReconciler {
             settings: &managed.settings,
             declared: &managed.declared,
             bundle: &managed.bundle,
+            bundle_written: managed.bundle_written,
             status: &trust.status,
             generation: trust.generation,
             now: Timestamp::now(),

@@ -62,6 +62,7 @@ struct SecretMeta {
     version: Option<String>,
     annotations: BTreeMap<String, String>,
     keys: Vec<String>,
+    is_tls: bool,
 }
 
 // === impl MeshSecrets ===
@@ -77,7 +78,8 @@ impl MeshSecrets {
         Some(truncated(name.clone(), LONGEST_NAME))
     }
 
-    /// Returns the data of the present issuer with this one, under each pair of keys that the Secret has.
+    /// Returns the data of the present issuer with this one, under each pair of keys that the Secret has, or the one that it
+    /// should have.
     fn data(&self, new: &NewIssuer) -> Value {
         let file = match new.place {
             IssuerPlace::Next => &self.issuers.next,
@@ -86,8 +88,10 @@ impl MeshSecrets {
         let key = file.as_ref().map(|file| file.key.to_vec()).unwrap_or_default();
         let mut data = serde_json::Map::new();
         let has = |name: &str| self.present.keys.iter().any(|key| key == name);
-        for (certificates, private) in PAIRS {
-            if has(certificates) || has(private) {
+        let is_of = |(certificates, private): &(&str, &str)| has(certificates) || has(private);
+        let has_none = !PAIRS.iter().any(is_of);
+        for pair @ (certificates, private) in PAIRS {
+            if is_of(&pair) || has_none && self.present.is_tls == (pair == PAIRS[0]) {
                 data.insert(certificates.to_owned(), json!(ByteString(new.certificates.clone().into_bytes())));
                 data.insert(private.to_owned(), json!(ByteString(key.clone())));
             }
@@ -110,6 +114,7 @@ impl SecretMeta {
             version: secret.resource_version(),
             annotations: secret.annotations().clone(),
             keys: secret.data.iter().flat_map(BTreeMap::keys).cloned().collect(),
+            is_tls: secret.type_.as_deref() == Some(TLS_TYPE),
         }
     }
 }
@@ -164,10 +169,7 @@ impl IssuerSecrets {
     /// # Errors
     /// When one of the writes failed. It is sent again by the next reconcile.
     pub(super) async fn write(&self, new: &NewIssuer, secrets: &MeshSecrets) -> Result<(), WriteError> {
-        // Going back: what is there may be the issuer that did harm.
-        if new.place == IssuerPlace::Next
-            && let Some(present) = &secrets.issuers.present
-        {
+        if let Some(present) = secrets.issuers.present.as_ref().filter(|_| new.saves_present) {
             self.save(present).await?;
         }
         let patch = json!({

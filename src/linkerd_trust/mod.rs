@@ -39,7 +39,7 @@ use self::{
     prober::{LeafProber, SharedLeaves},
     retirement::{Declaration, Retirement, RetirementBasis, RetirementStep},
     seen::{SeenParts, TrustSettings},
-    status::{HeldWrite, LEAVES_RETRY, LaterWrite, TrustFacts, trust_status},
+    status::{HeldWrite, LaterWrite, TrustFacts, trust_status},
     switch::SwitchGate,
 };
 use crate::{
@@ -164,8 +164,7 @@ impl LinkerdTrustReconciler {
                             }
                         }
                     }
-                    (None, Some(held)) => TrustFacts::Asking { held },
-                    (None, None) => return Ok(NextReconcile::After(LEAVES_RETRY)),
+                    (None, held) => TrustFacts::Asking { held },
                 }
             }
         };

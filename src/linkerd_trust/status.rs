@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// The time until a reconcile that waits for the certificates of proxies.
-pub(super) const LEAVES_RETRY: Duration = Duration::from_secs(1);
+const LEAVES_RETRY: Duration = Duration::from_secs(1);
 /// The maximum number of problems.
 const MAX_PROBLEMS: usize = 10;
 /// The maximum number of roots in a sentence.
@@ -50,7 +50,7 @@ pub(super) enum TrustFacts {
     },
     /// Proxies must be asked before there is a report.
     Asking {
-        held: HeldWrite,
+        held: Option<HeldWrite>,
     },
 }
 
@@ -119,7 +119,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             kept = issuer.cloned();
             (rows, observed(report, later, issuer))
         }
-        TrustFacts::Asking { held } => return asking(trust, held, now),
+        TrustFacts::Asking { held } => return asking(trust, held.as_ref(), now),
     };
     let conditions = rows.into_iter().map(|row| row.condition(&trust.status, trust.generation, now));
     let conditions = conditions.chain(kept).collect();
@@ -127,11 +127,13 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
 }
 
 /// Returns the last status, with the reason why nothing is added: it must not wait while proxies are asked, for example
-/// because the bundle changes all the time.
-fn asking(trust: &LinkerdTrust, held: &HeldWrite, now: Timestamp) -> LinkerdTrustStatus {
+/// because the bundle changes all the time. Until they were asked, it is not known whether the issuer may change.
+fn asking(trust: &LinkerdTrust, held: Option<&HeldWrite>, now: Timestamp) -> LinkerdTrustStatus {
+    let mut status = (*trust.status).clone();
+    status.conditions.retain(|it| it.type_ != TrustCondition::ReadyToSwitch.as_str());
+    let Some(held) = held else { return status };
     let row = row(TrustCondition::BundleSynced, (Some(false), held.reason, held.message.clone()));
     let row = row.condition(&trust.status, trust.generation, now);
-    let mut status = (*trust.status).clone();
     match status.conditions.iter_mut().find(|it| it.type_ == row.type_) {
         Some(known) => *known = row,
         None => status.conditions.push(row),
@@ -369,9 +371,9 @@ mod tests {
     };
 
     #[test]
-    fn while_proxies_are_asked_only_the_reason_why_nothing_is_added_changes() {
+    fn while_proxies_are_asked_the_reason_why_nothing_is_added_changes_and_no_issuer_may_change() {
         let condition = |type_: &str| json!({"type": type_, "status": "True", "reason": "Synced", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
-        let status = json!({"phase": "Steady", "nextStep": "nothing", "conditions": [condition("BundleSynced"), condition("Ready")]});
+        let status = json!({"phase": "Steady", "nextStep": "nothing", "conditions": [condition("BundleSynced"), condition("ReadyToSwitch"), condition("Ready")]});
         for (before, expected) in [(status.clone(), vec!["WriteFailed", "Synced"]), (json!({}), vec!["WriteFailed"])] {
             let trust = json!({"metadata": {"name": "mesh"}, "spec": {}, "status": before});
             let trust = LinkerdTrust::project(serde_json::from_value(trust).unwrap(), &mut Problems::default());
@@ -381,7 +383,7 @@ mod tests {
                 retry: None,
                 by_hand: false,
             };
-            let facts = TrustFacts::Asking { held };
+            let facts = TrustFacts::Asking { held: Some(held) };
             let status = trust_status(&trust, &facts, Timestamp::UNIX_EPOCH);
             assert_eq!((status.phase, &status.next_step), (trust.status.phase, &trust.status.next_step));
             let reasons: Vec<_> = status.conditions.iter().map(|it| it.reason.as_str()).collect();

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -17,12 +17,9 @@ use super::{
 use crate::{
     api::linkerd_trust::{TrustPhase, TrustReason},
     text::and_more,
-    trust::{SeenTrust, TrustReport, words::proxies_trust},
+    trust::{SeenTrust, TrustReport, issuer_change::INJECTED_AFTER, words::proxies_trust},
 };
 
-/// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
-/// before is there a minute later.
-const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
 /// The interval at which the objects of unseen proxies are listed.
 const RETRY: Duration = Duration::from_secs(60);
 /// The maximum number of workloads in a sentence.

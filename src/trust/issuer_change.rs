@@ -3,11 +3,12 @@
 //! In: the present issuer, the next one and the previous one, as files; the declared roots, the bundle, and what the status
 //! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
 //! declared root, and the bundle has all declared ones; each proxy that accepts certificates of the present issuer accepts
-//! those of the one to write, or the status says of this bundle that all proxies will; a bridge is kept until it ends.
+//! those of the one to write, as long as it would accept those of the present one, or the status says of this bundle that all
+//! proxies will; a bridge is kept until it ends.
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use zeroize::Zeroizing;
 
 use super::{
@@ -24,7 +25,7 @@ use crate::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
         certificate::ChainCertificate,
-        chain::{self, UnsignedLeaf},
+        chain::{self, LONGEST_FILE, UnsignedLeaf},
         ecdsa::{SigningKey, SubjectKey, UnusableKey},
         pem,
         verify::sentence,
@@ -33,6 +34,9 @@ use crate::{
 
 /// The maximum number of roots in a sentence.
 const SHOWN: usize = 5;
+/// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
+/// before is there a minute later.
+pub(crate) const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
 
 /// The certificates of an issuer, and its key.
 pub(crate) struct IssuerFile {
@@ -71,6 +75,8 @@ pub(crate) struct NewIssuer {
     pub(crate) certificates: String,
     /// For people.
     pub(crate) name: String,
+    /// Whether the present issuer is saved before: it is usable, and the way back from the declared roots needs it.
+    pub(crate) saves_present: bool,
 }
 
 /// What decides beside the issuers.
@@ -79,8 +85,9 @@ pub(crate) struct IssuerBasis<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) settings: &'a LeafSettings,
     pub(crate) declared: &'a DeclaredRoots,
-    /// The text of the bundle.
+    /// The text of the bundle, and when it was written.
     pub(crate) bundle: &'a str,
+    pub(crate) bundle_written: Option<Timestamp>,
     pub(crate) status: &'a LinkerdTrustStatus,
     pub(crate) generation: i64,
     pub(crate) now: Timestamp,
@@ -98,6 +105,7 @@ struct IssuerJudge<'a> {
     /// `None` if it cannot be read.
     present: Option<Sent>,
     has_present_key: bool,
+    is_present_desired: bool,
 }
 
 // === impl IssuerPlace ===
@@ -135,17 +143,18 @@ impl IssuerBasis<'_> {
             Err(why) => return IssuerStep::Held(TrustReason::IssuerHeld, format!("the bundle cannot be used: {why}")),
         };
         let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
-        let is_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
+        let is_desired = judge.is_present_desired;
+        let has_previous = seen.previous.is_some();
         let next = seen.next.as_ref().map(|next| judge.candidate(next));
         // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
         if !is_desired
             && !matches!(next, Some(Ok(_)))
             && let Some(Ok(previous)) = seen.previous.as_ref().map(|previous| judge.candidate(previous))
         {
-            return judge.step(&previous, IssuerPlace::Previous);
+            return judge.step(&previous, IssuerPlace::Previous, has_previous);
         }
         match next {
-            Some(Ok(next)) => judge.step(&next, IssuerPlace::Next),
+            Some(Ok(next)) => judge.step(&next, IssuerPlace::Next, has_previous),
             Some(Err(why)) => {
                 IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
             }
@@ -172,7 +181,9 @@ impl<'a> IssuerJudge<'a> {
         let present = read.map(|(own, others)| chain::sent(own, others, basis.now));
         let own = present.as_ref().and_then(|present| present.first());
         let has_present_key = own.zip(file).is_some_and(|(own, file)| signing_key(own, file).is_ok());
-        Self { basis, bundle, known, present, has_present_key }
+        let mut judge = Self { basis, bundle, known, present, has_present_key, is_present_desired: false };
+        judge.is_present_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
+        judge
     }
 
     /// Returns what is sent with leaves of this issuer: the certificates of its file, the declared bridges, and the bridges of
@@ -204,6 +215,9 @@ impl<'a> IssuerJudge<'a> {
             }
         }
         let sent = chain::sent(own, others, now);
+        if sent.len() > LONGEST_FILE {
+            return Err(format!("would have more than {LONGEST_FILE} certificates, with the bridges after it"));
+        }
         if !self.belongs_to_declared(&sent) {
             return Err(format!(
                 "does not belong to a declared trust anchor: {}",
@@ -220,7 +234,7 @@ impl<'a> IssuerJudge<'a> {
         Ok(sent)
     }
 
-    fn step(&self, sent: &Sent, place: IssuerPlace) -> IssuerStep {
+    fn step(&self, sent: &Sent, place: IssuerPlace, has_previous: bool) -> IssuerStep {
         let secret = place.secret();
         let name = sent.first().map(ChainCertificate::name).unwrap_or_default();
         if self.has_present_key && self.present.as_ref().is_some_and(|present| is_same(present, sent)) {
@@ -232,15 +246,18 @@ impl<'a> IssuerJudge<'a> {
                 format!("the issuer of Secret {secret} waits: the bundle lacks {}", list(missing.into_iter()));
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
         }
-        let reached = self.reached(sent);
-        let accepted = match self.is_accepted_as_present(sent, &reached) {
+        let accepted = match self.is_accepted_as_present(sent) {
             true => Ok(()),
-            false => self.is_accepted_by_status(&reached),
+            false => self.is_accepted_by_status(sent),
         };
         match accepted {
             Ok(()) => {
                 let certificates = sent.iter().map(|certificate| pem::certificate(&certificate.der)).collect();
-                IssuerStep::Write(NewIssuer { place, certificates, name })
+                // The issuer of the root before must survive a renewal of the present one, and another bridge after it.
+                let is_way_back = !self.is_present_desired || !has_previous;
+                let is_other = self.present.as_ref().and_then(|present| present.first()) != sent.first();
+                let saves_present = place == IssuerPlace::Next && self.has_present_key && is_other && is_way_back;
+                IssuerStep::Write(NewIssuer { place, certificates, name, saves_present })
             }
             Err(why) => {
                 IssuerStep::Held(TrustReason::IssuerHeld, format!("the issuer of Secret {secret} waits: {why}"))
@@ -248,26 +265,31 @@ impl<'a> IssuerJudge<'a> {
         }
     }
 
-    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too.
-    fn is_accepted_as_present(&self, sent: &Sent, reached: &BTreeSet<Fingerprint>) -> bool {
+    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
+    /// leaf that is signed now has ended.
+    fn is_accepted_as_present(&self, sent: &Sent) -> bool {
         let Some(present) = &self.present else { return false };
-        let present_reached = self.reached(present);
         // A certificate that a root has signed which is not known here: some proxies may trust only that root.
-        let is_of_unknown = |certificate: &&ChainCertificate| {
-            let is_signed = |by: &ChainCertificate| certificate.is_signed_by(by);
+        let is_of_unknown = |certificate: &ChainCertificate| {
             let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
-            !known.chain(present.iter().cloned()).any(|by| is_signed(&by))
+            !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
         };
-        !present_reached.is_empty()
-            && present_reached.is_subset(reached)
-            && present.iter().filter(|certificate| !sent.contains(certificate)).all(|it| !is_of_unknown(&it))
+        let is_kept = |time: Timestamp| self.reached(present, time).is_subset(&self.reached(sent, time));
+        !self.reached(present, self.basis.now).is_empty()
+            && self.times(&[present, sent].map(Vec::as_slice).concat()).into_iter().all(is_kept)
+            && !present.iter().any(|certificate| !sent.contains(certificate) && is_of_unknown(certificate))
     }
 
-    /// Verifies that the status says that all proxies accept what reaches these roots.
-    fn is_accepted_by_status(&self, reached: &BTreeSet<Fingerprint>) -> Result<(), String> {
+    /// Verifies that the status says that all proxies accept what this issuer reaches.
+    fn is_accepted_by_status(&self, sent: &Sent) -> Result<(), String> {
         let status = self.basis.status;
         if !self.basis.is_status_current() {
             return Err("the status is not about the present bundle and spec yet".to_owned());
+        }
+        // The status may be about the same text before another one was there for a while.
+        let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
+        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
+            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
         }
         let condition = status.condition(TrustCondition::ReadyToSwitch);
         match condition.map(|condition| (condition.status.as_str(), &condition.message)) {
@@ -275,25 +297,37 @@ impl<'a> IssuerJudge<'a> {
             Some((_, why)) => return Err(why.clone()),
             None => {
                 let phase = status.phase.map_or("Unknown", TrustPhase::as_str);
-                return Err(format!("some proxies would refuse its certificates (the phase is {phase})"));
+                return Err(format!(
+                    "it is not known yet that all proxies accept its certificates (the phase is {phase})"
+                ));
             }
         }
-        let hashes: BTreeSet<_> =
-            self.known.iter().filter(|root| reached.contains(&root.id)).map(|root| hex(root.sha256)).collect();
-        let enough = !status.sufficient_anchors.is_empty();
-        match enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
+        let always = self.times(sent).into_iter().map(|time| self.reached(sent, time));
+        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
+        let declared = self.basis.declared;
+        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
+        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
+        let is_enough = !status.sufficient_anchors.is_empty();
+        match is_enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
             true => Ok(()),
-            false => {
-                Err("its certificates do not reach all of status.sufficientAnchors: some proxies would refuse them"
-                    .to_owned())
-            }
+            false => Err("for the lifetime of a certificate, its certificates do not reach all of \
+                          status.sufficientAnchors: some proxies would refuse them"
+                .to_owned()),
         }
     }
 
-    /// The known roots that leaves of the issuer reach.
-    fn reached(&self, sent: &[ChainCertificate]) -> BTreeSet<Fingerprint> {
+    /// Now, and the times within the lifetime of a leaf at which one of these certificates has ended.
+    fn times(&self, certificates: &[ChainCertificate]) -> BTreeSet<Timestamp> {
+        let now = self.basis.now;
+        let end = now.checked_add(self.basis.settings.lifetime).unwrap_or(Timestamp::MAX);
+        let ended = certificates.iter().filter_map(|it| it.not_after.checked_add(SignedDuration::from_secs(1)).ok());
+        ended.filter(|time| (now..end).contains(time)).chain([now, end]).collect()
+    }
+
+    /// The known roots that leaves of the issuer reach at this time.
+    fn reached(&self, sent: &[ChainCertificate], time: Timestamp) -> BTreeSet<Fingerprint> {
         let name = self.name();
-        let leaf = UnsignedLeaf::new(sent, &name, self.basis.now);
+        let leaf = UnsignedLeaf::new(sent, &name, time);
         let reaches = |root: &&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
         self.known.iter().filter(reaches).map(|root| root.id).collect()
     }
@@ -305,7 +339,7 @@ impl<'a> IssuerJudge<'a> {
             self.known.iter().any(is_of) && !certificate.is_signed_by(certificate)
         };
         let alone: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
-        let reached = self.reached(&alone);
+        let reached = self.reached(&alone, self.basis.now);
         self.basis.declared.bundle.roots().iter().any(|root| reached.contains(&root.id))
     }
 

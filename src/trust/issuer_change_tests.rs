@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::{
     issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
     seen::{DeclaredRoots, LeafSettings},
-    testing::{Pki, root_of},
+    testing::{Pki, at, root_of},
 };
 use crate::{
     api::{
@@ -27,6 +27,7 @@ use crate::{
 struct Situation {
     declared: DeclaredRoots,
     bundle: String,
+    bundle_written: Option<Timestamp>,
     status: LinkerdTrustStatus,
     now: Timestamp,
 }
@@ -53,7 +54,8 @@ impl Situation {
             is_enforced: true,
             manages_issuer: true,
         };
-        Self { declared, bundle: pem_of(bundle), status: LinkerdTrustStatus::default(), now: now() }
+        let (bundle, bundle_written) = (pem_of(bundle), Some(at(-DAY)));
+        Self { declared, bundle, bundle_written, status: LinkerdTrustStatus::default(), now: now() }
     }
 
     fn bridged(mut self, bridges: &[&TestCa], signers: &[&TestCa]) -> Self {
@@ -84,8 +86,10 @@ impl Situation {
 
     fn step_at(&self, generation: i64, seen: &SeenIssuers) -> IssuerStep {
         let (status, settings) = (&self.status, &LeafSettings::of(None));
-        let (declared, bundle, now) = (&self.declared, &*self.bundle, self.now);
-        IssuerBasis { namespace: "linkerd", settings, declared, bundle, status, generation, now }.step(seen)
+        let Self { declared, bundle, bundle_written, now, .. } = self;
+        let (bundle_written, now) = (*bundle_written, *now);
+        IssuerBasis { namespace: "linkerd", settings, declared, bundle, bundle_written, status, generation, now }
+            .step(seen)
     }
 
     fn step(&self, seen: &SeenIssuers) -> IssuerStep {
@@ -151,6 +155,11 @@ fn without_a_bridge_the_next_issuer_waits_until_the_status_says_that_all_proxies
     spreading.status.conditions.clear();
     spreading.status.phase = Some(TrustPhase::Spreading);
     spreading.holds(&issuers, TrustReason::IssuerHeld, "(the phase is Spreading)");
+    let mut flipped = both().ready(Ok(&[&pki.new]));
+    flipped.bundle_written = Some(at(-239));
+    flipped.holds(&issuers, TrustReason::IssuerHeld, "new Pods may still get the previous bundle");
+    flipped.bundle_written = Some(at(-240));
+    flipped.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
     both().ready(Err("restart it")).holds(&issuers, TrustReason::IssuerHeld, "next waits: restart it");
     let ready = both().ready(Ok(&[&pki.new]));
     ready.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
@@ -289,11 +298,57 @@ fn the_mesh_is_at_rest_when_the_rotation_is_complete_and_each_proxy_was_observed
         let mut situation = Situation::new(&[&pki.new], &[&pki.new]).ready(Ok(&[&pki.new]));
         situation.status.phase = Some(phase);
         situation.status.proxies = Some(TrustProxiesStatus { unobserved, ..TrustProxiesStatus::default() });
-        let Situation { declared, bundle, status, now } = &situation;
+        let Situation { declared, bundle, bundle_written, status, now } = &situation;
+        let (bundle_written, now) = (*bundle_written, *now);
         let settings = &LeafSettings { lifetime: SignedDuration::from_hours(1), ..LeafSettings::of(None) };
-        IssuerBasis { namespace: "linkerd", settings, declared, bundle, status, generation, now: *now }.is_at_rest()
+        IssuerBasis { namespace: "linkerd", settings, declared, bundle, bundle_written, status, generation, now }
+            .is_at_rest()
     };
     assert!(is_at_rest(TrustPhase::Complete, 0, 1) && is_at_rest(TrustPhase::Steady, 0, 1));
     assert!(!is_at_rest(TrustPhase::Renewing, 0, 1) && !is_at_rest(TrustPhase::Complete, 1, 1));
     assert!(!is_at_rest(TrustPhase::Steady, 0, 2), "the status is about another spec");
+}
+
+#[test]
+fn a_bridge_that_ends_before_a_certificate_of_the_issuer_does_is_not_enough() {
+    let pki = Pki::new();
+    let bridge = |hours: i64| pki.old.signs_again(&pki.new, |params| valid(params, -DAY, hours * 3600));
+    let declaring = |bridge: &TestCa| {
+        Situation::new(&[&pki.old, &pki.new], &[&pki.new])
+            .bridged(&[bridge], &[&pki.old])
+            .ready(Ok(&[&pki.old, &pki.new]))
+    };
+    let issuers = || seen(&[&pki.old_issuer], &[&pki.new_issuer]);
+    let (long, short) = (bridge(25), bridge(23));
+    declaring(&long).writes(&issuers(), IssuerPlace::Next, &[&pki.new_issuer, &long]);
+    declaring(&short).holds(&issuers(), TrustReason::IssuerHeld, "for the lifetime of a certificate");
+    // Without the renewed issuer, these proxies would be refused at the same time.
+    let again = pki.new.signs("issuer again", |_| {});
+    let present: &[&TestCa] = &[&pki.new_issuer, &short];
+    declaring(&short).writes(&seen(present, &[&again]), IssuerPlace::Next, &[&again, &short]);
+    let ending = pki.old.signs("ending", |params| valid(params, -DAY, 10 * 3600));
+    let shorter = bridge(9);
+    declaring(&shorter).holds(&seen(&[&ending], &[&pki.new_issuer]), TrustReason::IssuerHeld, "sufficientAnchors");
+}
+
+#[test]
+fn the_way_back_survives_a_renewed_issuer_another_bridge_and_a_broken_secret() {
+    let pki = Pki::new();
+    let saves = |present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
+        let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+        let previous = previous.map(|issuer| file(&[issuer]));
+        let issuers = SeenIssuers { present: Some(present), next: Some(file(next)), previous };
+        let step = situation.ready(Ok(&[&pki.old, &pki.new])).step(&issuers);
+        let IssuerStep::Write(new) = step else { panic!("{step:?}") };
+        new.saves_present
+    };
+    let (old, again) = (Some(&pki.old_issuer), pki.new.signs("issuer again", |_| {}));
+    assert!(saves(file(&[&pki.old_issuer]), &[&pki.new_issuer], None));
+    assert!(saves(file(&[&pki.old_issuer]), &[&pki.new_issuer], Some(&again)), "what is there is no way back");
+    assert!(!saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], old), "it belongs to the same root");
+    assert!(saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], None), "if nothing else is there");
+    assert!(!saves(file(&[&pki.new_issuer]), &[&pki.new_issuer], None), "only the bridge is added");
+    let torn = || Zeroizing::new(b"torn".to_vec());
+    assert!(!saves(IssuerFile { key: torn(), ..file(&[&pki.old_issuer]) }, &[&pki.new_issuer], old));
+    assert!(!saves(IssuerFile { certificates: b"torn".to_vec(), key: torn() }, &[&pki.new_issuer], old));
 }

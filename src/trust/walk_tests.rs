@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use super::{
     SeenTrust, TrustReport,
     bundle_change::{BundleChange, addition, removal},
-    issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
+    issuer_change::{IssuerBasis, IssuerFile, IssuerStep, SeenIssuers},
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
     testing::{Mesh, at, declaring_bridged, root_of, workload},
@@ -61,8 +61,9 @@ struct Said {
     behind: Vec<(usize, bool)>,
     is_broken: bool,
     sufficient: Roots,
-    /// The issuer that the operator writes, and whether it says that it needs another next one.
-    written: Option<(Issued, IssuerPlace)>,
+    /// The issuer that the operator writes, and whether it saves the present one before; and whether it says that it needs
+    /// another next one.
+    written: Option<(Issued, bool)>,
     needs_next: bool,
     /// The bundle after what the operator adds, and after what it removes.
     added: Roots,
@@ -159,6 +160,7 @@ impl WalkPki {
             settings,
             declared: desired.as_ref().unwrap(),
             bundle,
+            bundle_written: None,
             status: &status,
             generation: 1,
             now: *now,
@@ -213,7 +215,7 @@ impl WalkPki {
                 Some(IssuerStep::Held(TrustReason::IssuerAwaited | TrustReason::IssuerRefused, _))
             ),
             written: match step {
-                Some(IssuerStep::Write(new)) => Some((self.issued(&new.certificates), new.place)),
+                Some(IssuerStep::Write(new)) => Some((self.issued(&new.certificates), new.saves_present)),
                 _ => None,
             },
             sufficient: (0..NAMES.len()).filter(is_sufficient).collect(),
@@ -295,9 +297,9 @@ impl Walk {
     /// The operator writes the issuer, or the user the next one. A user who has other things to do leaves an older one there.
     fn write_issuer(&mut self, said: &Said) -> bool {
         match &said.written {
-            Some((issued, place)) => {
+            Some((issued, saves_present)) => {
                 let present = std::mem::replace(&mut self.secret, issued.clone());
-                if *place == IssuerPlace::Next {
+                if *saves_present {
                     self.previous = Some(present);
                 }
             }

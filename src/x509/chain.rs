@@ -17,7 +17,7 @@ use super::{
 };
 
 /// The maximum number of certificates in the file of an issuer.
-const LONGEST_FILE: usize = 16;
+pub(crate) const LONGEST_FILE: usize = 16;
 /// How long the leaf that tests a chain is valid, before and after the time of the test.
 const TEST_VALIDITY: SignedDuration = SignedDuration::from_secs(1);
 /// The identifier of no real algorithm: it is from the arc that is reserved for examples.

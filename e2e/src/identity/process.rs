@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
 
 use super::volume::Volume;
 use crate::{
@@ -89,6 +90,14 @@ impl IdentityProcess {
         let process = spawn(&arguments, &log, options.memory_limit)?;
         let memory_limit = options.memory_limit;
         Ok(Self { process, address, admin, issuer, roots, trust_state, arguments, log, memory_limit })
+    }
+
+    /// A Pod of this replica in Linkerd's namespace.
+    pub fn pod(&self, name: &str) -> Value {
+        let port = json!({"name": "ident-grpc", "containerPort": self.address.port()});
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "linkerd", "labels": {"linkerd.io/control-plane-component": "identity"}},
+            "spec": {"containers": [{"name": "identity", "image": "controller", "ports": [port]}]}})
     }
 
     /// Sends SIGKILL, as when the node dies.

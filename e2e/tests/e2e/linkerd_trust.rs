@@ -15,7 +15,7 @@ use e2e::{
     Job, Manager, ManagerOptions, Rig, eventually, holds,
     identity::{AUDIENCE, IdentityOptions, IdentityProcess, MeshAuthority},
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
-    shown_proxy::{LATE, ShownProxy},
+    shown_proxy::{IDENTITY, LATE, ShownProxy, runs},
 };
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -28,7 +28,6 @@ const SOON: Duration = Duration::from_secs(60);
 /// The identity service is asked twice, with this time between, and a minute after it was wrong.
 const CONFIRMED: Duration = Duration::from_secs(160);
 const REMOVED: Duration = Duration::from_secs(300);
-const IDENTITY: &str = "default.default.serviceaccount.identity.linkerd.cluster.local";
 
 /// A mesh whose operator reports about its trust.
 struct ReportedMesh {
@@ -80,14 +79,8 @@ impl ReportedMesh {
     /// Creates a Pod that runs, and a server in the place of its proxy.
     async fn put_proxy(&mut self, name: &'static str, anchors: &str, chain: &[&MeshAuthority]) -> Result<()> {
         let proxy = ShownProxy::start(IDENTITY, chain, &self.old, LATE).await?;
-        let at = |variable: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{variable}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
-        let env = json!([at("INBOUND", 4143), at("CONTROL", 4190), at("ADMIN", proxy.address.port()),
-            {"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
-        let pod = json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default", "labels": {"linkerd.io/control-plane-ns": "linkerd"}},
-            "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]}});
-        self.rig.apply(&[pod]).await?;
-        self.runs("default", name).await?;
+        self.rig.apply(&[proxy.pod(name, anchors)]).await?;
+        runs(&self.rig, "default", name).await?;
         self.proxies.insert(name, proxy);
         Ok(())
     }
@@ -106,20 +99,9 @@ impl ReportedMesh {
         process.roots.put_roots(roots)?;
         process.issuer.put_chain(issuer)?;
         process.shows(StatusCode::OK).await?;
-        let port = json!({"name": "ident-grpc", "containerPort": process.address.port()});
-        let pod = json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": "linkerd", "labels": {"linkerd.io/control-plane-component": "identity"}},
-            "spec": {"containers": [{"name": "identity", "image": "controller", "ports": [port]}]}});
-        self.rig.apply(&[pod]).await?;
-        self.runs("linkerd", name).await?;
+        self.rig.apply(&[process.pod(name)]).await?;
+        runs(&self.rig, "linkerd", name).await?;
         Ok(process)
-    }
-
-    async fn runs(&self, namespace: &str, pod: &str) -> Result<()> {
-        let status = json!({"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
-        let patch =
-            ["-n", namespace, "patch", "pod", pod, "--subresource=status", "--type=merge", "-p", &status.to_string()];
-        self.rig.kubectl(&patch).await.map(drop)
     }
 
     async fn delete_proxy(&mut self, name: &str) -> Result<()> {

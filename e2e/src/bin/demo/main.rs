@@ -1,5 +1,6 @@
 //! `make demo`: virtual machines become endpoints of a Service, one resource owns the proxy configuration of the mesh,
-//! running workloads are restarted for it, and a Service has the endpoints of another cluster; step by step.
+//! running workloads are restarted for it, a Service has the endpoints of another cluster, and the root of a mesh is replaced
+//! without a restart; step by step.
 //!
 //! The API server, its controllers and the manager are real. kwok sets the status of the Pods, which have no containers,
 //! and a stand-in of the harness plays Linkerd's proxy injector. Each step is announced, executed with kubectl and
@@ -9,6 +10,7 @@ mod external_workload;
 mod linkerd_config;
 mod other_cluster;
 mod rollout;
+mod rotation;
 mod watcher;
 
 use std::{process::ExitCode, time::Duration};
@@ -69,6 +71,7 @@ async fn demo(keep: bool) -> Result<()> {
     let _injector = linkerd_config::act(&control_plane, &manager).await?;
     rollout::act(&control_plane, &manager).await?;
     other_cluster::act(&control_plane, &manager).await?;
+    rotation::act().await?;
 
     let failed = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await;
     ensure!(failed == Some(0.0), "{failed:?} reconciles failed:\n{}", manager.log());

@@ -1,4 +1,4 @@
-//! The last act: a Service has the endpoints of another cluster, which dies and returns.
+//! An act: a Service has the endpoints of another cluster, which dies and returns.
 
 use anyhow::{Result, ensure};
 use e2e::{ControlPlane, Manager, Options, kubeconfig, link::link, mesh::SOON, wait::eventually};
