@@ -73,7 +73,8 @@ struct IssuerReconciler {
 /// What this process has written.
 #[derive(Default)]
 struct WrittenMemory {
-    certificates: String,
+    /// The issuer, without the certificates after it.
+    issuer: String,
     overwrites: Overwrites,
 }
 
@@ -120,19 +121,28 @@ pub fn spawn(
     Ok(())
 }
 
+// === impl ManagedIssuer ===
+
+impl PartialEq for ManagedIssuer {
+    /// Whether the same objects decide.
+    fn eq(&self, other: &Self) -> bool {
+        self.trust == other.trust && self.bundle == other.bundle && self.bundle_written == other.bundle_written
+    }
+}
+
 // === impl WrittenMemory ===
 
 impl WrittenMemory {
     /// Whether this issuer was overwritten so often that the next write waits.
     fn must_pause(&mut self, new: &NewIssuer) -> bool {
-        self.certificates == new.certificates && self.overwrites.backoff().is_some()
+        self.issuer == new.own() && self.overwrites.backoff().is_some()
     }
 
     fn note(&mut self, new: &NewIssuer) {
-        if self.certificates == new.certificates {
+        if self.issuer == new.own() {
             self.overwrites.note();
         } else {
-            *self = Self { certificates: new.certificates.clone(), overwrites: Overwrites::default() };
+            *self = Self { issuer: new.own().to_owned(), overwrites: Overwrites::default() };
         }
     }
 }
@@ -149,14 +159,19 @@ fn contested() -> IssuerStep {
 
 impl IssuerReconciler {
     async fn reconcile_resource(&self, name: &str) -> Result<NextReconcile, WriteError> {
-        let Some(managed) = self.managed(name).filter(|_| self.gate.may_act()) else {
+        if !self.gate.may_act() || self.managed(name).is_none() {
             return Ok(NextReconcile::OnChange);
-        };
+        }
+        let secrets = self.secrets.read().await;
+        // What was declared meanwhile decides.
+        let Some(managed) = self.managed(name) else { return Ok(NextReconcile::OnChange) };
         let trust = &managed.trust;
-        let step = match self.secrets.read().await {
+        let step = match secrets {
             Ok(secrets) => self.next(&managed, secrets).await?,
-            Err(why) => IssuerStep::Held(TrustReason::WriteFailed, why),
+            Err(why) => Some(IssuerStep::Held(TrustReason::WriteFailed, why)),
         };
+        // Something has changed, which has queued the resource.
+        let Some(step) = step else { return Ok(NextReconcile::After(Duration::ZERO)) };
         let now = Timestamp::now();
         if let Some(condition) = issuer_condition(trust, &step, now) {
             self.report(trust, &condition).await?;
@@ -187,8 +202,8 @@ impl IssuerReconciler {
         Some(ManagedIssuer { trust, declared, settings, bundle, bundle_written })
     }
 
-    /// Does the next step, and returns what is true after it.
-    async fn next(&self, managed: &ManagedIssuer, secrets: MeshSecrets) -> Result<IssuerStep, WriteError> {
+    /// Does the next step, and returns what is true after it; `None` if something has changed meanwhile.
+    async fn next(&self, managed: &ManagedIssuer, secrets: MeshSecrets) -> Result<Option<IssuerStep>, WriteError> {
         let trust = &managed.trust;
         let basis = IssuerBasis {
             namespace: &self.control_plane,
@@ -207,44 +222,57 @@ impl IssuerReconciler {
                     self.secrets.delete_previous(&secrets, managed.settings.lifetime, basis.now).await?;
                 }
                 let is_contested = self.memory.lock().overwrites.contested_for().is_some();
-                return Ok(if is_contested { contested() } else { IssuerStep::Synced(message) });
+                return Ok(Some(if is_contested { contested() } else { IssuerStep::Synced(message) }));
             }
-            held @ IssuerStep::Held(..) => return Ok(held),
+            held @ IssuerStep::Held(..) => return Ok(Some(held)),
         };
         if let Some(certificate) = secrets.cert_manager_certificate() {
             let message = format!(
                 "cert-manager writes the Secret {ISSUER} from the Certificate {certificate}, so the operator does not: change its \
                  issuerRef, and set spec.issuer.manage to None"
             );
-            return Ok(IssuerStep::Held(TrustReason::WrittenByCertManager, message));
+            return Ok(Some(IssuerStep::Held(TrustReason::WrittenByCertManager, message)));
         }
         if self.memory.lock().must_pause(&new) {
-            return Ok(contested());
+            return Ok(Some(contested()));
         }
-        self.write(trust, &new, &secrets).await
+        self.write(managed, &new, &secrets).await
     }
 
     async fn write(
         &self,
-        trust: &LinkerdTrust,
+        managed: &ManagedIssuer,
         new: &NewIssuer,
         secrets: &MeshSecrets,
-    ) -> Result<IssuerStep, WriteError> {
-        match self.secrets.write(new, secrets).await {
+    ) -> Result<Option<IssuerStep>, WriteError> {
+        let trust = &managed.trust;
+        let saved = match new.saves_present {
+            true => self.secrets.save_present(secrets).await,
+            false => Ok(()),
+        };
+        // A write may take long, and the declaration may have been taken back.
+        if saved.is_ok() && self.managed(&trust.name).as_ref() != Some(managed) {
+            return Ok(None);
+        }
+        let written = match saved {
+            Ok(()) => self.secrets.write(new, secrets).await,
+            Err(error) => Err(error),
+        };
+        match written {
             Ok(()) => {}
             Err(WriteError::Refused(status)) if status.is_conflict() => return Err(WriteError::Refused(status)),
             Err(error @ WriteError::NotLeading) => return Err(error),
             Err(error) => {
                 warn!(%error, "could not write the issuer");
                 let message = format!("the issuer {} could not be written: {error}", new.name);
-                return Ok(IssuerStep::Held(TrustReason::WriteFailed, message));
+                return Ok(Some(IssuerStep::Held(TrustReason::WriteFailed, message)));
             }
         }
         self.memory.lock().note(new);
         let secret = new.place.secret();
         info!(issuer = new.name, from = secret, "changed the issuer of the mesh");
         self.events.publish(written_event(trust, new));
-        Ok(IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {}", new.name)))
+        Ok(Some(IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {}", new.name))))
     }
 
     /// Writes the condition. The LinkerdTrust controller keeps it.

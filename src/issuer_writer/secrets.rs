@@ -120,14 +120,22 @@ impl SecretMeta {
 }
 
 /// Returns the issuer in a Secret. A part that it lacks is empty.
-fn issuer_file(secret: &mut core::Secret) -> IssuerFile {
+///
+/// # Errors
+/// When it has two: which one the identity service reads depends on its flags.
+fn issuer_file(name: &str, secret: &mut core::Secret) -> Result<IssuerFile, String> {
     let data = secret.data.get_or_insert_default();
-    let is_tls = secret.type_.as_deref() == Some(TLS_TYPE);
-    let [tls, chart] = PAIRS;
-    let (certificates, key) =
-        if is_tls || data.contains_key(tls.0) && !data.contains_key(chart.0) { tls } else { chart };
-    let mut take = |name: &str| data.remove(name).map(|ByteString(bytes)| bytes).unwrap_or_default();
-    IssuerFile { certificates: take(certificates), key: Zeroizing::new(take(key)) }
+    let mut take = |key: &str| data.remove(key).map(|ByteString(bytes)| bytes).unwrap_or_default();
+    let [tls, chart] = PAIRS.map(|(certificates, key)| (take(certificates), Zeroizing::new(take(key))));
+    let is_empty = |(certificates, key): &(Vec<u8>, Zeroizing<Vec<u8>>)| certificates.is_empty() && key.is_empty();
+    if !is_empty(&tls) && !is_empty(&chart) && tls != chart {
+        return Err(format!(
+            "Secret {name} has two issuers: in tls.crt and tls.key, and in crt.pem and key.pem. Remove the ones that are not \
+             used"
+        ));
+    }
+    let (certificates, key) = if is_empty(&tls) { chart } else { tls };
+    Ok(IssuerFile { certificates, key })
 }
 
 // === impl IssuerSecrets ===
@@ -157,27 +165,35 @@ impl IssuerSecrets {
             next_root: next.as_ref().and_then(|next| text(next, ROOT)),
             previous: previous.as_ref().map(SecretMeta::of),
             issuers: SeenIssuers {
-                present: Some(issuer_file(&mut present)),
-                next: next.map(|mut next| issuer_file(&mut next)),
-                previous: previous.map(|mut previous| issuer_file(&mut previous)),
+                present: Some(issuer_file(ISSUER, &mut present)?),
+                next: next.map(|mut next| issuer_file(NEXT_ISSUER, &mut next)).transpose()?,
+                previous: previous.map(|mut previous| issuer_file(PREVIOUS_ISSUER, &mut previous)).transpose()?,
             },
         })
     }
 
-    /// Saves the present issuer as the previous one, and then replaces it.
+    /// Replaces the present issuer, which was read at this version.
     ///
     /// # Errors
-    /// When one of the writes failed. It is sent again by the next reconcile.
+    /// When the request failed. It is sent again by the next reconcile.
     pub(super) async fn write(&self, new: &NewIssuer, secrets: &MeshSecrets) -> Result<(), WriteError> {
-        if let Some(present) = secrets.issuers.present.as_ref().filter(|_| new.saves_present) {
-            self.save(present).await?;
-        }
         let patch = json!({
             "metadata": {"resourceVersion": secrets.present.version, "uid": secrets.present.uid},
             "data": secrets.data(new),
         });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         self.counted(self.fence.send(self.secrets.patch(ISSUER, &params, &Patch::Merge(&patch))).await)
+    }
+
+    /// Saves the present issuer as the previous one.
+    ///
+    /// # Errors
+    /// When the request failed.
+    pub(super) async fn save_present(&self, secrets: &MeshSecrets) -> Result<(), WriteError> {
+        match &secrets.issuers.present {
+            Some(present) => self.save(present).await,
+            None => Ok(()),
+        }
     }
 
     async fn save(&self, present: &IssuerFile) -> Result<(), WriteError> {

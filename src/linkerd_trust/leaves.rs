@@ -20,12 +20,11 @@ use crate::{
     x509::{
         anchors::RootCertificate,
         certificate::ChainCertificate,
+        chain::LONGEST_SENT,
         verify::{ALGORITHMS, TestedLeaf},
     },
 };
 
-/// The maximum number of certificates that are read after that of the proxy.
-const LONGEST_CHAIN: usize = 6;
 /// The maximum number of different chains. A mesh has a few; tenants may present any.
 const MAX_CHAINS: usize = 10;
 /// A proxy renews its certificate when this part of its validity is over, in percent.
@@ -119,7 +118,7 @@ impl ObservedLeaf {
     ) -> Option<Self> {
         let leaf = ChainCertificate::parse(der)?;
         // Without a part of it, the chain would be another one.
-        if sent.len() > LONGEST_CHAIN {
+        if sent.len() > LONGEST_SENT {
             return None;
         }
         let sent: Vec<_> = sent.iter().map(|der| ChainCertificate::parse(der)).collect::<Option<_>>()?;

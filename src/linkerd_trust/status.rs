@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
-    jiff::Timestamp,
+    jiff::{RoundMode, Timestamp, TimestampRound, Unit},
 };
 
 use super::switch::SwitchReadiness;
@@ -117,7 +117,8 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
             let issuer = written_issuer(trust);
             rows.extend(condition_rows(report, later, issuer));
             kept = issuer.cloned();
-            (rows, observed(report, later, issuer))
+            let ready_to_switch_at = later.switch.as_ref().filter(|it| it.is_ready).map(|_| Time(minute_of(now)));
+            (rows, LinkerdTrustStatus { ready_to_switch_at, ..observed(report, later, issuer) })
         }
         TrustFacts::Asking { held } => return asking(trust, held.as_ref(), now),
     };
@@ -131,6 +132,7 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
 fn asking(trust: &LinkerdTrust, held: Option<&HeldWrite>, now: Timestamp) -> LinkerdTrustStatus {
     let mut status = (*trust.status).clone();
     status.conditions.retain(|it| it.type_ != TrustCondition::ReadyToSwitch.as_str());
+    status.ready_to_switch_at = None;
     let Some(held) = held else { return status };
     let row = row(TrustCondition::BundleSynced, (Some(false), held.reason, held.message.clone()));
     let row = row.condition(&trust.status, trust.generation, now);
@@ -139,6 +141,11 @@ fn asking(trust: &LinkerdTrust, held: Option<&HeldWrite>, now: Timestamp) -> Lin
         None => status.conditions.push(row),
     }
     status
+}
+
+/// The beginning of a minute, so that the status changes once a minute at most.
+fn minute_of(time: Timestamp) -> Timestamp {
+    time.round(TimestampRound::new().smallest(Unit::Minute).mode(RoundMode::Trunc)).unwrap_or(time)
 }
 
 /// Returns what the process that writes the issuer says about it, which only that process writes.

@@ -45,7 +45,7 @@ pub(super) struct SwitchGate {
 
 impl SwitchReadiness {
     fn ready(reason: TrustReason, message: &str) -> Self {
-        Self { is_ready: true, reason, message: message.to_owned(), retry: None }
+        Self { is_ready: true, reason, message: message.to_owned(), retry: Some(RETRY) }
     }
 
     fn held(reason: TrustReason, message: String, retry: Option<Duration>) -> Self {

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use zeroize::Zeroizing;
 
 use super::{
@@ -25,7 +26,7 @@ use crate::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
         certificate::ChainCertificate,
-        chain::{self, LONGEST_FILE, UnsignedLeaf},
+        chain::{self, LONGEST_SENT, UnsignedLeaf},
         ecdsa::{SigningKey, SubjectKey, UnusableKey},
         pem,
         verify::sentence,
@@ -34,9 +35,15 @@ use crate::{
 
 /// The maximum number of roots in a sentence.
 const SHOWN: usize = 5;
+/// The number of digits of a fingerprint in a sentence.
+const SHOWN_DIGITS: usize = 8;
 /// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
 /// before is there a minute later.
 pub(crate) const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
+/// How long the condition ReadyToSwitch counts. It is renewed each minute.
+const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
+const UNREADABLE: &str = "the issuer in Secret linkerd-identity-issuer cannot be read: restore it, or write the issuer of a \
+                          declared trust anchor into it";
 
 /// The certificates of an issuer, and its key.
 pub(crate) struct IssuerFile {
@@ -96,6 +103,12 @@ pub(crate) struct IssuerBasis<'a> {
 /// The certificates that are sent with each leaf, the issuer's first.
 type Sent = Vec<ChainCertificate>;
 
+/// Why an issuer must not be that of the mesh. The text continues a sentence about it.
+struct RefusedIssuer {
+    why: String,
+    is_of_other_root: bool,
+}
+
 /// What the basis and the present issuer say about a candidate.
 struct IssuerJudge<'a> {
     basis: &'a IssuerBasis<'a>,
@@ -117,6 +130,15 @@ impl IssuerPlace {
             Self::Next => NEXT_ISSUER,
             Self::Previous => PREVIOUS_ISSUER,
         }
+    }
+}
+
+// === impl NewIssuer ===
+
+impl NewIssuer {
+    /// Returns the certificate of the issuer, without those after it.
+    pub(crate) fn own(&self) -> &str {
+        self.certificates.split_inclusive("-----END CERTIFICATE-----").next().unwrap_or_default()
     }
 }
 
@@ -144,7 +166,7 @@ impl IssuerBasis<'_> {
         };
         let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
         let is_desired = judge.is_present_desired;
-        let has_previous = seen.previous.is_some();
+        let has_previous = seen.previous.as_ref().is_some_and(|previous| judge.is_usable(previous));
         let next = seen.next.as_ref().map(|next| judge.candidate(next));
         // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
         if !is_desired
@@ -155,7 +177,12 @@ impl IssuerBasis<'_> {
         }
         match next {
             Some(Ok(next)) => judge.step(&next, IssuerPlace::Next, has_previous),
-            Some(Err(why)) => {
+            _ if judge.present.is_none() => IssuerStep::Held(TrustReason::IssuerHeld, UNREADABLE.to_owned()),
+            // After the way back, the next issuer is that of the root which is not declared any more.
+            Some(Err(RefusedIssuer { is_of_other_root: true, .. })) if is_desired => IssuerStep::Synced(format!(
+                "the issuer belongs to a declared trust anchor. That of Secret {NEXT_ISSUER} does not, and is not used"
+            )),
+            Some(Err(RefusedIssuer { why, .. })) => {
                 IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
             }
             None if is_desired => IssuerStep::Synced("the issuer belongs to a declared trust anchor".to_owned()),
@@ -190,8 +217,24 @@ impl<'a> IssuerJudge<'a> {
     /// the present issuer, which proxies with an older root may need.
     ///
     /// # Errors
-    /// Why it must not be the issuer. The text continues a sentence about it.
-    fn candidate(&self, file: &IssuerFile) -> Result<Sent, String> {
+    /// Why it must not be the issuer.
+    fn candidate(&self, file: &IssuerFile) -> Result<Sent, RefusedIssuer> {
+        let sent = self.sent(file).map_err(|why| RefusedIssuer { why, is_of_other_root: false })?;
+        if self.belongs_to_declared(&sent) {
+            return Ok(sent);
+        }
+        let roots = self.basis.declared.bundle.roots();
+        let names = self.basis.settings.tested_names(self.basis.namespace);
+        let tested = |name: &String| UnsignedLeaf::new(&sent, name, self.basis.now)?.reached(roots).err();
+        // That no root has signed it is said by the list.
+        let error = names.iter().find_map(tested).filter(|error| *error != webpki::Error::UnknownIssuer);
+        let is_of_other_root = error.is_none();
+        let error = error.map_or_else(String::new, |error| format!(" ({})", sentence(&error)));
+        let why = format!("does not belong to a declared trust anchor{error}: declared is {}", list(roots.iter()));
+        Err(RefusedIssuer { why, is_of_other_root })
+    }
+
+    fn sent(&self, file: &IssuerFile) -> Result<Sent, String> {
         let (own, mut others) = chain::read(&file.certificates)?;
         signing_key(&own, file)?;
         let (now, lifetime) = (self.basis.now, self.basis.settings.lifetime);
@@ -215,28 +258,19 @@ impl<'a> IssuerJudge<'a> {
             }
         }
         let sent = chain::sent(own, others, now);
-        if sent.len() > LONGEST_FILE {
-            return Err(format!("would have more than {LONGEST_FILE} certificates, with the bridges after it"));
-        }
-        if !self.belongs_to_declared(&sent) {
-            return Err(format!(
-                "does not belong to a declared trust anchor: {}",
-                list(self.basis.declared.bundle.roots().iter())
-            ));
-        }
-        // Name constraints may permit the control plane and no workload.
-        let settings = self.basis.settings;
-        for name in [self.name(), settings.identity_of(self.basis.namespace, "any", "workload")] {
-            let leaf = UnsignedLeaf::new(&sent, &name, now).ok_or("has no certificate")?;
-            let accepted = leaf.reached(self.basis.declared.bundle.roots());
-            accepted.map_err(|error| format!("would be refused by proxies: {}", sentence(&error)))?;
+        if sent.len() > LONGEST_SENT {
+            return Err(format!("would be sent with more than {LONGEST_SENT} certificates, with the bridges after it"));
         }
         Ok(sent)
     }
 
     fn step(&self, sent: &Sent, place: IssuerPlace, has_previous: bool) -> IssuerStep {
         let secret = place.secret();
-        let name = sent.first().map(ChainCertificate::name).unwrap_or_default();
+        let name = sent.first().map(|own| {
+            let digits = sha256(&own.der);
+            format!("{} ({})", own.name(), digits.get(..SHOWN_DIGITS).unwrap_or_default())
+        });
+        let name = name.unwrap_or_default();
         if self.has_present_key && self.present.as_ref().is_some_and(|present| is_same(present, sent)) {
             return IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {name}"));
         }
@@ -246,9 +280,13 @@ impl<'a> IssuerJudge<'a> {
                 format!("the issuer of Secret {secret} waits: the bundle lacks {}", list(missing.into_iter()));
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
         }
-        let accepted = match self.is_accepted_as_present(sent) {
-            true => Ok(()),
-            false => self.is_accepted_by_status(sent),
+        let accepted = match self.unknown_signer_lost(sent) {
+            Some(lost) => Err(format!(
+                "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
+                 Append this certificate and its root to spec.bridge, or write the issuer yourself"
+            )),
+            None if self.is_accepted_as_present(sent) => Ok(()),
+            None => self.is_accepted_by_status(sent),
         };
         match accepted {
             Ok(()) => {
@@ -265,19 +303,33 @@ impl<'a> IssuerJudge<'a> {
         }
     }
 
-    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
-    /// leaf that is signed now has ended.
-    fn is_accepted_as_present(&self, sent: &Sent) -> bool {
-        let Some(present) = &self.present else { return false };
-        // A certificate that a root has signed which is not known here: some proxies may trust only that root.
+    /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
+    /// issuer may not reach that root. No status is about such a root.
+    fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
+        let present = self.present.as_ref()?;
         let is_of_unknown = |certificate: &ChainCertificate| {
             let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
             !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
         };
-        let is_kept = |time: Timestamp| self.reached(present, time).is_subset(&self.reached(sent, time));
+        // At most all others are below it.
+        let below = u32::try_from(sent.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let is_kept = |it: &ChainCertificate| sent.contains(it) && it.path_length().is_none_or(|most| most >= below);
+        let lost = present.iter().find(|certificate| !is_kept(certificate) && is_of_unknown(certificate))?;
+        Some(lost.name())
+    }
+
+    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
+    /// leaf that is signed now has ended.
+    fn is_accepted_as_present(&self, sent: &Sent) -> bool {
+        let Some(present) = &self.present else { return false };
+        // Proxies may also trust a root that has the name and the key of one of these certificates: one that another has signed.
+        let is_root = |(at, certificate): &(usize, &ChainCertificate)| *at > 0 || certificate.is_signed_by(certificate);
+        let own = present.iter().enumerate().filter(is_root).filter_map(|(_, it)| RootCertificate::parse(&it.der));
+        let tested: Vec<_> = self.known.iter().cloned().chain(own).collect();
+        let reached = |issuer: &Sent, time: Timestamp| self.reached_of(&tested, issuer, time);
+        let is_kept = |time: Timestamp| reached(present, time).is_subset(&reached(sent, time));
         !self.reached(present, self.basis.now).is_empty()
             && self.times(&[present, sent].map(Vec::as_slice).concat()).into_iter().all(is_kept)
-            && !present.iter().any(|certificate| !sent.contains(certificate) && is_of_unknown(certificate))
     }
 
     /// Verifies that the status says that all proxies accept what this issuer reaches.
@@ -286,12 +338,14 @@ impl<'a> IssuerJudge<'a> {
         if !self.basis.is_status_current() {
             return Err("the status is not about the present bundle and spec yet".to_owned());
         }
-        // The status may be about the same text before another one was there for a while.
-        let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
-        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
-            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
+        // A status of an operator that has ended says nothing about later Pods.
+        let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
+        if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
+            return Err("the operator has not renewed the condition ReadyToSwitch for minutes".to_owned());
         }
-        let condition = status.condition(TrustCondition::ReadyToSwitch);
+        let condition = status
+            .condition(TrustCondition::ReadyToSwitch)
+            .filter(|condition| condition.status != "True" || status.ready_to_switch_at.is_some());
         match condition.map(|condition| (condition.status.as_str(), &condition.message)) {
             Some(("True", _)) => {}
             Some((_, why)) => return Err(why.clone()),
@@ -301,6 +355,11 @@ impl<'a> IssuerJudge<'a> {
                     "it is not known yet that all proxies accept its certificates (the phase is {phase})"
                 ));
             }
+        }
+        // The status may be about the same text before another one was there for a while.
+        let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
+        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
+            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
         }
         let always = self.times(sent).into_iter().map(|time| self.reached(sent, time));
         let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
@@ -326,25 +385,43 @@ impl<'a> IssuerJudge<'a> {
 
     /// The known roots that leaves of the issuer reach at this time.
     fn reached(&self, sent: &[ChainCertificate], time: Timestamp) -> BTreeSet<Fingerprint> {
-        let name = self.name();
-        let leaf = UnsignedLeaf::new(sent, &name, time);
-        let reaches = |root: &&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
-        self.known.iter().filter(reaches).map(|root| root.id).collect()
+        self.reached_of(&self.known, sent, time)
+    }
+
+    /// A root is reached by the certificates of the control plane and by those of workloads: name constraints may permit one of
+    /// them only.
+    fn reached_of(
+        &self,
+        roots: &[RootCertificate],
+        sent: &[ChainCertificate],
+        time: Timestamp,
+    ) -> BTreeSet<Fingerprint> {
+        let names = self.basis.settings.tested_names(self.basis.namespace);
+        let leaves: Vec<_> = names.iter().filter_map(|name| UnsignedLeaf::new(sent, name, time)).collect();
+        let reaches = |root: &&RootCertificate| !leaves.is_empty() && leaves.iter().all(|leaf| leaf.reaches(root));
+        roots.iter().filter(reaches).map(|root| root.id).collect()
+    }
+
+    /// Whether the file has an issuer with its key that has not ended.
+    fn is_usable(&self, file: &IssuerFile) -> bool {
+        let read = chain::read(&file.certificates);
+        read.is_ok_and(|(own, _)| own.not_after > self.basis.now && signing_key(&own, file).is_ok())
     }
 
     /// Whether leaves of the issuer reach a declared root without a bridge.
     fn belongs_to_declared(&self, sent: &Sent) -> bool {
+        let homes = self.homes(sent);
+        self.basis.declared.bundle.roots().iter().any(|root| homes.contains(&root.id))
+    }
+
+    /// The known roots that leaves of the issuer reach without a bridge.
+    fn homes(&self, sent: &[ChainCertificate]) -> BTreeSet<Fingerprint> {
         let is_bridge = |certificate: &ChainCertificate| {
             let is_of = |root: &RootCertificate| certificate.has_name_and_key_of(&root.anchor);
             self.known.iter().any(is_of) && !certificate.is_signed_by(certificate)
         };
         let alone: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
-        let reached = self.reached(&alone, self.basis.now);
-        self.basis.declared.bundle.roots().iter().any(|root| reached.contains(&root.id))
-    }
-
-    fn name(&self) -> String {
-        self.basis.settings.identity_service(self.basis.namespace)
+        self.reached(&alone, self.basis.now)
     }
 }
 

@@ -71,6 +71,7 @@ impl Situation {
             observed_generation: Some(1),
             trust_roots_sha256: Some(sha256(&self.bundle)),
             sufficient_anchors: ready.unwrap_or_default().iter().map(hash).collect(),
+            ready_to_switch_at: ready.is_ok().then(|| Time(at(-180))),
             conditions: vec![Condition {
                 type_: "ReadyToSwitch".to_owned(),
                 status: if ready.is_ok() { "True" } else { "False" }.to_owned(),
@@ -136,13 +137,16 @@ fn with_a_declared_bridge_the_next_issuer_is_written_at_once_and_the_bridge_afte
 }
 
 #[test]
-fn an_intermediate_certificate_of_the_present_issuer_is_not_needed_after_it() {
+fn an_intermediate_certificate_of_the_present_issuer_is_not_needed_if_the_status_says_so() {
     let pki = Pki::new();
     let between = pki.old.signs("between", |_| {});
     let present = between.signs("old issuer", |_| {});
-    let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
-    let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
-    situation.writes(&seen(&[&present, &between], &[&pki.new_issuer]), IssuerPlace::Next, chain);
+    let situation = || Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    let (chain, issuers): (&[&TestCa], _) =
+        (&[&pki.new_issuer, &pki.bridge], seen(&[&present, &between], &[&pki.new_issuer]));
+    situation().ready(Ok(&[&pki.old, &pki.new])).writes(&issuers, IssuerPlace::Next, chain);
+    // Proxies may trust it as a root: whether they do is in the status.
+    situation().holds(&issuers, TrustReason::IssuerHeld, "the status");
 }
 
 #[test]
@@ -185,7 +189,7 @@ fn a_renewed_issuer_of_the_same_root_is_written_at_once_with_the_bridges_of_the_
 }
 
 #[test]
-fn an_issuer_that_leaves_out_the_bridge_for_an_unknown_root_waits_for_the_status() {
+fn an_issuer_that_does_not_reach_a_root_that_is_unknown_here_is_not_written() {
     let pki = Pki::new();
     let third = root_of("third", 0);
     // Proxies may trust only the old root, which is neither in the bundle nor declared.
@@ -195,7 +199,20 @@ fn an_issuer_that_leaves_out_the_bridge_for_an_unknown_root_waits_for_the_status
     let chain: &[&TestCa] = &[&next, &bridge, &pki.bridge];
     situation.writes(&seen(present, &[&next]), IssuerPlace::Next, chain);
     let alone = pki.old.signs("old issuer", |_| {});
-    situation.holds(&seen(&[&alone], &[&next]), TrustReason::IssuerHeld, "the status");
+    let unknown = "the present issuer is sent with old issuer, which an unknown root has signed";
+    situation.holds(&seen(&[&alone], &[&next]), TrustReason::IssuerHeld, unknown);
+    // No status is about proxies that trust only such a root.
+    let ready = Situation::new(&[&pki.new, &third], &[&third]).ready(Ok(&[&third]));
+    let lost = "is sent with new, which an unknown root has signed";
+    ready.holds(&seen(present, &[&next]), TrustReason::IssuerHeld, lost);
+    let mid = pki.new.signs("between", |_| {});
+    let below = mid.signs("issuer below", |_| {});
+    let short = pki.old.signs_again(&pki.new, |params| {
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(1));
+    });
+    let of_new = Situation::new(&[&pki.new], &[&pki.new]);
+    of_new.holds(&seen(&[&pki.new_issuer, &short], &[&below, &mid]), TrustReason::IssuerHeld, lost);
+    of_new.writes(&seen(present, &[&below, &mid]), IssuerPlace::Next, &[&below, &mid, &pki.bridge]);
     let beside = pki.old.signs_again(&pki.new, |_| {});
     let of_new = Situation::new(&[&pki.new, &pki.old], &[&pki.old]);
     of_new.holds(&seen(&[&pki.new_issuer, &beside], &[&pki.old_issuer]), TrustReason::IssuerHeld, "the status");
@@ -210,7 +227,11 @@ fn after_the_old_root_is_declared_again_the_previous_issuer_is_written() {
         issuers.previous = Some(file(&[&pki.old_issuer]));
         situation.writes(&issuers, IssuerPlace::Previous, &[&pki.old_issuer]);
         issuers.present = Some(file(&[&pki.old_issuer]));
-        situation.holds(&issuers, TrustReason::IssuerRefused, "does not belong to a declared trust anchor: old (");
+        let IssuerStep::Synced(message) = situation.step(&issuers) else { panic!("{:?}", situation.step(&issuers)) };
+        assert!(
+            message.ends_with("That of Secret linkerd-identity-issuer-next does not, and is not used"),
+            "{message}"
+        );
         issuers.next = None;
         situation.is_synced(&issuers);
         let without = SeenIssuers { present: Some(file(present)), ..SeenIssuers::default() };
@@ -254,7 +275,7 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
         edited(&|params| params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth]),
         "does not belong to a declared trust anchor",
     );
-    refused(file(&[&pki.old_issuer]), "does not belong to a declared trust anchor: new (");
+    refused(file(&[&pki.old_issuer]), "does not belong to a declared trust anchor: declared is new (");
     let stranger = root_of("new", 0);
     refused(file(&[&stranger.signs("next", |_| {})]), "does not belong to a declared trust anchor");
     let ed25519 = pki.new.signs_key("next", KeyPair::generate_for(&PKCS_ED25519).unwrap(), |_| {});
@@ -266,10 +287,7 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
                 Some(rcgen::NameConstraints { permitted_subtrees: permitted.clone(), excluded_subtrees: Vec::new() });
         })
     };
-    refused(
-        only("linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local"),
-        "would be refused by proxies",
-    );
+    refused(only("linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local"), "trust anchor (");
     let short = of(&|params| valid(params, -DAY, 2 * DAY));
     situation.writes(&seen(&[&pki.old_issuer], &[&short]), IssuerPlace::Next, &[&short, &pki.bridge]);
 }
@@ -347,8 +365,67 @@ fn the_way_back_survives_a_renewed_issuer_another_bridge_and_a_broken_secret() {
     assert!(saves(file(&[&pki.old_issuer]), &[&pki.new_issuer], Some(&again)), "what is there is no way back");
     assert!(!saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], old), "it belongs to the same root");
     assert!(saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], None), "if nothing else is there");
+    let ended = pki.old.signs("ended", |params| valid(params, -9 * DAY, -DAY));
+    assert!(saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], Some(&ended)), "what is there cannot be used");
     assert!(!saves(file(&[&pki.new_issuer]), &[&pki.new_issuer], None), "only the bridge is added");
     let torn = || Zeroizing::new(b"torn".to_vec());
     assert!(!saves(IssuerFile { key: torn(), ..file(&[&pki.old_issuer]) }, &[&pki.new_issuer], old));
     assert!(!saves(IssuerFile { certificates: b"torn".to_vec(), key: torn() }, &[&pki.new_issuer], old));
+}
+
+#[test]
+fn proxies_that_trust_a_certificate_of_the_present_chain_as_a_root_are_not_forgotten() {
+    let pki = Pki::new();
+    // The new root has signed the old one, so the old one is not in the bundle any more.
+    let reverse = pki.new.signs_again(&pki.old, |_| {});
+    let situation = Situation::new(&[&pki.new], &[&pki.new]);
+    for present in [&[&pki.old_issuer, &reverse][..], &[&pki.old, &reverse]] {
+        situation.holds(&seen(present, &[&pki.new_issuer]), TrustReason::IssuerHeld, "the status");
+    }
+    let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    let written: &[&TestCa] = &[&pki.new_issuer, &pki.bridge, &reverse];
+    situation.writes(&seen(&[&pki.old_issuer, &reverse], chain), IssuerPlace::Next, written);
+}
+
+#[test]
+fn a_bridge_that_permits_only_the_control_plane_is_no_bridge() {
+    let pki = Pki::new();
+    let name = "linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local";
+    let narrow = pki.old.signs_again(&pki.new, |params| {
+        params.name_constraints = Some(rcgen::NameConstraints {
+            permitted_subtrees: vec![rcgen::GeneralSubtree::DnsName(name.to_owned())],
+            excluded_subtrees: Vec::new(),
+        });
+    });
+    let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&narrow], &[&pki.old]);
+    situation.holds(&seen(&[&pki.old_issuer], &[&pki.new_issuer]), TrustReason::IssuerHeld, "the status");
+}
+
+#[test]
+fn what_the_status_says_counts_for_minutes_and_for_each_certificate_of_a_root() {
+    let pki = Pki::new();
+    let issuers = seen(&[&pki.old_issuer], &[&pki.new_issuer]);
+    let mut ready = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).ready(Ok(&[&pki.new]));
+    ready.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+    ready.status.ready_to_switch_at = Some(Time(at(-181)));
+    ready.holds(&issuers, TrustReason::IssuerHeld, "has not renewed the condition ReadyToSwitch");
+    ready.status.ready_to_switch_at = None;
+    ready.holds(&issuers, TrustReason::IssuerHeld, "it is not known yet");
+    let again = pki.new.signs_again(&pki.new, |params| valid(params, -DAY, 800 * DAY));
+    let twice = Situation::new(&[&pki.old, &pki.new, &again], &[&again]).ready(Ok(&[&pki.new, &again]));
+    twice.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+}
+
+#[test]
+fn an_issuer_that_is_sent_with_more_certificates_than_are_read_of_a_proxy_is_refused() {
+    let pki = Pki::new();
+    let mut chain = vec![pki.new.signs("1", |_| {})];
+    for number in 2..8 {
+        let next = chain.last().unwrap().signs(&number.to_string(), |_| {});
+        chain.push(next);
+    }
+    let of = |count: usize| chain.iter().take(count).rev().collect::<Vec<_>>();
+    let situation = Situation::new(&[&pki.new], &[&pki.new]);
+    situation.writes(&seen(&[&pki.new_issuer], &of(6)), IssuerPlace::Next, &of(6));
+    situation.holds(&seen(&[&pki.new_issuer], &of(7)), TrustReason::IssuerRefused, "more than 6 certificates");
 }

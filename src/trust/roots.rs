@@ -235,12 +235,14 @@ impl<'a> MeshRoots<'a> {
 fn over_bridges(seen: &SeenTrust) -> BTreeMap<Fingerprint, BTreeSet<Fingerprint>> {
     let mut found = BTreeMap::<_, BTreeSet<_>>::new();
     let Some(declared) = &seen.desired else { return found };
-    let name = seen.identity_service();
+    let names = seen.settings.tested_names(&seen.namespace);
     for bridge in &declared.bridges {
-        let Some(leaf) = UnsignedLeaf::new(std::slice::from_ref(bridge), &name, seen.now) else { continue };
+        let sent = std::slice::from_ref(bridge);
+        let leaves: Vec<_> = names.iter().filter_map(|name| UnsignedLeaf::new(sent, name, seen.now)).collect();
         for root in declared.bundle.roots().iter().filter(|root| bridge.has_name_and_key_of(&root.anchor)) {
             let signers = declared.signers.iter().chain(declared.bundle.roots());
-            let reached = signers.filter(|signer| signer.id != root.id && leaf.reaches(signer));
+            let reached =
+                signers.filter(|signer| signer.id != root.id && leaves.iter().all(|leaf| leaf.reaches(signer)));
             found.entry(root.id).or_default().extend(reached.map(|signer| signer.id));
         }
     }

@@ -159,7 +159,7 @@ pub(super) fn toward(
     let is_written_by_operator = is_enforced && source.is_none() && !by_hand;
     let target = roots.target();
     let issuer_of = target.map_or_else(|| list(&desired), named);
-    let later = if seen.leaves.is_some() { SHOWN_LATER } else { "" };
+    let later = if seen.leaves.is_some() && !is_managed { SHOWN_LATER } else { "" };
     let sentence = match progress.phase {
         TrustPhase::Adding => {
             format!("add {} to {place}, and keep the roots that it has", list(&roots.missing))
@@ -181,7 +181,8 @@ pub(super) fn toward(
         }
         TrustPhase::AwaitingIssuer if is_managed => format!(
             "write an issuer of {issuer_of} into the Secret {secret}. The operator makes it the issuer of the mesh, with the \
-             declared bridges, once all proxies accept its certificates: see the condition IssuerSynced"
+             declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says in the \
+             condition IssuerSynced what it waits for"
         ),
         TrustPhase::AwaitingIssuer => {
             let is_bridged = target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
@@ -227,6 +228,10 @@ pub(super) fn toward(
             let others = list(&roots.not_declared());
             let issuer = format!("an issuer of {issuer_of}{bridge}");
             match is_written_by_operator {
+                true if is_managed => format!(
+                    "wait: the operator removes {others} from {place}, after the identity service has shown for a few minutes \
+                     that its certificates do not need it"
+                ),
                 true => format!(
                     "wait: the operator removes {others} from {place}, after the identity service has shown for a few \
                      minutes that its certificates do not need it. Keep {issuer} in the Secret {secret}"

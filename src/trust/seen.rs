@@ -255,6 +255,11 @@ impl LeafSettings {
         self.identity_of(control_plane, control_plane, "linkerd-identity")
     }
 
+    /// The identity of the control plane, and that of a workload: name constraints may permit only one of them.
+    pub(super) fn tested_names(&self, control_plane: &str) -> [String; 2] {
+        [self.identity_service(control_plane), self.identity_of(control_plane, "any", "workload")]
+    }
+
     pub(super) fn identity_of(&self, control_plane: &str, namespace: &str, account: &str) -> String {
         format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{}", self.trust_domain)
     }

@@ -153,6 +153,7 @@ impl WalkPki {
             trust_roots_sha256: Some(sha256(bundle)),
             sufficient_anchors: report.sufficient.clone(),
             conditions: vec![ready],
+            ready_to_switch_at: Some(Time(*now)),
             ..LinkerdTrustStatus::default()
         };
         let basis = IssuerBasis {

@@ -67,6 +67,10 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub required_anchors: Vec<String>,
+    /// With spec.issuer.manage, while the condition ReadyToSwitch is True: the minute in which the operator found that last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub ready_to_switch_at: Option<Time>,
     /// The issuer of the newest certificate that a proxy presented.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issuer: Option<TrustIssuerStatus>,

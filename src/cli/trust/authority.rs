@@ -219,20 +219,28 @@ fn enforced(at: &str, namespace: &str, is_bridged: bool) -> String {
         true => "No proxy has to restart.",
         false => "Without a bridge, each workload and the control plane restart once, before the issuer changes.",
     };
-    let saved = saved(at, namespace);
+    let (saved, next) = (saved(at, namespace), write_next(at, namespace));
+    let restart = match is_bridged {
+        true => String::new(),
+        false => format!(
+            "   Then restart the control plane, and the workloads that a LinkerdConfig does not restart: linkerd-operator trust \
+             lists them:\n   \
+                kubectl -n {namespace} rollout restart deployment\n"
+        ),
+    };
     format!(
         "{restarts} The operator writes the bundle and the issuer, if it has the permission and the Deployment \
          linkerd-operator-issuer:\n\
          {saved}\
          1. Write the next issuer:\n   \
-            kubectl -n {namespace} create secret tls linkerd-identity-issuer-next --cert={at}/issuer.crt \
-         --key={at}/issuer.key {APPLY}\n\
+            {next}\n\
          2. Declare the root:\n   \
             kubectl apply -f {at}/linkerdtrust.yaml\n\
+         {restart}\
          3. Wait until no certificate needs another root. `kubectl get linkerdtrusts -o wide` shows the next step:\n   \
             kubectl wait --for=condition=Ready linkerdtrust/mesh --timeout=48h\n\
-         To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, and apply it. {at}/before.yaml has the \
-         key of the issuer: delete it afterwards.\n"
+         To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, apply it, and restart the control plane. \
+         {at}/before.yaml has the key of the issuer: delete it afterwards.\n"
     )
 }
 
@@ -278,6 +286,14 @@ fn write_secret(at: &str, namespace: &str) -> String {
     )
 }
 
+/// Returns the command that writes the next issuer.
+fn write_next(at: &str, namespace: &str) -> String {
+    format!(
+        "kubectl -n {namespace} create secret tls linkerd-identity-issuer-next --cert={at}/issuer.crt \
+         --key={at}/issuer.key {APPLY}"
+    )
+}
+
 /// Makes an issuer under a root.
 pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
     let (root, key) = (root(&args.root)?, read_key(&args.key)?);
@@ -287,10 +303,12 @@ pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
         &args.folder,
         &[("issuer.crt", &issuer.certificate, CERTIFICATE_MODE), ("issuer.key", &issuer.key, KEY_MODE)],
     )?;
-    let secret = write_secret(&quoted(&args.folder.display().to_string()), &args.namespace);
+    let at = quoted(&args.folder.display().to_string());
+    let (secret, next) = (write_secret(&at, &args.namespace), write_next(&at, &args.namespace));
     write(&format!(
         "No proxy has to restart. If a bridge is in use, append it to issuer.crt: it is the second certificate of the \
-         present file. Write the issuer into its Secret, {secret}"
+         present file. Write the issuer into its Secret, {secret}   \
+         or if a LinkerdTrust has `spec.issuer.manage: Secret`, which also keeps the bridge:\n   {next}\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -68,7 +68,7 @@ impl Stored for LinkerdTrust {
             let conditions = [TrustCondition::ReadyToSwitch, TrustCondition::IssuerSynced];
             let conditions = conditions.map(|condition| status.condition(condition).cloned());
             let is_managed = it.spec.issuer.manage == IssuerOrigin::Secret;
-            let issuer = is_managed.then_some((status.phase, conditions));
+            let issuer = is_managed.then(|| (status.phase, conditions, status.ready_to_switch_at.clone()));
             it.spec.anchors.as_ref().map(|_| (lists, issuer))
         };
         let (version, status) = (Arc::clone(&known.version), Arc::clone(&known.status));
