@@ -260,7 +260,9 @@ impl LinkerdTrustReconciler {
         let leaves = self.leaves.known(now)?;
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
         let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
-        let seen = parts.seen(desired, leaves, self.retirement.signing_since(&Declaration::of(trust)), now);
+        let signing_since = self.retirement.signing_since(&Declaration::of(trust));
+        let issuer_condition = trust.status.issuer_condition(Some(trust.generation)).cloned();
+        let seen = parts.seen(desired, leaves, signing_since, issuer_condition, now);
         // Tenants can make it verify many signatures.
         let (report, seen) = match tokio::task::spawn_blocking(move || (TrustReport::new(&seen), seen)).await {
             Ok(made) => made,

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use parking_lot::Mutex;
 
 use super::observer::is_live;
@@ -138,6 +138,7 @@ impl SeenParts {
         desired: Option<DeclaredRoots>,
         leaves: SeenLeaves,
         signing_since: Option<Timestamp>,
+        issuer_condition: Option<Condition>,
         now: Timestamp,
     ) -> SeenTrust {
         let Self { namespace, bundle, settings, proxies, linked_clusters } = self;
@@ -150,6 +151,7 @@ impl SeenParts {
             is_renewed: false,
             signing_since,
             held: None,
+            issuer_condition,
             proxies,
             renewed_root: None,
             settings,

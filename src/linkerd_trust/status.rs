@@ -114,11 +114,10 @@ pub(super) fn trust_status(trust: &LinkerdTrust, facts: &TrustFacts, now: Timest
         TrustFacts::Observed { report, later } => {
             let message = "the LinkerdTrust is in effect".to_owned();
             let mut rows = vec![TrustRow(TrustCondition::Accepted, Some(true), TrustReason::Accepted, message)];
-            let issuer = written_issuer(trust);
-            rows.extend(condition_rows(report, later, issuer));
-            kept = issuer.cloned();
+            rows.extend(condition_rows(report, later));
+            kept = written_issuer(trust).cloned();
             let ready_to_switch_at = later.switch.as_ref().filter(|it| it.is_ready).map(|_| Time(minute_of(now)));
-            (rows, LinkerdTrustStatus { ready_to_switch_at, ..observed(report, later, issuer) })
+            (rows, LinkerdTrustStatus { ready_to_switch_at, ..observed(report, later) })
         }
         TrustFacts::Asking { held } => return asking(trust, held.as_ref(), now),
     };
@@ -154,26 +153,18 @@ fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
     trust.status.condition(TrustCondition::IssuerSynced).filter(|_| is_managed)
 }
 
-/// Returns the next step. What holds a removal comes before it, and so does what holds the issuer.
-fn chosen_step(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> RotationStep {
-    let only = |sentence: String| RotationStep { sentence, commands: Vec::new() };
+/// Returns the next step. What holds a removal comes before it.
+fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
     match (&later.held, &report.removal_by_hand) {
-        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => return step.clone(),
-        (Some(held), Some(_)) => return only(held.message.clone()),
-        _ => {}
-    }
-    match issuer.filter(|_| report.progress.phase == TrustPhase::AwaitingIssuer) {
-        Some(issuer) if issuer.status == "True" => {
-            only(format!("wait until a proxy has renewed its certificate: {}", issuer.message))
-        }
-        Some(issuer) if issuer.reason != TrustReason::IssuerAwaited.as_str() => only(issuer.message.clone()),
+        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => step.clone(),
+        (Some(held), Some(_)) => RotationStep { sentence: held.message.clone(), commands: Vec::new() },
         _ => report.next_step.clone(),
     }
 }
 
-fn observed(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> LinkerdTrustStatus {
+fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
     let needed = report.roots.iter().filter(|root| root.desired || root.in_bundle);
-    let (held, step) = (later.held.as_ref(), chosen_step(report, later, issuer));
+    let (held, step) = (later.held.as_ref(), chosen_step(report, later));
     let day = |time: Timestamp| time.to_string().get(..10).unwrap_or_default().to_owned();
     LinkerdTrustStatus {
         phase: Some(report.progress.phase),
@@ -248,11 +239,11 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
     found.map(|problem| truncated(problem.message.clone(), LONGEST)).collect()
 }
 
-fn condition_rows(report: &TrustReport, later: &LaterWrite, issuer: Option<&Condition>) -> Vec<TrustRow> {
+fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
     let held = later.held.as_ref();
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
-    let next = || chosen_step(report, later, issuer).sentence;
+    let next = || chosen_step(report, later).sentence;
     let bundle_synced = match phase {
         _ if let Some(held) = held => (Some(false), held.reason, held.message.clone()),
         TrustPhase::Unknown if report.roots.iter().all(|root| !root.in_bundle) => {

@@ -118,7 +118,6 @@ struct IssuerJudge<'a> {
     /// `None` if it cannot be read.
     present: Option<Sent>,
     has_present_key: bool,
-    is_present_desired: bool,
 }
 
 // === impl IssuerPlace ===
@@ -165,7 +164,7 @@ impl IssuerBasis<'_> {
             Err(why) => return IssuerStep::Held(TrustReason::IssuerHeld, format!("the bundle cannot be used: {why}")),
         };
         let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
-        let is_desired = judge.is_present_desired;
+        let is_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
         let has_previous = seen.previous.as_ref().is_some_and(|previous| judge.is_usable(previous));
         let next = seen.next.as_ref().map(|next| judge.candidate(next));
         // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
@@ -208,9 +207,7 @@ impl<'a> IssuerJudge<'a> {
         let present = read.map(|(own, others)| chain::sent(own, others, basis.now));
         let own = present.as_ref().and_then(|present| present.first());
         let has_present_key = own.zip(file).is_some_and(|(own, file)| signing_key(own, file).is_ok());
-        let mut judge = Self { basis, bundle, known, present, has_present_key, is_present_desired: false };
-        judge.is_present_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
-        judge
+        Self { basis, bundle, known, present, has_present_key }
     }
 
     /// Returns what is sent with leaves of this issuer: the certificates of its file, the declared bridges, and the bridges of
@@ -292,8 +289,9 @@ impl<'a> IssuerJudge<'a> {
             Ok(()) => {
                 let certificates = sent.iter().map(|certificate| pem::certificate(&certificate.der)).collect();
                 // The issuer of the root before must survive a renewal of the present one, and another bridge after it.
-                let is_way_back = !self.is_present_desired || !has_previous;
-                let is_other = self.present.as_ref().and_then(|present| present.first()) != sent.first();
+                let present = self.present.as_deref().unwrap_or_default();
+                let is_way_back = self.homes(present) != self.homes(sent) || !has_previous;
+                let is_other = present.first() != sent.first();
                 let saves_present = place == IssuerPlace::Next && self.has_present_key && is_other && is_way_back;
                 IssuerStep::Write(NewIssuer { place, certificates, name, saves_present })
             }

@@ -352,15 +352,20 @@ fn a_bridge_that_ends_before_a_certificate_of_the_issuer_does_is_not_enough() {
 #[test]
 fn the_way_back_survives_a_renewed_issuer_another_bridge_and_a_broken_secret() {
     let pki = Pki::new();
-    let saves = |present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
-        let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
+    let both: &[&TestCa] = &[&pki.old, &pki.new];
+    let saves_with = |declared: &[&TestCa], present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
+        let situation = Situation::new(both, declared).bridged(&[&pki.bridge], &[&pki.old]);
         let previous = previous.map(|issuer| file(&[issuer]));
         let issuers = SeenIssuers { present: Some(present), next: Some(file(next)), previous };
         let step = situation.ready(Ok(&[&pki.old, &pki.new])).step(&issuers);
         let IssuerStep::Write(new) = step else { panic!("{step:?}") };
         new.saves_present
     };
+    let saves = |present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
+        saves_with(&[&pki.new], present, next, previous)
+    };
     let (old, again) = (Some(&pki.old_issuer), pki.new.signs("issuer again", |_| {}));
+    assert!(saves_with(both, file(&[&pki.old_issuer]), &[&pki.new_issuer], Some(&again)), "both roots are declared");
     assert!(saves(file(&[&pki.old_issuer]), &[&pki.new_issuer], None));
     assert!(saves(file(&[&pki.old_issuer]), &[&pki.new_issuer], Some(&again)), "what is there is no way back");
     assert!(!saves(file(&[&pki.new_issuer, &pki.bridge]), &[&again], old), "it belongs to the same root");

@@ -179,11 +179,17 @@ pub(super) fn toward(
                 "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
             )
         }
-        TrustPhase::AwaitingIssuer if is_managed => format!(
-            "write an issuer of {issuer_of} into the Secret {secret}. The operator makes it the issuer of the mesh, with the \
-             declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says in the \
-             condition IssuerSynced what it waits for"
-        ),
+        TrustPhase::AwaitingIssuer if is_managed => match &seen.issuer_condition {
+            Some(condition) if condition.status == "True" => {
+                format!("wait until a proxy has renewed its certificate: {}", condition.message)
+            }
+            Some(condition) => condition.message.clone(),
+            None => format!(
+                "write an issuer of {issuer_of} into the Secret {secret}. The operator makes it the issuer of the mesh, with \
+                 the declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says \
+                 in the condition IssuerSynced what it waits for"
+            ),
+        },
         TrustPhase::AwaitingIssuer => {
             let is_bridged = target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
             awaited(&issuer_of, is_bridged) + later
@@ -247,7 +253,9 @@ pub(super) fn toward(
         (TrustPhase::Retiring, Some(declared)) if !is_written_by_operator => {
             bundle_commands(&seen.namespace, &declared.resource, false)
         }
-        (TrustPhase::AwaitingIssuer, Some(_)) if is_managed => vec![next_issuer_command(&seen.namespace)],
+        (TrustPhase::AwaitingIssuer, Some(_)) if is_managed && seen.issuer_condition.is_none() => {
+            vec![next_issuer_command(&seen.namespace)]
+        }
         _ => Vec::new(),
     };
     Some(RotationStep { sentence, commands })

@@ -265,3 +265,17 @@ fn a_plan_lists_the_steps_that_are_left_and_what_must_restart_without_a_bridge()
     assert_eq!(plan(both, &[&pki.new_issuer, &pki.bridge], old), ("remove old".to_owned(), vec![]));
     assert_eq!(plan(new, &[&pki.new_issuer, &pki.bridge], old), (String::new(), vec![]));
 }
+
+#[test]
+fn after_the_rotation_another_issuer_may_come_only_when_each_proxy_trusts_the_declared_root() {
+    let pki = Pki::new();
+    let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];
+    let progress = |trusts: &[&TestCa]| {
+        let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, trusts), &[(chain, 3)], 0);
+        declaring(mesh, &[&pki.new]).report().progress
+    };
+    // These proxies accept the present issuer over a bridge that is not declared.
+    let bridged = progress(&[&pki.old]);
+    assert_eq!((bridged.phase, bridged.may_switch()), (TrustPhase::Complete, false));
+    assert!(progress(&[&pki.new]).may_switch());
+}

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp, Unit};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::words::in_time;
 
@@ -47,6 +48,8 @@ pub struct SeenTrust {
     pub(crate) signing_since: Option<Timestamp>,
     /// Why the operator does not write the bundle, by the status of the LinkerdTrust.
     pub held: Option<String>,
+    /// What the process that writes the issuer says, by the same status.
+    pub issuer_condition: Option<Condition>,
     pub proxies: SeenProxies,
     /// The root that cert-manager renews by itself, if it does.
     pub renewed_root: Option<RenewedRoot>,

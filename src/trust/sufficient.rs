@@ -113,6 +113,14 @@ mod tests {
             TrustVerdict::Warning,
             "proxies would not accept certificates over the declared bridge to new (",
         );
+        let narrow = pki.old.signs_again(&pki.new, |params| {
+            let name = "linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local";
+            let permitted_subtrees = vec![rcgen::GeneralSubtree::DnsName(name.to_owned())];
+            params.name_constraints =
+                Some(rcgen::NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() });
+        });
+        let report = declaring_bridged(mesh(), new, &[&narrow], old).report();
+        assert_eq!(report.sufficient, fingerprints(new), "proxies accept certificates of workloads, too");
         let ending = pki.old.signs_again(&pki.new, |params| valid(params, -DAY, 20 * DAY));
         let report = declaring_bridged(mesh(), new, &[&ending], old).report();
         reports(&report, TrustVerdict::Warning, "the bridge to new, which is declared, ends ");

@@ -62,6 +62,7 @@ impl Mesh {
             is_renewed: false,
             signing_since: None,
             held: None,
+            issuer_condition: None,
             bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)), source: None }),
             issuer: SeenIssuer::read(&pem_of(issuer), Some(at(-2 * DAY))),
             proxies: SeenProxies::default(),

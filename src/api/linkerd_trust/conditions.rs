@@ -91,6 +91,13 @@ impl LinkerdTrustStatus {
         is_held.then_some(condition.message.as_str())
     }
 
+    /// What the process that writes the issuer says about this generation, unless it waits for people to write the next one.
+    pub fn issuer_condition(&self, generation: Option<i64>) -> Option<&Condition> {
+        let condition = self.condition(TrustCondition::IssuerSynced)?;
+        let is_current = condition.observed_generation == generation;
+        (is_current && condition.reason != TrustReason::IssuerAwaited.as_str()).then_some(condition)
+    }
+
     pub fn condition(&self, condition: TrustCondition) -> Option<&Condition> {
         self.conditions.iter().find(|it| it.type_ == condition.as_str())
     }

@@ -131,6 +131,7 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         leaves: None,
         signing_since: None,
         held: current.and_then(|status| status.held()).map(str::to_owned),
+        issuer_condition: current.and_then(|status| status.issuer_condition(generation)).cloned(),
         settings: LeafSettings::of(values.as_ref()),
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
