@@ -1,5 +1,4 @@
-//! Tests of the source layout: the imports of each module and file, and the uniqueness of type names. Only production code is
-//! checked; tests may import fixtures from any module. And a test of the actions that workflows use.
+//! Tests of the source layout: imports and type names of production code. And a test of the actions that workflows use.
 
 mod file_graph;
 

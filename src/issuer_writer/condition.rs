@@ -1,6 +1,7 @@
 //! The condition IssuerSynced of a LinkerdTrust, and the Events about it. Pure.
 //!
-//! In: a step, the last condition. Out: the next one. Always holds: without a change there is none.
+//! In: a step, the last condition. Out: the next one. Always holds: a condition that is as before is not
+//! returned.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},

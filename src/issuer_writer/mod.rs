@@ -15,7 +15,7 @@ mod secrets;
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -276,11 +276,7 @@ impl IssuerReconciler {
     }
 
     /// Writes the condition. The LinkerdTrust controller keeps it.
-    async fn report(
-        &self,
-        trust: &LinkerdTrust,
-        condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition,
-    ) -> Result<(), WriteError> {
+    async fn report(&self, trust: &LinkerdTrust, condition: &Condition) -> Result<(), WriteError> {
         let patch = json!({
             "apiVersion": format!("{CONFIG_GROUP}/v1alpha1"), "kind": "LinkerdTrust",
             "metadata": {"name": &*trust.name, "uid": &*trust.uid},

@@ -215,7 +215,7 @@ impl IssuerSecrets {
         self.counted(self.fence.send(self.secrets.patch(PREVIOUS_ISSUER, &params, &Patch::Apply(&patch))).await)
     }
 
-    /// Deletes the previous issuer, once no certificate of it can be valid any more: nobody needs its key.
+    /// Deletes the previous issuer, once no certificate of it can be valid any more. Its key is then of no use.
     ///
     /// # Errors
     /// When the request failed.

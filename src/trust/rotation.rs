@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::{
     next_step::RotationStep,
     roots::{MeshRoots, ProxyGroup, pods},
-    seen::SeenTrust,
+    seen::{DeclaredRoots, SeenTrust},
     sufficient::{reached_by_desired_issuer, with_bridges},
     words::{named, proxies, proxies_trust, rounded},
 };
@@ -179,17 +179,7 @@ pub(super) fn toward(
                 "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
             )
         }
-        TrustPhase::AwaitingIssuer if is_managed => match &seen.issuer_condition {
-            Some(condition) if condition.status == "True" => {
-                format!("wait until a proxy has renewed its certificate: {}", condition.message)
-            }
-            Some(condition) => condition.message.clone(),
-            None => format!(
-                "write an issuer of {issuer_of} into the Secret {secret}. The operator makes it the issuer of the mesh, with \
-                 the declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says \
-                 in the condition IssuerSynced what it waits for"
-            ),
-        },
+        TrustPhase::AwaitingIssuer if is_managed => awaited_by_operator(seen, &issuer_of),
         TrustPhase::AwaitingIssuer => {
             let is_bridged = target.is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
             awaited(&issuer_of, is_bridged) + later
@@ -248,17 +238,42 @@ pub(super) fn toward(
         TrustPhase::Complete | TrustPhase::Steady | TrustPhase::Unknown => return None,
     };
     // trust-manager would undo what they write.
-    let commands = match (progress.phase, seen.desired.as_ref().filter(|_| source.is_none())) {
-        (TrustPhase::Adding, Some(declared)) => bundle_commands(&seen.namespace, &declared.resource, true),
-        (TrustPhase::Retiring, Some(declared)) if !is_written_by_operator => {
-            bundle_commands(&seen.namespace, &declared.resource, false)
-        }
-        (TrustPhase::AwaitingIssuer, Some(_)) if is_managed && seen.issuer_condition.is_none() => {
+    let declared = seen.desired.as_ref().filter(|_| source.is_none());
+    let commands = declared.map(|declared| commands(seen, declared, progress.phase, is_written_by_operator));
+    let commands = commands.unwrap_or_default();
+    Some(RotationStep { sentence, commands })
+}
+
+/// Returns the commands with which people do the step to the next phase.
+fn commands(
+    seen: &SeenTrust,
+    declared: &DeclaredRoots,
+    phase: TrustPhase,
+    is_written_by_operator: bool,
+) -> Vec<String> {
+    match phase {
+        TrustPhase::Adding => bundle_commands(&seen.namespace, &declared.resource, true),
+        TrustPhase::Retiring if !is_written_by_operator => bundle_commands(&seen.namespace, &declared.resource, false),
+        TrustPhase::AwaitingIssuer if declared.manages_issuer && seen.issuer_condition.is_none() => {
             vec![next_issuer_command(&seen.namespace)]
         }
         _ => Vec::new(),
-    };
-    Some(RotationStep { sentence, commands })
+    }
+}
+
+/// What the process that writes the issuer waits for, or that there is no next issuer.
+fn awaited_by_operator(seen: &SeenTrust, issuer: &str) -> String {
+    match &seen.issuer_condition {
+        Some(condition) if condition.status == "True" => {
+            format!("wait until a proxy has renewed its certificate: {}", condition.message)
+        }
+        Some(condition) => condition.message.clone(),
+        None => format!(
+            "write an issuer of {issuer} into the Secret {NEXT_ISSUER}. The operator makes it the issuer of the mesh, with the \
+             declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says in the \
+             condition IssuerSynced what it waits for"
+        ),
+    }
 }
 
 fn awaited(issuer: &str, is_bridged: bool) -> String {

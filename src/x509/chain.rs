@@ -18,7 +18,7 @@ use super::{
 
 /// The maximum number of certificates in the file of an issuer.
 const LONGEST_FILE: usize = 16;
-/// The maximum number of certificates that a proxy sends after its own. Those of one that sends more are not read.
+/// The maximum number of certificates that a proxy sends after its own. A proxy that sends more is not observed.
 pub(crate) const LONGEST_SENT: usize = 6;
 /// How long the leaf that tests a chain is valid, before and after the time of the test.
 const TEST_VALIDITY: SignedDuration = SignedDuration::from_secs(1);
