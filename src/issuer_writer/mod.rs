@@ -7,7 +7,7 @@
 //! In: LinkerdTrusts with `spec.issuer.manage: Secret`, with what their statuses say about proxies; the bundle; the Secrets
 //! of the present, the next and the previous issuer. Out: the Secret of the present issuer, the one of the previous issuer,
 //! and the condition IssuerSynced. Always holds: no workload is read; a key is read for each decision and not kept; the
-//! previous issuer is saved before it is replaced. [`crate::trust::issuer_change`] decides everything.
+//! previous issuer is saved before it is replaced. [`crate::trust`] decides everything.
 
 mod condition;
 mod observer;
