@@ -166,7 +166,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "webhook",
         ],
     ),
-    ("trust", &["api", "go", "text", "values", "x509"]),
+    ("trust", &["api", "cluster", "go", "text", "values", "x509"]),
     ("summary", &["api", "cluster", "reasons", "text"]),
     (
         "linkerd_trust",

@@ -255,6 +255,17 @@ impl ControlPlane {
         Ok(ended.stdout)
     }
 
+    /// Runs commands in a shell, in which kubectl is the admin's.
+    pub async fn shell(&self, commands: &str) -> Result<()> {
+        let mut shell = tokio::process::Command::new("bash");
+        shell.args(["-euo", "pipefail", "-c", &format!("kubectl() {{ command \"$KUBECTL\" \"$@\"; }}\n{commands}")]);
+        shell.env("KUBECTL", self.kubectl_path()?).env("KUBECONFIG", &self.kubeconfig);
+        shell.env("HOME", self.directory.path()).env("KUBECACHEDIR", NO_CACHE);
+        let ended = Ended::of(shell, KUBECTL_DEADLINE).await?;
+        ensure!(ended.code == Some(0), "{commands}: {ended:?}");
+        Ok(())
+    }
+
     /// Starts a long-running kubectl as the admin, for example with `--watch`. Its log is its output; dropping it ends
     /// it.
     pub fn start_kubectl(&self, args: &[&str]) -> Result<Process> {

@@ -101,6 +101,24 @@ pub(in crate::api) fn certificates(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
+pub(in crate::api) fn kind(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [
+        rule("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "must be a kind, such as Deployment"),
+    ]})
+}
+
+pub(in crate::api) fn object_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 253, "x-kubernetes-validations": [
+        rule("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')", "must be the name of an object"),
+    ]})
+}
+
+pub(in crate::api) fn sha256(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
+        rule("self.matches('^[0-9a-f]{64}$')", "must be a SHA-256: 64 of the digits 0 to 9 and a to f"),
+    ]})
+}
+
 /// A Go duration that is not negative.
 pub(in crate::api) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [

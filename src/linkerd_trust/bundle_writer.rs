@@ -143,13 +143,18 @@ impl BundleWriter {
                  the Bundle",
                 map.key
             );
-            return Err(HeldWrite { reason: TrustReason::WrittenByTrustManager, message, retry: None, by_hand: true });
+            return Err(HeldWrite {
+                reason: TrustReason::WrittenByTrustManager,
+                message,
+                retry: None,
+                commands: Vec::new(),
+            });
         }
         let change = change.map_err(|why| HeldWrite {
             reason: TrustReason::WriteFailed,
             message: format!("ConfigMap {} cannot be changed: {why}", map.key),
             retry: None,
-            by_hand: false,
+            commands: Vec::new(),
         })?;
         match change.as_ref().and_then(|change| self.memory.lock().hold(change, map, writer_of(map))) {
             Some(held) => Err(held),
@@ -200,7 +205,7 @@ impl BundleWriter {
                 let refused = RefusedChange { uid, text: change.text, message: message.clone(), at };
                 self.memory.lock().refused = Some(refused);
                 let retry = Some(REFUSED_RETRY);
-                Ok(Err(HeldWrite { reason: TrustReason::WriteFailed, message, retry, by_hand: false }))
+                Ok(Err(HeldWrite { reason: TrustReason::WriteFailed, message, retry, commands: Vec::new() }))
             }
         }
     }
@@ -238,7 +243,7 @@ impl WriterMemory {
                 reason: TrustReason::WriteFailed,
                 message: message.clone(),
                 retry: Some(left),
-                by_hand: false,
+                commands: Vec::new(),
             });
         }
         match change.kind {
@@ -258,7 +263,7 @@ impl WriterMemory {
                      configuration of that writer, or declare it. The operator removes it again after an hour",
                     change.names, map.key
                 );
-                Some(HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(left), by_hand: false })
+                Some(HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(left), commands: Vec::new() })
             }
         }
     }
@@ -298,7 +303,7 @@ impl WriterMemory {
              them again: add the roots to the configuration of that writer",
             self.contestant, map.key
         );
-        HeldWrite { reason: TrustReason::Contested, message, retry: Some(retry), by_hand: false }
+        HeldWrite { reason: TrustReason::Contested, message, retry: Some(retry), commands: Vec::new() }
     }
 }
 

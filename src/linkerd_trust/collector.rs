@@ -101,6 +101,7 @@ impl Collector for LinkerdTrustCollector {
                     ("behind", counted.behind),
                     ("refusing", counted.refusing),
                     ("cut_off", counted.cut_off),
+                    ("accepted", counted.accepted),
                     ("from_config_map", counted.from_config_map),
                     ("unobserved", counted.unobserved),
                 ] {

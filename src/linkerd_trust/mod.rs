@@ -53,7 +53,7 @@ use crate::{
     lease::Fence,
     retry::backoff,
     tasks::Tasks,
-    text::sha256,
+    text::{hex, sha256},
     trust::{SeenTrust, TrustReport, declared::declared_roots, report::TrustVerdict, seen::DeclaredRoots},
     write::WriteError,
 };
@@ -153,7 +153,7 @@ impl LinkerdTrustReconciler {
                     (Some((report, seen, asked)), held) => {
                         let is_held = held.is_some();
                         let is_awaited = trust.status.has(TrustCondition::IssuerSynced, TrustReason::IssuerHeld);
-                        let switch = self.switch.readiness(&report, &seen, is_awaited).await;
+                        let switch = self.switch.readiness(&trust, &report, &seen, is_awaited).await;
                         match self.retire(&trust, &report, seen, bundle.as_deref().filter(|_| !is_held)).await? {
                             Retired::Written(written) => return Ok(self.written(&trust, written)),
                             Retired::Later(mut later) => {
@@ -221,7 +221,8 @@ impl LinkerdTrustReconciler {
             (Ok(Some(change)), Some(map)) => {
                 let bundle = sha256(map.bundle.as_deref().unwrap_or_default());
                 let basis = RetirementBasis { declaration: declaration.clone(), bundle };
-                match self.retirement.next(basis, seen, &change.text).await {
+                let removed: Vec<_> = change.roots.iter().copied().map(hex).collect();
+                match self.retirement.next(basis, seen, &removed, &change.text).await {
                     RetirementStep::Now if self.is_current(trust) => match self.bundle.write(change, map).await? {
                         Ok(written) => return Ok(Retired::Written(written)),
                         Err(held) => (Some(held), None),

@@ -139,18 +139,24 @@ impl Retirement {
         self.memory.lock().watched(declaration, &signing, now);
     }
 
-    /// Returns when the roots may be removed. `after`: the bundle without them.
-    pub(super) async fn next(&self, basis: RetirementBasis, seen: SeenTrust, after: &str) -> RetirementStep {
+    /// Returns when the roots may be removed. `anchors`: their SHA-256. `after`: the bundle without them.
+    pub(super) async fn next(
+        &self,
+        basis: RetirementBasis,
+        seen: SeenTrust,
+        anchors: &[String],
+        after: &str,
+    ) -> RetirementStep {
         // A reconcile comes with each change of a Pod.
         if let Some(known) = self.memory.lock().known(&basis) {
             return known;
         }
         let now = seen.now;
-        let (why, by_hand) = match unseen_proxies::check(&self.client).await {
-            Err(Unseen { why, is_found }) => {
+        let (why, commands) = match unseen_proxies::check(&self.client, seen.desired.as_ref(), anchors).await {
+            Err(Unseen { why, commands }) => {
                 self.watch(&basis.declaration, seen).await;
-                let remedy = "Once none of these proxies needs them, run the command in status.commands";
-                (if is_found { format!("{why}. {remedy}") } else { why }, is_found)
+                let remedy = "Once no certificate there needs them, run the command in status.commands";
+                (if commands.is_empty() { why } else { format!("{why}. {remedy}") }, commands)
             }
             Ok(()) => {
                 let signing = self.signing(seen, Some(after.to_owned())).await;
@@ -163,12 +169,12 @@ impl Retirement {
                         }
                         return step;
                     }
-                    Signing::Others(why) | Signing::Unknown(why) => (why, false),
+                    Signing::Others(why) | Signing::Unknown(why) => (why, Vec::new()),
                 }
             }
         };
         let message = format!("the roots that are not declared stay in the bundle: {why}");
-        let held = HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(RETRY), by_hand };
+        let held = HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(RETRY), commands };
         self.memory.lock().hold(basis, held)
     }
 
@@ -298,7 +304,7 @@ mod tests {
 
     fn held() -> HeldWrite {
         let (reason, message) = (TrustReason::RemovalHeld, "why".to_owned());
-        HeldWrite { reason, message, retry: Some(RETRY), by_hand: false }
+        HeldWrite { reason, message, retry: Some(RETRY), commands: Vec::new() }
     }
 
     fn at(seconds: i64) -> Timestamp {

@@ -4,7 +4,7 @@
 //! for a bounded number of Pods at a time.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -24,8 +24,9 @@ use crate::{
         },
     },
     text::sha256,
-    trust::seen::{
-        DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenLeaves, SeenProxies, SeenTrust,
+    trust::{
+        obstacle::RestartObstacle,
+        seen::{DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenLeaves, SeenProxies, SeenTrust},
     },
     values::Document,
     x509::anchor_set::AnchorSet,
@@ -87,7 +88,7 @@ impl SeenParts {
         };
         let written = bundle.as_ref().ok().and_then(|bundle: &SeenBundle| bundle.written);
         let settings = settings.of(values);
-        let mut behind = BTreeSet::new();
+        let (mut behind, mut obstacles) = (BTreeSet::new(), BTreeMap::new());
         let mut counted = HashMap::<(Option<&AnchorSet>, WorkloadKey), usize>::new();
         for some in pods.chunks(AT_ONCE) {
             {
@@ -100,13 +101,18 @@ impl SeenParts {
                     if reads_bundle && pod.created.is_none_or(|created| Some(created) <= written) {
                         behind.insert(meshed(workload.clone()));
                     }
+                    if let Some(known) = state.apps_workload(&workload)
+                        && let Some(obstacle) = RestartObstacle::of(known)
+                    {
+                        obstacles.insert(meshed(workload.clone()), obstacle);
+                    }
                     *counted.entry((injected.trust_anchors.as_deref(), workload)).or_default() += 1;
                 }
             }
             tokio::task::yield_now().await;
         }
         let mut proxies = SeenProxies::default();
-        proxies.behind_config_map = behind;
+        (proxies.behind_config_map, proxies.obstacles) = (behind, obstacles);
         let mut of_set = HashMap::<_, usize>::new();
         for ((anchors, _), pods) in &counted {
             *of_set.entry(*anchors).or_default() += pods;

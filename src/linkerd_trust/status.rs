@@ -61,8 +61,8 @@ pub(super) struct HeldWrite {
     pub(super) message: String,
     /// The time after which the resource is reconciled without a change.
     pub(super) retry: Option<Duration>,
-    /// Whether people must decide about a removal.
-    pub(super) by_hand: bool,
+    /// What people can do about it.
+    pub(super) commands: Vec<String>,
 }
 
 /// What is known about the next writes.
@@ -155,10 +155,16 @@ fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
 
 /// Returns the next step. What holds a removal comes before it.
 fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
-    match (&later.held, &report.removal_by_hand) {
-        (Some(HeldWrite { by_hand: true, .. }), Some(step)) => step.clone(),
-        (Some(held), Some(_)) => RotationStep { sentence: held.message.clone(), commands: Vec::new() },
-        _ => report.next_step.clone(),
+    let is_retiring = report.progress.phase == TrustPhase::Retiring;
+    match later.held.as_ref().filter(|held| is_retiring && held.reason != TrustReason::WrittenByTrustManager) {
+        Some(held) => RotationStep { sentence: held.message.clone(), commands: held.commands.clone() },
+        None => {
+            let RotationStep { sentence, mut commands } = report.next_step.clone();
+            if let Some(switch) = later.switch.as_ref().filter(|_| commands.is_empty()) {
+                commands.clone_from(&switch.commands);
+            }
+            RotationStep { sentence, commands }
+        }
     }
 }
 
@@ -206,7 +212,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
                 kind: row.kind.clone(),
                 name: row.name.clone(),
                 pods: number(row.pods),
-                refuses: row.refuses,
+                state: row.state.as_str().to_owned(),
                 what_to_do: row.what_to_do.clone(),
             })
             .collect(),
@@ -216,7 +222,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
 }
 
 fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesStatus {
-    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, .. } = *totals;
+    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, accepted, .. } = *totals;
     TrustProxiesStatus {
         summary: format!("{}/{}", progress.trusting, total.saturating_sub(from_config_map)),
         total: number(total),
@@ -224,6 +230,7 @@ fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesSta
         behind: number(behind),
         refusing: number(refusing),
         cut_off: number(cut_off),
+        accepted: number(accepted),
         from_config_map: number(from_config_map),
         unobserved: number(progress.unobserved),
     }
@@ -259,11 +266,14 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
     };
     let spread = match progress.untrusting {
         _ if report.proxies.unread > 0 => (None, TrustReason::NotObserved, next()),
-        0 => (
-            Some(true),
-            TrustReason::Synced,
-            "each proxy that shows its trust anchors trusts that of the issuer".to_owned(),
-        ),
+        0 => {
+            let all = "each proxy that shows its trust anchors trusts that of the issuer";
+            let message = match report.proxies.accepted {
+                0 => all.to_owned(),
+                count => format!("{all}, but {}, as spec.accept permits", counted_proxies(count)),
+            };
+            (Some(true), TrustReason::Synced, message)
+        }
         count if progress.is_bridged && !is_unknown => {
             let accepted = match progress.awaits_issuer {
                 true => "will be accepted over the declared bridge",
@@ -276,7 +286,8 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
             (Some(true), TrustReason::OverBridge, message)
         }
         count => {
-            let message = format!("{} the declared trust anchor of the issuer", proxies_trust(count, false));
+            let held = report.held_by.as_ref().map_or_else(String::new, |workloads| format!(": {workloads}"));
+            let message = format!("{} the declared trust anchor of the issuer{held}", proxies_trust(count, false));
             (Some(false), TrustReason::ProxiesBehind, message)
         }
     };
@@ -379,7 +390,7 @@ mod tests {
                 reason: TrustReason::WriteFailed,
                 message: "forbidden".to_owned(),
                 retry: None,
-                by_hand: false,
+                commands: Vec::new(),
             };
             let facts = TrustFacts::Asking { held: Some(held) };
             let status = trust_status(&trust, &facts, Timestamp::UNIX_EPOCH);

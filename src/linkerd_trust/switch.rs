@@ -1,7 +1,8 @@
 //! Whether all proxies accept the certificates of the next issuer, so that it may be written.
 //!
-//! In: a mesh whose issuer is awaited, or is not the one that it should have. Out: yes, or what is still missing. Always holds: without a bridge, yes means that no Pod can start any more without the next root, that
-//! the control plane has read the bundle, and that no proxy is outside of this cluster.
+//! In: a mesh whose issuer is awaited, or is not the one that it should have. Out: yes, or what is still missing. Always
+//! holds: without a bridge, yes means that no Pod can start any more without the next root, that the control plane has read
+//! the bundle, and that each proxy outside of this cluster is accepted.
 
 use std::time::Duration;
 
@@ -12,10 +13,12 @@ use tokio::time::Instant;
 
 use super::{
     bundle_writer::left_of,
+    retirement::Declaration,
     unseen_proxies::{self, Unseen},
 };
 use crate::{
     api::linkerd_trust::{TrustPhase, TrustReason},
+    cluster::kinds::linkerd_trust::LinkerdTrust,
     text::and_more,
     trust::{SeenTrust, TrustReport, issuer_change::INJECTED_AFTER, words::proxies_trust},
 };
@@ -31,6 +34,8 @@ pub(super) struct SwitchReadiness {
     pub(super) is_ready: bool,
     pub(super) reason: TrustReason,
     pub(super) message: String,
+    /// What people can do about it.
+    pub(super) commands: Vec<String>,
     /// The time after which the resource is reconciled without a change.
     pub(super) retry: Option<Duration>,
 }
@@ -38,25 +43,26 @@ pub(super) struct SwitchReadiness {
 /// Asks whether there are proxies that are not seen, and remembers the answer for a minute.
 pub(super) struct SwitchGate {
     client: Client,
-    last: Mutex<Option<(Instant, SwitchReadiness)>>,
+    last: Mutex<Option<(Declaration, Instant, SwitchReadiness)>>,
 }
 
 // === impl SwitchReadiness ===
 
 impl SwitchReadiness {
     fn ready(reason: TrustReason, message: &str) -> Self {
-        Self { is_ready: true, reason, message: message.to_owned(), retry: Some(RETRY) }
+        Self { is_ready: true, reason, message: message.to_owned(), commands: Vec::new(), retry: Some(RETRY) }
     }
 
     fn held(reason: TrustReason, message: String, retry: Option<Duration>) -> Self {
-        Self { is_ready: false, reason, message, retry }
+        Self { is_ready: false, reason, message, commands: Vec::new(), retry }
     }
 
     /// Returns what is known of this cluster; `None` if only proxies outside of it are in question.
     fn within_cluster(report: &TrustReport, seen: &SeenTrust) -> Option<Self> {
         if !report.progress.may_switch() {
             let untrusting = proxies_trust(report.progress.untrusting, false);
-            let message = format!("{untrusting} the declared trust anchor of the issuer");
+            let held = report.held_by.as_ref().map_or_else(String::new, |workloads| format!(": {workloads}"));
+            let message = format!("{untrusting} the declared trust anchor of the issuer{held}");
             return Some(Self::held(TrustReason::ProxiesBehind, message, None));
         }
         if report.progress.accepts_next {
@@ -105,6 +111,7 @@ impl SwitchGate {
     /// Returns `None` if the operator would write no issuer. `is_held`: the writer of the issuer waits for this.
     pub(super) async fn readiness(
         &self,
+        trust: &LinkerdTrust,
         report: &TrustReport,
         seen: &SeenTrust,
         is_held: bool,
@@ -122,21 +129,23 @@ impl SwitchGate {
         if let Some(known) = SwitchReadiness::within_cluster(report, seen) {
             return Some(known);
         }
-        if let Some((at, known)) = &*self.last.lock()
+        let declaration = Declaration::of(trust);
+        if let Some((about, at, known)) = &*self.last.lock()
+            && *about == declaration
             && let Some(left) = left_of(RETRY, *at)
         {
             return Some(SwitchReadiness { retry: Some(left), ..known.clone() });
         }
-        let found = match unseen_proxies::check(&self.client).await {
+        let next = report.next_anchor.as_slice();
+        let found = match unseen_proxies::check(&self.client, seen.desired.as_ref(), next).await {
             Ok(()) => SwitchReadiness::ready(TrustReason::Synced, "all proxies accept certificates of the next issuer"),
-            Err(Unseen { why, is_found }) => {
-                let remedy =
-                    "Once all of them trust the next root, write the issuer yourself, with spec.issuer.manage None";
-                let message = if is_found { format!("{why}. {remedy}") } else { why };
-                SwitchReadiness::held(TrustReason::ProxiesNotSeen, message, None)
+            Err(Unseen { why, commands }) => {
+                let remedy = "Once all of these proxies trust the next root, run the command in status.commands";
+                let message = if commands.is_empty() { why } else { format!("{why}. {remedy}") };
+                SwitchReadiness { commands, ..SwitchReadiness::held(TrustReason::ProxiesNotSeen, message, None) }
             }
         };
-        *self.last.lock() = Some((Instant::now(), found.clone()));
+        *self.last.lock() = Some((declaration, Instant::now(), found.clone()));
         Some(SwitchReadiness { retry: Some(RETRY), ..found })
     }
 }

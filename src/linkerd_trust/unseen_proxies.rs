@@ -1,8 +1,8 @@
 //! Proxies whose certificates cannot be seen in this cluster: those of other clusters, and those outside of clusters.
 //!
-//! In: the API server. Out: the first object that exists only for such proxies. Always holds: an object that cannot be
-//! listed is assumed to exist; a kind that the API server does not serve has no objects. A proxy outside of the cluster
-//! without an ExternalWorkload is not detected.
+//! In: the API server, what a LinkerdTrust accepts. Out: the objects that exist only for such proxies, and are not accepted.
+//! Always holds: an object that cannot be listed is assumed to exist; a kind that the API server does not serve has no
+//! objects. A proxy outside of the cluster without an ExternalWorkload is not detected.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use futures::future::join_all;
 use kube::{
     Api, Client, Error, ResourceExt,
     api::{DynamicObject, ListParams},
-    core::{ApiResource, GroupVersionKind},
+    core::{ApiResource, GroupVersionKind, PartialObjectMeta},
     discovery,
     error::DiscoveryError,
 };
 use tokio::time::timeout;
 
 use super::bundle_writer::PERMIT;
+use crate::trust::seen::{DeclaredRoots, MeshedWorkload};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -29,6 +30,8 @@ struct UnseenKind {
     why: &'static str,
 }
 
+const SERVICE: &str = "Service";
+const NAMESPACE: &str = "Namespace";
 const KINDS: [UnseenKind; 5] = [
     UnseenKind {
         group: "workload.linkerd.io",
@@ -42,55 +45,64 @@ const KINDS: [UnseenKind; 5] = [
         labels: "",
         why: "links a cluster, whose proxies the operator does not see",
     },
-    UnseenKind { group: "", kind: "Service", labels: "mirror.linkerd.io/exported", why: FOR_OTHERS },
-    UnseenKind { group: "", kind: "Service", labels: "mirror.linkerd.io/federated", why: FOR_OTHERS },
+    UnseenKind { group: "", kind: SERVICE, labels: "mirror.linkerd.io/exported", why: FOR_OTHERS },
+    UnseenKind { group: "", kind: SERVICE, labels: "mirror.linkerd.io/federated", why: FOR_OTHERS },
     // A cluster that others link has no object about them, and the label of the exported Services is a setting of theirs.
-    UnseenKind { group: "", kind: "Namespace", labels: "linkerd.io/extension=multicluster", why: FOR_OTHERS },
+    // So the Namespace stands for all clusters that link this one, and for these Services.
+    UnseenKind { group: "", kind: NAMESPACE, labels: "linkerd.io/extension=multicluster", why: FOR_OTHERS },
 ];
+/// More than a LinkerdTrust can accept.
+const LISTED: u32 = 101;
+/// The maximum number of objects in one command.
+const AT_ONCE: usize = 20;
 const FOR_OTHERS: &str = "is for other clusters, whose proxies the operator does not see";
 
 /// Why there may be proxies that are not seen.
 pub(super) struct Unseen {
     /// Names the first object, or what could not be listed.
     pub(super) why: String,
-    /// Whether there is such an object.
-    pub(super) is_found: bool,
+    /// The command that accepts such objects; none if some could not be listed.
+    pub(super) commands: Vec<String>,
 }
 
-/// Verifies that no object exists only for proxies that are not seen.
-pub(super) async fn check(client: &Client) -> Result<(), Unseen> {
-    let all = join_all(KINDS.iter().map(|kind| kind.check(client)));
-    let all = timeout(DEADLINE, all).await;
-    let all = all.map_err(|_| {
-        let why = format!("the API server did not answer within {} s", DEADLINE.as_secs());
-        Unseen { why, is_found: false }
-    })?;
-    all.into_iter().collect()
+/// Verifies that each object which exists only for proxies that are not seen is accepted, for each of these trust anchors.
+pub(super) async fn check(client: &Client, declared: Option<&DeclaredRoots>, anchors: &[String]) -> Result<(), Unseen> {
+    let Some(DeclaredRoots { resource, accepted, .. }) = declared else { return Ok(()) };
+    let unknown = |why| Unseen { why, commands: Vec::new() };
+    let listed = timeout(DEADLINE, join_all(KINDS.iter().map(|kind| kind.listed(client)))).await;
+    let listed =
+        listed.map_err(|_| unknown(format!("the API server did not answer within {} s", DEADLINE.as_secs())))?;
+    let listed: Vec<_> = listed.into_iter().collect::<Result<Vec<_>, _>>().map_err(unknown)?.concat();
+    let has_extension = listed.iter().any(|(object, _)| object.kind == NAMESPACE);
+    let listed = listed.iter().filter(|(object, _)| object.kind != SERVICE || !has_extension);
+    let open: Vec<_> = listed.filter(|(object, _)| !accepted.cover(object, anchors)).collect();
+    let Some((MeshedWorkload { namespace, kind, name }, why)) = open.first() else { return Ok(()) };
+    let name = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+    let more = match open.len() - 1 {
+        0 => String::new(),
+        more => format!(", and there are {more} more such objects"),
+    };
+    let shown: Vec<_> = open.iter().take(AT_ONCE).map(|(object, _)| object.clone()).collect();
+    let command = accepted.command(resource, &shown, anchors);
+    Err(Unseen { why: format!("{kind} {name} {why}{more}"), commands: vec![command] })
 }
 
 // === impl UnseenKind ===
 
 impl UnseenKind {
-    async fn check(&self, client: &Client) -> Result<(), Unseen> {
-        match self.first(client).await {
-            Ok(None) => Ok(()),
-            Ok(Some(name)) => {
-                let Self { kind, why, .. } = self;
-                Err(Unseen { why: format!("{kind} {name} {why}"), is_found: true })
-            }
-            Err(error) => {
-                let remedy = match &error {
-                    Error::Api(status) if status.is_forbidden() => format!(". {PERMIT}"),
-                    _ => String::new(),
-                };
-                let why = format!("cannot list {}s: {}{remedy}", self.kind, crate::client::describe(&error));
-                Err(Unseen { why, is_found: false })
-            }
-        }
+    /// Returns the objects, and why they matter.
+    async fn listed(&self, client: &Client) -> Result<Vec<(MeshedWorkload, &'static str)>, String> {
+        let listed = self.list(client).await.map_err(|error| {
+            let remedy = match &error {
+                Error::Api(status) if status.is_forbidden() => format!(". {PERMIT}"),
+                _ => String::new(),
+            };
+            format!("cannot list {}s: {}{remedy}", self.kind, crate::client::describe(&error))
+        })?;
+        Ok(listed.into_iter().map(|object| (object, self.why)).collect())
     }
 
-    /// Returns the name of the first object.
-    async fn first(&self, client: &Client) -> kube::Result<Option<String>> {
+    async fn list(&self, client: &Client) -> kube::Result<Vec<MeshedWorkload>> {
         let resource = match self.group {
             "" => ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", self.kind)),
             group => match discovery::group(client, group).await {
@@ -98,18 +110,20 @@ impl UnseenKind {
                     let mut resources = found.resources_by_stability().into_iter();
                     match resources.find(|(resource, _)| resource.kind == self.kind) {
                         Some((resource, _)) => resource,
-                        None => return Ok(None),
+                        None => return Ok(Vec::new()),
                     }
                 }
-                Err(Error::Discovery(DiscoveryError::MissingApiGroup(_))) => return Ok(None),
+                Err(Error::Discovery(DiscoveryError::MissingApiGroup(_))) => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             },
         };
-        let params = ListParams::default().labels(self.labels).limit(1);
+        let params = ListParams::default().labels(self.labels).limit(LISTED);
         let found = Api::<DynamicObject>::all_with(client.clone(), &resource).list_metadata(&params).await?;
-        Ok(found.items.first().map(|object| match object.namespace() {
-            Some(namespace) => format!("{namespace}/{}", object.name_any()),
-            None => object.name_any(),
-        }))
+        let object = |object: &PartialObjectMeta<DynamicObject>| MeshedWorkload {
+            namespace: object.namespace().unwrap_or_default(),
+            kind: self.kind.to_owned(),
+            name: object.name_any(),
+        };
+        Ok(found.items.iter().map(object).collect())
     }
 }

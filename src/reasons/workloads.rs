@@ -56,6 +56,12 @@ const FAILED: &[ReasonEntry] = &[
 const SKIPPED: &[ReasonEntry] = &[
     entry("Paused", "", "The Deployment is paused.", "Resume it."),
     entry(
+        "ProxyInTemplate",
+        "",
+        "Its template contains the proxy, so new Pods have the same one.",
+        "Remove the proxy from the template, or inject it again with linkerd inject.",
+    ),
+    entry(
         "OnDelete",
         "",
         "Its update strategy is OnDelete.",

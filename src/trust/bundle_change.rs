@@ -108,6 +108,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        trust::accepted::AcceptedWorkloads,
         trust::testing::root_of,
         x509::{
             anchor_set::readable_certificates,
@@ -124,6 +125,7 @@ mod tests {
             signers: Vec::new(),
             is_enforced: false,
             manages_issuer: false,
+            accepted: AcceptedWorkloads::default(),
         }
     }
 

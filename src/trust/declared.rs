@@ -1,6 +1,6 @@
 //! The roots that a LinkerdTrust declares. Pure.
 
-use super::{seen::DeclaredRoots, words::named};
+use super::{accepted::AcceptedWorkloads, seen::DeclaredRoots, words::named};
 use crate::{
     api::{
         LinkerdTrustSpec,
@@ -34,8 +34,11 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
         );
     }
     let Some(anchors) = &spec.anchors else {
-        return match spec.bridge {
+        return match &spec.bridge {
             Some(_) => Err("spec.bridge needs the trust anchors that it leads to: set spec.anchors.pem".to_owned()),
+            None if !spec.accept.is_empty() => {
+                Err("spec.accept needs a rotation to a declared trust anchor: set spec.anchors.pem".to_owned())
+            }
             None => Ok(None),
         };
     };
@@ -44,7 +47,8 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
     let (bridges, signers) =
         bridges.map_err(|why| format!("spec.bridge.pem cannot be used: {why}"))?.unwrap_or_default();
     let is_enforced = spec.mode == TrustMode::Enforce;
-    Ok(Some(DeclaredRoots { resource: resource.to_owned(), bundle, bridges, signers, is_enforced, manages_issuer }))
+    let (accepted, resource) = (AcceptedWorkloads::of(&spec.accept), resource.to_owned());
+    Ok(Some(DeclaredRoots { resource, bundle, bridges, signers, is_enforced, manages_issuer, accepted }))
 }
 
 fn read_anchors(pem: &str) -> Result<AnchorBundle, String> {

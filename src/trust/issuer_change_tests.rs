@@ -6,6 +6,7 @@ use rcgen::{KeyPair, PKCS_ED25519};
 use zeroize::Zeroizing;
 
 use super::{
+    accepted::AcceptedWorkloads,
     issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
     seen::{DeclaredRoots, LeafSettings},
     testing::{Pki, at, root_of},
@@ -53,6 +54,7 @@ impl Situation {
             signers: Vec::new(),
             is_enforced: true,
             manages_issuer: true,
+            accepted: AcceptedWorkloads::default(),
         };
         let (bundle, bundle_written) = (pem_of(bundle), Some(at(-DAY)));
         Self { declared, bundle, bundle_written, status: LinkerdTrustStatus::default(), now: now() }

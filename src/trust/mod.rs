@@ -5,12 +5,15 @@
 //! certificate may be issued if each proxy trusts a root that it reaches; a root may leave the bundle if each
 //! certificate reaches another one. Nothing is stored, so the same cluster has the same report.
 
+pub(crate) mod accepted;
+pub mod behind;
 pub(crate) mod bundle_change;
 pub(crate) mod declared;
 pub(crate) mod issuer_change;
 #[cfg(test)]
 mod issuer_change_tests;
 mod next_step;
+pub(crate) mod obstacle;
 mod plan;
 pub mod report;
 mod roots;

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use serde::Serialize;
 
 use super::{
-    report::BehindRow,
+    behind::{BehindRow, BehindState},
     roots::{IssuerReach, LeafReach, MeshRoots, pods},
     rotation::{RotationProgress, toward},
     seen::{NotSeen, SeenTrust},
@@ -64,7 +64,7 @@ pub(super) fn next_step(
     }
     let home = issuer.home.and_then(|home| roots.find(&home));
     if seen.desired.is_some() {
-        let step = toward(seen, roots, progress, false).map(|step| step.in_all_clusters(seen));
+        let step = toward(seen, roots, progress).map(|step| step.in_all_clusters(seen));
         return step.unwrap_or_else(|| at_rest(seen, roots, issuer, home, behind));
     }
     let others: Vec<_> =
@@ -163,16 +163,16 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
             proxies(needs_more)
         )));
     }
-    let refusing: Vec<_> = behind.iter().filter(|row| row.refuses).collect();
-    if pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached))) > 0 {
+    let refusing = || behind.iter().filter(|row| row.state == BehindState::Refuses);
+    if pods(roots.mesh().filter(|group| !group.accepts(&issuer.reached))) > 0 {
         // New Pods must accept its certificates.
-        let mut refuse = roots.mesh().filter(|group| group.trusts.is_disjoint(&issuer.reached));
-        let may_go_back = refuse.all(|group| !group.trusts.is_disjoint(&roots.in_bundle));
+        let mut refuse = roots.mesh().filter(|group| !group.accepts(&issuer.reached));
+        let may_go_back = refuse.all(|group| group.accepts(&roots.in_bundle));
         let sentence = match may_go_back {
             true => "restart these workloads: their proxies refuse new certificates. Or put the previous issuer back",
             false => "restart these workloads: their proxies refuse new certificates",
         };
-        return Some(restart(sentence, refusing.into_iter()));
+        return Some(restart(sentence, refusing()));
     }
     let left = roots.left_too_early(seen)?;
     Some(RotationStep::only(format!(
@@ -196,9 +196,9 @@ fn at_rest(
             commands: vec![new_issuer(seen)],
         };
     }
-    if behind.iter().any(|row| row.refuses) {
-        let sentence = "create these Pods again, or delete them: they trust no root of the mesh";
-        return restart(sentence, behind.iter().filter(|row| row.refuses));
+    let mut refusing = behind.iter().filter(|row| row.state == BehindState::Refuses).peekable();
+    if refusing.peek().is_some() {
+        return restart("create these Pods again, or delete them: they trust no root of the mesh", refusing);
     }
     match home.and_then(|home| Some((home, home.not_after?))) {
         Some((home, end)) if end.duration_since(seen.now) <= ROTATE => RotationStep {
@@ -212,7 +212,7 @@ fn at_rest(
             )],
         },
         Some((home, end)) => {
-            let on_bridge = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.in_bundle)));
+            let on_bridge = pods(roots.mesh().filter(|group| !group.accepts(&roots.in_bundle)));
             let bridge = issuer.others.iter().map(|certificate| certificate.not_after).min();
             match bridge.filter(|_| on_bridge > 0) {
                 Some(bridge) => RotationStep::only(format!(

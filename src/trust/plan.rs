@@ -70,7 +70,7 @@ impl TrustPlan {
             steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
         }
         let is_issuer_desired = roots.is_issuer_desired();
-        let refusing = pods(roots.mesh().filter(|group| group.trusts.is_disjoint(&roots.reached())));
+        let refusing = pods(roots.mesh().filter(|group| !group.accepts(&roots.reached())));
         if refusing > 0 {
             steps.push(format!("repair the mesh before: {} refuse the present certificates", proxies(refusing)));
         }
@@ -105,7 +105,7 @@ fn restarts(roots: &MeshRoots<'_>) -> (Vec<PlannedRestarts>, usize) {
     let mut found = BTreeMap::<&str, (BTreeSet<&MeshedWorkload>, usize)>::new();
     let target = roots.target();
     for group in roots.mesh().filter(|group| target.is_none_or(|target| !group.trusts.contains(&target.id))) {
-        for (workload, pods) in &group.proxies.workloads {
+        for (workload, pods) in &group.workloads {
             let (workloads, count) = found.entry(&workload.namespace).or_default();
             workloads.insert(workload);
             *count += pods;

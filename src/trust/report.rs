@@ -1,23 +1,20 @@
 //! The report about the trust of a mesh. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
+    behind::{BehindRow, BehindState, workloads_behind},
     next_step::{RotationStep, next_step},
-    roots::{IssuerReach, LeafReach, MeshRoots, ProxyGroup, pods},
-    rotation::{RotationProgress, toward},
-    seen::{MeshedWorkload, NotSeen, SeenTrust},
+    roots::{IssuerReach, LeafReach, MeshRoots, ProxyStanding, pods},
+    rotation::RotationProgress,
+    seen::{NotSeen, SeenTrust},
     sufficient::NeededCertificates,
     words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{
-    api::linkerd_trust::TrustPhase,
-    text::{hex, sha256},
+    text::{and_more, hex, sha256},
     x509::{
-        anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
         certificate::ChainCertificate,
         chain::UnsignedLeaf,
@@ -33,8 +30,8 @@ const FEW: usize = 10;
 const MAX_ROOTS: usize = 20;
 /// The maximum number of workloads in the report.
 const MAX_WORKLOADS: usize = 20;
-/// What to do about proxies that accept all certificates.
-const NOT_URGENT: &str = "nothing is urgent: its next Pods have the bundle";
+/// The maximum number of workloads in a sentence.
+const SHOWN: usize = 5;
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -64,11 +61,14 @@ pub struct TrustReport {
     pub behind: Vec<BehindRow>,
     /// The number of all such workloads.
     pub workloads_behind: usize,
+    /// The SHA-256 of the root of the issuer, or of the next one.
+    #[serde(skip)]
+    pub next_anchor: Option<String>,
+    /// The workloads that the next issuer waits for, for people.
+    #[serde(skip)]
+    pub held_by: Option<String>,
     #[serde(skip)]
     pub progress: RotationProgress,
-    /// The removal of roots for people, if the operator would do it.
-    #[serde(skip)]
-    pub(crate) removal_by_hand: Option<RotationStep>,
 }
 
 /// How urgent a report is.
@@ -149,23 +149,10 @@ pub struct ProxyTotals {
     pub from_config_map: usize,
     /// Those that trust no root of the mesh. They hold no step.
     pub cut_off: usize,
+    /// Those that may lack the root of the next issuer, by the LinkerdTrust. They hold no step.
+    pub accepted: usize,
     /// Those with one of too many different bundles.
     pub unread: usize,
-}
-
-/// A workload whose proxies lack a root.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BehindRow {
-    pub namespace: String,
-    pub kind: String,
-    pub name: String,
-    pub pods: usize,
-    /// Whether its proxies refuse new certificates of others.
-    pub refuses: bool,
-    /// The roots of the bundle that they lack.
-    pub lacks: Vec<String>,
-    pub what_to_do: String,
 }
 
 // === impl TrustReport ===
@@ -177,7 +164,7 @@ impl TrustReport {
         let roots = MeshRoots::of(seen, parsed.as_ref().ok());
         let progress = RotationProgress::of(seen, &roots);
         let needed = NeededCertificates::of(seen, parsed.as_ref().ok(), &roots, &progress.reached);
-        let behind = behind(&roots, &progress, seen.desired.is_some());
+        let behind = workloads_behind(seen, &roots, &progress);
         let mut problems = problems(seen, &roots, parsed.as_ref().err());
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.verdict));
         let row = |root: &&RootCertificate| RootRow {
@@ -194,10 +181,6 @@ impl TrustReport {
             namespace: seen.namespace.clone(),
             verdict: problems.first().map_or(TrustVerdict::Good, |problem| problem.verdict),
             next_step: next_step(seen, &roots, &behind, &progress),
-            removal_by_hand: match progress.phase {
-                TrustPhase::Retiring => toward(seen, &roots, &progress, true).map(|step| step.in_all_clusters(seen)),
-                _ => None,
-            },
             bundle_sha256: seen.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem)),
             sufficient: needed.sufficient,
             required: needed.required,
@@ -208,6 +191,8 @@ impl TrustReport {
             issuer: IssuerRow::of(&roots),
             proxies: totals(seen, &roots),
             workloads_behind: behind.len(),
+            next_anchor: roots.target().map(|target| hex(target.sha256)),
+            held_by: held_by(&behind),
             behind: behind.into_iter().take(MAX_WORKLOADS).collect(),
         }
     }
@@ -243,11 +228,6 @@ impl IssuerRow {
     }
 }
 
-/// Whether proxies of the group accept new certificates of others.
-fn accepts(group: &ProxyGroup<'_>, reached: &BTreeSet<Fingerprint>) -> bool {
-    !group.trusts.is_disjoint(reached)
-}
-
 fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
     let reached = roots.reached();
     let mut totals = ProxyTotals {
@@ -257,73 +237,25 @@ fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
         ..ProxyTotals::default()
     };
     for group in &roots.groups {
-        let pods = group.proxies.pods;
+        let pods = group.pods;
         totals.total += pods;
-        match group.is_cut_off {
-            true => totals.cut_off += pods,
-            false if roots.in_bundle.is_subset(&group.trusts) => totals.current += pods,
-            false => totals.behind += pods,
+        match group.standing {
+            ProxyStanding::CutOff => totals.cut_off += pods,
+            ProxyStanding::Accepted => totals.accepted += pods,
+            ProxyStanding::OfMesh if roots.in_bundle.is_subset(&group.trusts) => totals.current += pods,
+            ProxyStanding::OfMesh => totals.behind += pods,
         }
-        if !group.is_cut_off && !reached.is_empty() && !accepts(group, &reached) {
+        if group.standing == ProxyStanding::OfMesh && !reached.is_empty() && !group.accepts(&reached) {
             totals.refusing += pods;
         }
     }
     totals
 }
 
-/// Returns the workloads that lack a root of the bundle, those that refuse certificates first.
-fn behind(roots: &MeshRoots<'_>, progress: &RotationProgress, is_declared: bool) -> Vec<BehindRow> {
-    let reached = roots.reached();
-    let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
-    // While the bundle has no root of the issuer, a new Pod would be no better.
-    for group in roots.groups.iter().filter(|_| roots.bundle_accepts()) {
-        let lacks: Vec<_> =
-            roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
-        let refuses = !reached.is_empty() && !accepts(group, &reached);
-        if lacks.is_empty() && !refuses {
-            continue;
-        }
-        for (workload, pods) in &group.proxies.workloads {
-            let row = rows.entry(workload).or_insert_with(|| BehindRow {
-                namespace: workload.namespace.clone(),
-                kind: workload.kind.clone(),
-                name: workload.name.clone(),
-                pods: 0,
-                refuses: false,
-                lacks: lacks.clone(),
-                what_to_do: what_to_do(workload),
-            });
-            row.pods += pods;
-            row.refuses |= refuses;
-        }
-    }
-    let mut rows: Vec<_> = rows.into_values().collect();
-    // Over a bridge, only those that refuse the certificates of the issuer must restart.
-    if (roots.leaves.is_some() || is_declared) && progress.is_bridged {
-        for row in rows.iter_mut().filter(|row| !row.refuses) {
-            row.what_to_do = NOT_URGENT.to_owned();
-        }
-    }
-    rows.sort_by_key(|row| !row.refuses);
-    rows
-}
-
-/// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
-fn what_to_do(workload: &MeshedWorkload) -> String {
-    let MeshedWorkload { namespace, kind, name } = workload;
-    // Tenants write the owners of their Pods, and people paste commands into a shell.
-    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
-    if ![namespace, kind, name].into_iter().all(|text| is_plain(text)) {
-        return "let its owner create the Pods again".to_owned();
-    }
-    match kind.as_str() {
-        "Deployment" | "StatefulSet" | "DaemonSet" => {
-            format!("kubectl -n {namespace} rollout restart {}/{name}", kind.to_lowercase())
-        }
-        "Job" => "wait until the Job ends".to_owned(),
-        "Pod" => format!("kubectl -n {namespace} delete pod {name}"),
-        _ => format!("let its {kind} create the Pods again"),
-    }
+fn held_by(behind: &[BehindRow]) -> Option<String> {
+    let held: Vec<_> = behind.iter().filter(|row| row.state == BehindState::Holds).collect();
+    let shown = held.iter().take(SHOWN).map(|row| row.named());
+    (!held.is_empty()).then(|| and_more(shown, held.len(), ", "))
 }
 
 fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen>) -> Vec<TrustProblem> {
@@ -361,7 +293,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             found.end(TrustVerdict::Warning, format!("the root {} ends {}", named(root), seen.when(expires)));
         }
     }
-    let cut_off = pods(roots.groups.iter().filter(|group| group.is_cut_off));
+    let cut_off = pods(roots.groups.iter().filter(|group| group.standing == ProxyStanding::CutOff));
     if cut_off > 0 {
         let message = format!("{} no root of the mesh: create their Pods again", proxies_trust(cut_off, true));
         found.add(TrustVerdict::Warning, message);
@@ -417,7 +349,7 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         found.add(TrustVerdict::Broken, message);
         return;
     }
-    let refusing = pods(roots.mesh().filter(|group| !accepts(group, &issuer.reached)));
+    let refusing = pods(roots.mesh().filter(|group| !group.accepts(&issuer.reached)));
     if let Some(why) = issuer.refused.as_ref().filter(|_| !roots.in_bundle.is_empty()) {
         let name = issuer.own.name();
         let message = match issuer.reached.is_empty() {

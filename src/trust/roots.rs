@@ -8,13 +8,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::seen::{BundleProxies, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust};
-use crate::x509::{
-    anchor_set::Fingerprint,
-    anchors::{AnchorBundle, RootCertificate},
-    certificate::ChainCertificate,
-    chain::{self, UnsignedLeaf},
-    verify::sentence,
+use super::seen::{DeclaredRoots, MeshedWorkload, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust};
+use crate::{
+    text::hex,
+    x509::{
+        anchor_set::Fingerprint,
+        anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
+        chain::{self, UnsignedLeaf},
+        verify::sentence,
+    },
 };
 
 /// The part of all proxies that makes a root one of the mesh, also within one namespace.
@@ -80,12 +83,33 @@ pub(super) struct LeftTooEarly<'a> {
     pub(super) renewed: Timestamp,
 }
 
-/// The proxies with one set of roots.
+/// The proxies with one set of roots, and one standing.
 pub(super) struct ProxyGroup<'a> {
     pub(super) trusts: BTreeSet<Fingerprint>,
-    pub(super) proxies: &'a BundleProxies,
-    /// Whether it has no root of the mesh.
-    pub(super) is_cut_off: bool,
+    pub(super) pods: usize,
+    /// The number of Pods of each workload; of the first ones only, if there are very many.
+    pub(super) workloads: BTreeMap<&'a MeshedWorkload, usize>,
+    pub(super) standing: ProxyStanding,
+}
+
+/// Whether proxies delay the steps of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProxyStanding {
+    /// They belong to the mesh, and each step waits for them.
+    OfMesh,
+    /// They trust no root of the mesh. Everyone who can create a Pod can write such a proxy into it, so they delay nothing.
+    CutOff,
+    /// They lack the root of the next issuer, and the LinkerdTrust permits that.
+    Accepted,
+}
+
+// === impl ProxyGroup ===
+
+impl ProxyGroup<'_> {
+    /// Whether its proxies accept certificates that reach these roots.
+    pub(super) fn accepts(&self, reached: &BTreeSet<Fingerprint>) -> bool {
+        !self.trusts.is_disjoint(reached)
+    }
 }
 
 // === impl MeshRoots ===
@@ -104,8 +128,9 @@ impl<'a> MeshRoots<'a> {
         let others = others(seen, &in_bundle);
         let groups = seen.proxies.bundles.values().map(|proxies| ProxyGroup {
             trusts: proxies.roots.iter().map(|root| root.id).collect(),
-            proxies,
-            is_cut_off: false,
+            pods: proxies.pods,
+            workloads: proxies.workloads.iter().map(|(workload, pods)| (workload, *pods)).collect(),
+            standing: ProxyStanding::OfMesh,
         });
         let groups: Vec<_> = groups.collect();
         let mut of_mesh = common(&groups);
@@ -121,6 +146,9 @@ impl<'a> MeshRoots<'a> {
         let over_bridges = over_bridges(seen);
         let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves, over_bridges };
         roots.mark_cut_off();
+        if let Some(declared) = &seen.desired {
+            roots.accept(declared);
+        }
         roots
     }
 
@@ -139,7 +167,7 @@ impl<'a> MeshRoots<'a> {
     pub(super) fn target(&self) -> Option<&'a RootCertificate> {
         let home = self.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| self.desired.contains(home));
         let accepts = |group: &ProxyGroup<'_>, id: &Fingerprint| {
-            group.trusts.contains(id) || !group.trusts.is_disjoint(self.over_bridges(id))
+            group.trusts.contains(id) || group.accepts(self.over_bridges(id))
         };
         let trusted = |id: &Fingerprint| pods(self.mesh().filter(|group| accepts(group, id)));
         let declared = self.all.iter().map(|root| root.id).filter(|id| self.desired.contains(id));
@@ -159,9 +187,9 @@ impl<'a> MeshRoots<'a> {
         self.all.iter().copied().filter(is_other).collect()
     }
 
-    /// The groups that belong to the mesh.
+    /// The groups for which each step waits.
     pub(super) fn mesh(&self) -> impl Iterator<Item = &ProxyGroup<'a>> {
-        self.groups.iter().filter(|group| !group.is_cut_off)
+        self.groups.iter().filter(|group| group.standing == ProxyStanding::OfMesh)
     }
 
     /// The roots that leaves of the issuer reach; none if it is not known.
@@ -181,23 +209,22 @@ impl<'a> MeshRoots<'a> {
         self.desired.contains(&root.id) || trusted * 2 > pods(self.groups.iter())
     }
 
-    /// The groups with a root of the mesh. A tenant can make a root of the name and the key of the issuer, which is reached.
+    /// Of these, the ones with a root of the mesh. A tenant can make a root of the name and the key of the issuer, which is
+    /// reached.
     pub(super) fn with_root_of_mesh(&self) -> impl Iterator<Item = &ProxyGroup<'a>> {
-        self.groups.iter().filter(|group| !group.trusts.is_disjoint(&self.of_mesh))
+        self.mesh().filter(|group| group.accepts(&self.of_mesh))
     }
 
     /// The number of proxies that present certificates which some proxies of the mesh refuse.
     pub(super) fn refused_leaves(&self) -> usize {
         let groups: Vec<_> = self.with_root_of_mesh().collect();
-        let is_refused = |reached: &BTreeSet<Fingerprint>| groups.iter().any(|group| group.trusts.is_disjoint(reached));
+        let is_refused = |reached: &BTreeSet<Fingerprint>| groups.iter().any(|group| !group.accepts(reached));
         self.leaves.as_ref().map_or(0, |leaves| leaves.with(is_refused))
     }
 
     /// Whether no running proxy trusts a root of the bundle.
     pub(super) fn shares_no_root(&self) -> bool {
-        !self.in_bundle.is_empty()
-            && pods(self.mesh()) > 0
-            && self.mesh().all(|group| group.trusts.is_disjoint(&self.in_bundle))
+        !self.in_bundle.is_empty() && pods(self.mesh()) > 0 && self.mesh().all(|group| !group.accepts(&self.in_bundle))
     }
 
     /// Returns a root that left the bundle before the certificates of an earlier issuer have ended. Certificates are not
@@ -222,13 +249,36 @@ impl<'a> MeshRoots<'a> {
         self.leaves.as_ref().map_or(0, |leaves| leaves.with(|reached| reached.contains(root)))
     }
 
-    /// Marks the groups without a root of the mesh. Everyone who can create a Pod can write such a proxy into it, so they
-    /// hold nothing.
+    /// Marks the groups without a root of the mesh.
     fn mark_cut_off(&mut self) {
         let reached = self.reached();
         for group in &mut self.groups {
-            group.is_cut_off = group.trusts.is_disjoint(&self.of_mesh) && group.trusts.is_disjoint(&reached);
+            if !group.accepts(&self.of_mesh) && !group.accepts(&reached) {
+                group.standing = ProxyStanding::CutOff;
+            }
         }
+    }
+
+    /// Divides the groups that lack the root of the next issuer: into proxies that may lack it, and the others.
+    fn accept(&mut self, declared: &DeclaredRoots) {
+        let Some(target) = self.target() else { return };
+        let anchors = [hex(target.sha256)];
+        let mut divided = Vec::new();
+        for group in &mut self.groups {
+            if group.standing != ProxyStanding::OfMesh || group.trusts.contains(&target.id) {
+                continue;
+            }
+            let workloads: BTreeMap<_, _> =
+                group.workloads.extract_if(.., |workload, _| declared.accepted.cover(workload, &anchors)).collect();
+            let pods: usize = workloads.values().sum();
+            if pods > 0 {
+                group.pods -= pods;
+                let (trusts, standing) = (group.trusts.clone(), ProxyStanding::Accepted);
+                divided.push(ProxyGroup { trusts, pods, workloads, standing });
+            }
+        }
+        self.groups.retain(|group| group.pods > 0);
+        self.groups.extend(divided);
     }
 }
 
@@ -256,8 +306,8 @@ fn common(groups: &[ProxyGroup<'_>]) -> BTreeSet<Fingerprint> {
     for group in groups {
         for root in &group.trusts {
             let (namespaces, pods) = trusted.entry(*root).or_default();
-            namespaces.extend(group.proxies.workloads.keys().map(|workload| workload.namespace.as_str()));
-            *pods += group.proxies.pods;
+            namespaces.extend(group.workloads.keys().map(|workload| workload.namespace.as_str()));
+            *pods += group.pods;
         }
     }
     let all = pods(groups.iter());
@@ -289,7 +339,7 @@ fn others<'a>(seen: &'a SeenTrust, in_bundle: &BTreeSet<Fingerprint>) -> Vec<&'a
 }
 
 pub(super) fn pods<'a>(groups: impl Iterator<Item = &'a ProxyGroup<'a>>) -> usize {
-    groups.map(|group| group.proxies.pods).sum()
+    groups.map(|group| group.pods).sum()
 }
 
 // === impl IssuerReach ===

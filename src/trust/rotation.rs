@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{
     next_step::RotationStep,
-    roots::{MeshRoots, ProxyGroup, pods},
+    roots::{MeshRoots, ProxyGroup, ProxyStanding, pods},
     seen::{DeclaredRoots, SeenTrust},
     sufficient::{reached_by_desired_issuer, with_bridges},
     words::{named, proxies, proxies_trust, rounded},
@@ -65,7 +65,7 @@ impl RotationProgress {
         let trusts = |group: &&ProxyGroup<'_>| target.is_some_and(|target| group.trusts.contains(&target.id));
         let (trusting, all) = (pods(roots.mesh().filter(trusts)), pods(roots.mesh()));
         let reached = reached_by_desired_issuer(roots);
-        let is_bridged = roots.mesh().all(|group| !group.trusts.is_disjoint(&reached));
+        let is_bridged = roots.mesh().all(|group| group.accepts(&reached));
         let leaves = roots.leaves.as_ref();
         let progress = Self {
             phase: TrustPhase::Unknown,
@@ -124,7 +124,8 @@ impl RotationProgress {
         if has_others {
             return TrustPhase::Retiring;
         }
-        match roots.mesh().any(|group| group.trusts != roots.desired) {
+        let mut shown = roots.groups.iter().filter(|group| group.standing != ProxyStanding::CutOff);
+        match shown.any(|group| group.trusts != roots.desired) {
             true => TrustPhase::Complete,
             false => TrustPhase::Steady,
         }
@@ -143,20 +144,15 @@ fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCert
         .find(|root| untrusting.iter().all(|group| group.trusts.contains(&root.id)))
 }
 
-/// Returns the step to the next phase; `None` at the end. `by_hand`: also for what the operator would do.
-pub(super) fn toward(
-    seen: &SeenTrust,
-    roots: &MeshRoots<'_>,
-    progress: &RotationProgress,
-    by_hand: bool,
-) -> Option<RotationStep> {
+/// Returns the step to the next phase; `None` at the end.
+pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Option<RotationStep> {
     let desired: Vec<_> = roots.all.iter().copied().filter(|root| roots.desired.contains(&root.id)).collect();
     let source = seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref());
     let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
     let is_enforced = seen.desired.as_ref().is_some_and(|declared| declared.is_enforced);
     let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
     let secret = if is_managed { NEXT_ISSUER } else { ISSUER };
-    let is_written_by_operator = is_enforced && source.is_none() && !by_hand;
+    let is_written_by_operator = is_enforced && source.is_none();
     let target = roots.target();
     let issuer_of = target.map_or_else(|| list(&desired), named);
     let later = if seen.leaves.is_some() && !is_managed { SHOWN_LATER } else { "" };
@@ -176,7 +172,8 @@ pub(super) fn toward(
             };
             let untrusting = proxies_trust(progress.untrusting, false);
             format!(
-                "{bridge} restart the workloads that are behind, and the control plane: {untrusting} the root{later}"
+                "{bridge} restart the workloads that hold this, and the control plane: {untrusting} the root{later}. \
+                 spec.accept may name workloads for which nothing waits"
             )
         }
         TrustPhase::AwaitingIssuer if is_managed => awaited_by_operator(seen, &issuer_of),

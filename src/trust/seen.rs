@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::words::in_time;
+use super::{accepted::AcceptedWorkloads, obstacle::RestartObstacle, words::in_time};
 
 use crate::{
     go::duration,
@@ -73,6 +73,8 @@ pub(crate) struct DeclaredRoots {
     pub(crate) is_enforced: bool,
     /// Whether the operator writes the issuer.
     pub(crate) manages_issuer: bool,
+    /// The workloads for which nothing waits.
+    pub(crate) accepted: AcceptedWorkloads,
 }
 
 /// Why an object is not known.
@@ -152,6 +154,8 @@ pub struct SeenProxies {
     pub from_config_map: usize,
     /// The workloads of the control plane that read the bundle before it was written last.
     pub(crate) behind_config_map: BTreeSet<MeshedWorkload>,
+    /// The workloads whose Pods a restart does not replace, or replaces with ones that are no better.
+    pub(crate) obstacles: BTreeMap<MeshedWorkload, RestartObstacle>,
     /// Proxies with other bundles than the ones that are remembered.
     pub others: usize,
 }

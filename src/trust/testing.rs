@@ -6,6 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     TrustReport,
+    accepted::AcceptedWorkloads,
     report::TrustVerdict,
     seen::{
         DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies,
@@ -129,6 +130,7 @@ pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
         signers: Vec::new(),
         is_enforced: false,
         manages_issuer: false,
+        accepted: AcceptedWorkloads::default(),
     });
     mesh
 }

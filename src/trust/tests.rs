@@ -1,6 +1,7 @@
 //! The situations of a rotation, with real certificates and the verification of proxies.
 
 use super::{
+    behind::BehindState,
     report::{ProxyTotals, TrustVerdict},
     seen::{LeafSettings, NotSeen, RenewedRoot, SeenIssuer, SeenProxies},
     testing::{Mesh, Pki, at, reports, root_of, workload},
@@ -121,7 +122,7 @@ fn without_a_bridge(pki: &Pki) {
     let report = spreading.report();
     assert_eq!(report.next_step.commands, [] as [&str; 0], "with a bridge, nothing has to restart");
     assert_eq!(report.behind[0].what_to_do, "kubectl -n app rollout restart deployment/web");
-    assert_eq!((report.workloads_behind, report.behind[0].pods, report.behind[0].refuses), (1, 2, false));
+    assert_eq!((report.workloads_behind, report.behind[0].pods, report.behind[0].state), (1, 2, BehindState::Behind));
     assert!(report.behind[0].lacks[0].starts_with("new ("), "{report:#?}");
 
     let spread = Mesh::new(&both, &[&pki.old_issuer]).pods("web", 2, &both).pods("db", 1, &both);
@@ -346,29 +347,6 @@ fn proxies_are_counted_whatever_bundle_they_have() {
     let proxies = mesh.report().proxies;
     assert_eq!((proxies.total, proxies.current, proxies.from_config_map), (303, 2, 1));
     assert_eq!(proxies.cut_off + proxies.unread, 300, "{proxies:?}");
-}
-
-#[test]
-fn a_workload_has_its_own_way_to_the_bundle() {
-    let pki = Pki::new();
-    let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.old_issuer]);
-    for kind in ["Deployment", "StatefulSet", "DaemonSet", "Job", "Pod", "Rollout"] {
-        mesh.0.proxies.add(workload(kind, "a"), Some(&AnchorSet::of(&pki.old.pem)), 1);
-    }
-    let mut ways: Vec<_> = mesh.report().behind.into_iter().map(|row| (row.kind, row.what_to_do)).collect();
-    ways.sort();
-    let ways: Vec<_> = ways.iter().map(|(kind, way)| (kind.as_str(), way.as_str())).collect();
-    assert_eq!(
-        ways,
-        [
-            ("DaemonSet", "kubectl -n app rollout restart daemonset/a"),
-            ("Deployment", "kubectl -n app rollout restart deployment/a"),
-            ("Job", "wait until the Job ends"),
-            ("Pod", "kubectl -n app delete pod a"),
-            ("Rollout", "let its Rollout create the Pods again"),
-            ("StatefulSet", "kubectl -n app rollout restart statefulset/a"),
-        ]
-    );
 }
 
 #[test]

@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 
 use super::{
     SeenTrust, TrustReport,
+    behind::BehindState,
     bundle_change::{BundleChange, addition, removal},
     issuer_change::{IssuerBasis, IssuerFile, IssuerStep, SeenIssuers},
     report::TrustVerdict,
@@ -223,7 +224,11 @@ impl WalkPki {
             added: written(addition(&bundle, declared).unwrap()),
             left: written(removal(&bundle, declared).unwrap()),
             phase: report.progress.phase,
-            behind: report.behind.iter().map(|row| (row.name.parse().unwrap(), row.refuses)).collect(),
+            behind: report
+                .behind
+                .iter()
+                .map(|row| (row.name.parse().unwrap(), row.state == BehindState::Refuses))
+                .collect(),
             is_broken: report.verdict == TrustVerdict::Broken,
             next: report.next_step.sentence,
         };

@@ -69,6 +69,34 @@ pub struct LinkerdTrustSpec {
     pub restarts: TrustRestarts,
     /// The issuer of the mesh.
     pub issuer: IssuerManagement,
+    /// The workloads for which a rotation does not wait, at most 100: those that may refuse certificates for a while, and
+    /// those that the operator does not see, such as a Link, an ExternalWorkload, or a Service for other clusters, once you
+    /// know that their proxies are ready. It needs spec.anchors.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    pub accept: Vec<AcceptedWorkload>,
+}
+
+/// A workload for which a rotation does not wait.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::tidy)]
+pub struct AcceptedWorkload {
+    /// The kind, such as Deployment, Job or CronJob; Pod for a Pod without an owner.
+    #[schemars(schema_with = "schema::kind")]
+    pub kind: String,
+    /// The namespace of the workload; absent for a kind without one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(schema_with = "schema::namespace")]
+    pub namespace: String,
+    /// The name of the workload.
+    #[schemars(schema_with = "schema::object_name")]
+    pub name: String,
+    /// The SHA-256 of a trust anchor, as in status.anchors. If it is declared, the next issuer does not wait until the
+    /// workload trusts it. If not, its removal does not wait until a workload that the operator does not see needs it no
+    /// longer. The entry has no effect for another trust anchor.
+    #[schemars(schema_with = "schema::sha256")]
+    pub anchor: String,
 }
 
 /// The issuer of the mesh.
@@ -126,6 +154,7 @@ impl Default for LinkerdTrustSpec {
             mode: TrustMode::Observe,
             restarts: TrustRestarts::WhenNeeded,
             issuer: IssuerManagement::default(),
+            accept: Vec::new(),
         }
     }
 }

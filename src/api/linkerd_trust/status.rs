@@ -77,7 +77,7 @@ pub struct LinkerdTrustStatus {
     /// The proxies, counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxies: Option<TrustProxiesStatus>,
-    /// The workloads whose proxies lack a trust anchor of the bundle, those that refuse certificates first, at most 20.
+    /// The workloads whose proxies lack a trust anchor of the bundle, the most urgent first, at most 20.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub behind: Vec<TrustWorkloadStatus>,
@@ -155,6 +155,8 @@ pub struct TrustProxiesStatus {
     pub refusing: i64,
     /// The proxies that trust no root of the mesh, such as those that a tenant wrote by hand. They delay no step.
     pub cut_off: i64,
+    /// The proxies that lack the trust anchor of the issuer, or of the next one, as spec.accept permits. They delay no step.
+    pub accepted: i64,
     /// The proxies that read the bundle when they start, such as those of the control plane, and do not show it.
     pub from_config_map: i64,
     /// The running proxies whose certificate was not observed yet, or cannot be.
@@ -173,8 +175,10 @@ pub struct TrustWorkloadStatus {
     pub name: String,
     /// The number of its Pods that are behind.
     pub pods: i64,
-    /// Whether these proxies refuse new certificates of others.
-    pub refuses: bool,
+    /// Refuses: these proxies refuse new certificates of others. Holds: they would refuse the certificates of the next
+    /// issuer, which waits for them. Behind: they accept all certificates. Accepted: spec.accept permits that they refuse
+    /// certificates.
+    pub state: String,
     /// How its proxies get the bundle.
     pub what_to_do: String,
 }

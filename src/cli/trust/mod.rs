@@ -8,6 +8,7 @@
 mod authority;
 mod cert_manager;
 mod links;
+mod obstacles;
 mod plan;
 mod print;
 mod probe;
@@ -72,8 +73,12 @@ pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
         None => {
             let client = args.cluster.client()?;
             let declared = read::declared(&client, &args.namespace).await;
-            let seen = read::read(&client, &args.namespace, declared.as_ref()).await?;
-            let report = TrustReport::new(&seen);
+            let mut seen = read::read(&client, &args.namespace, declared.as_ref()).await?;
+            let mut report = TrustReport::new(&seen);
+            seen.proxies.obstacles = obstacles::obstacles(&client, &report.behind).await;
+            if !seen.proxies.obstacles.is_empty() {
+                report = TrustReport::new(&seen);
+            }
             let wide = args.output == OutputFormat::Wide;
             let text = || print::text(&report, seen.now, wide) + &print::observed(declared.as_ref());
             write(&args.output.print(&report, text)?)?;

@@ -11,7 +11,7 @@ use crate::{
         printable,
         table::{line, widen},
     },
-    trust::{TrustReport, report::TrustVerdict, words::in_time},
+    trust::{TrustReport, behind::BehindState, report::TrustVerdict, words::in_time},
 };
 
 /// The number of digits of a fingerprint, unless the output is wide.
@@ -109,6 +109,7 @@ fn proxies(text: &mut String, report: &TrustReport) {
         (it.refusing, "refuse new certificates"),
         (it.from_config_map, "read the bundle when they start, and do not show it"),
         (it.cut_off, "trust no root of the mesh"),
+        (it.accepted, "may lack the root of the issuer, by spec.accept"),
         (it.unread, "have too many different sets of roots to compare"),
     ];
     let parts: Vec<_> =
@@ -121,20 +122,19 @@ fn behind(report: &TrustReport) -> Vec<Vec<String>> {
     let header = ["NAMESPACE", "WORKLOAD", "PODS", "LACKS", "WHAT TO DO"].map(str::to_owned).to_vec();
     let mut rows = vec![header];
     rows.extend(report.behind.iter().map(|row| {
-        let lacks = if row.refuses {
-            [row.lacks.join(", "), "refuses new certificates".to_owned()]
-                .into_iter()
-                .filter(|it| !it.is_empty())
-                .collect::<Vec<_>>()
-                .join("; ")
-        } else {
-            row.lacks.join(", ")
+        let state = match row.state {
+            BehindState::Refuses => "refuses new certificates",
+            BehindState::Holds => "holds the next issuer",
+            BehindState::Behind => "",
+            BehindState::Accepted => "accepted",
         };
+        let lacks = [row.lacks.join(", "), state.to_owned()];
+        let lacks: Vec<_> = lacks.into_iter().filter(|it| !it.is_empty()).collect();
         vec![
             row.namespace.clone(),
             format!("{}/{}", row.kind, row.name),
             row.pods.to_string(),
-            lacks,
+            lacks.join("; "),
             row.what_to_do.clone(),
         ]
     }));

@@ -14,7 +14,7 @@ use super::{
     linkerd_config::config_annotations,
     sidecar::NativeSidecarOverrides,
 };
-use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
+use crate::api::{PROXY_NAME, RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
     api::{NamespacedName, lean_metadata, parameter_resource},
     cluster::{
@@ -84,6 +84,8 @@ pub struct Template {
     /// The rollout key of the last restart.
     pub restarted_for: Option<Box<str>>,
     pub inject: Inject,
+    /// Whether it contains the proxy, as `linkerd inject --manual` writes it. The injector then adds none.
+    pub has_proxy: bool,
     pub host_network: bool,
     pub native_sidecar_overrides: NativeSidecarOverrides,
 }
@@ -197,6 +199,14 @@ struct TemplateMetadata {
 #[serde(rename_all = "camelCase", default)]
 struct TemplateSpec {
     host_network: Option<bool>,
+    init_containers: Option<Vec<TemplateContainer>>,
+    containers: Option<Vec<TemplateContainer>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct TemplateContainer {
+    name: String,
 }
 
 /// The union of `status` of the three kinds.
@@ -275,12 +285,15 @@ impl Template {
         let inject = Inject::of(annotations.as_ref());
         let (labels, mut annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
         let native_sidecar_overrides = NativeSidecarOverrides::of(|key| annotations.get(key).map(String::as_str));
+        let TemplateSpec { host_network, init_containers, containers } = object.spec.unwrap_or_default();
+        let mut containers = init_containers.iter().chain(&containers).flatten();
         Self {
             native_sidecar_overrides,
             reconcile: labels.get(RECONCILE).or(annotations.get(RECONCILE)).map(|it| it.as_str().into()),
             restarted_for: annotations.remove(RESTARTED_FOR_ANNOTATION).map(Into::into),
             inject,
-            host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or_default(),
+            has_proxy: containers.any(|container| container.name == PROXY_NAME),
+            host_network: host_network.unwrap_or_default(),
         }
     }
 }

@@ -314,6 +314,16 @@ fn a_workload_that_cannot_or_must_not_be_restarted_is_skipped_with_a_reason() {
             json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}}}}),
             SkipReason::InjectionDisabled,
         ),
+        (
+            Kind::Deployment,
+            json!({"spec": {"template": {"spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]}}}}),
+            SkipReason::ProxyInTemplate,
+        ),
+        (
+            Kind::StatefulSet,
+            json!({"spec": {"template": {"spec": {"initContainers": [{"name": "linkerd-proxy"}]}}}}),
+            SkipReason::ProxyInTemplate,
+        ),
         (Kind::StatefulSet, strategy("OnDelete"), SkipReason::OnDelete),
         (Kind::DaemonSet, strategy("OnDelete"), SkipReason::OnDelete),
         (

@@ -245,6 +245,7 @@ fn skip_reason(
     let requested = facts.pods.iter().any(|pod| pod.inject == Inject::Enabled);
     let by_template = method == RolloutMethod::Restart;
     [
+        (resource.template.has_proxy, SkipReason::ProxyInTemplate),
         (breaking_annotation(namespace).is_some(), SkipReason::NamespaceBreaksInjection),
         (!requests_proxy && (!requested || resource.template.inject != Inject::Absent), SkipReason::InjectionDisabled),
         (resource.paused && by_template, SkipReason::Paused),

@@ -137,6 +137,7 @@ pub enum FailureWeight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, EnumIter, IntoStaticStr)]
 pub enum SkipReason {
     Paused,
+    ProxyInTemplate,
     OnDelete,
     Partition,
     NoController,
@@ -211,6 +212,9 @@ impl SkipReason {
     pub const fn why(self) -> &'static str {
         match self {
             Self::Paused => "the Deployment is paused: resume it",
+            Self::ProxyInTemplate => {
+                "its template contains the proxy, so new Pods have the same one: remove it from the template, or inject it again with linkerd inject"
+            }
             Self::OnDelete => {
                 "its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict"
             }

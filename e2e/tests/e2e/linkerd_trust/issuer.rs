@@ -236,7 +236,8 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
     mesh.mesh.rig.apply(&[exported]).await?;
     mesh.reports(INJECTED, "IssuerHeld", "Service default/shop is for other clusters").await?;
     mesh.present_is(&[&mesh.old_issuer]).await?;
-    mesh.mesh.rig.kubectl(&["delete", "service", "shop"]).await?;
+    let status = mesh.mesh.reaches(SOON, "AwaitingIssuer", &["ReadyToSwitch=False/ProxiesNotSeen"]).await?;
+    mesh.mesh.rig.shell(status["commands"][0].as_str().context("no command")?).await?;
     eventually(RENEWED, "the issuer to be written", async || mesh.present_is(&[&mesh.new_issuer]).await).await?;
     mesh.mesh.proxies["web-3"].renew(&[&mesh.new_issuer], &mesh.mesh.old)?;
     mesh.mesh.reaches(RENEWED, "Retiring", &["IssuerSynced=True/Synced"]).await?;

@@ -1,0 +1,253 @@
+//! The workloads whose proxies lack a root of the bundle, and how they get it. Pure.
+//!
+//! In: the roots, the proxies, how workloads replace their Pods. Out: a row for each workload, the most urgent first. Always
+//! holds: a command has only characters that no shell obeys; a workload that a restart does not help has other advice.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use strum::IntoStaticStr;
+
+use super::{
+    obstacle::RestartObstacle,
+    roots::{MeshRoots, ProxyGroup, ProxyStanding},
+    rotation::RotationProgress,
+    seen::{MeshedWorkload, SeenTrust},
+    words::named,
+};
+
+/// What to do about proxies that accept all certificates.
+const NOT_URGENT: &str = "nothing is urgent: its next Pods have the bundle";
+
+/// A workload whose proxies lack a root.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BehindRow {
+    pub namespace: String,
+    pub kind: String,
+    pub name: String,
+    pub pods: usize,
+    pub state: BehindState,
+    /// The roots of the bundle that they lack.
+    pub lacks: Vec<String>,
+    pub what_to_do: String,
+}
+
+/// What follows from the roots that proxies lack, the most urgent first.
+#[derive(Clone, Copy, Debug, IntoStaticStr, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum BehindState {
+    /// They refuse new certificates of others.
+    Refuses,
+    /// They would refuse the certificates of the next issuer, which waits for them.
+    Holds,
+    /// They accept all certificates, also those of the next issuer.
+    Behind,
+    /// They may refuse certificates, by the LinkerdTrust.
+    Accepted,
+}
+
+// === impl BehindState ===
+
+impl BehindState {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    fn of(group: &ProxyGroup<'_>, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Self {
+        let reached = roots.reached();
+        match group.standing {
+            ProxyStanding::Accepted => Self::Accepted,
+            _ if !reached.is_empty() && !group.accepts(&reached) => Self::Refuses,
+            ProxyStanding::OfMesh if !progress.reached.is_empty() && !group.accepts(&progress.reached) => Self::Holds,
+            ProxyStanding::OfMesh | ProxyStanding::CutOff => Self::Behind,
+        }
+    }
+}
+
+// === impl BehindRow ===
+
+impl BehindRow {
+    /// The workload in a sentence.
+    pub(crate) fn named(&self) -> String {
+        let Self { namespace, kind, name, .. } = self;
+        format!("{kind} {namespace}/{name}")
+    }
+}
+
+/// Returns the workloads that lack a root of the bundle, or refuse certificates.
+pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Vec<BehindRow> {
+    let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
+    // While the bundle has no root of the issuer, a new Pod would be no better.
+    for group in roots.groups.iter().filter(|_| roots.bundle_accepts()) {
+        let lacks: Vec<_> =
+            roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
+        let state = BehindState::of(group, roots, progress);
+        if lacks.is_empty() && state != BehindState::Refuses {
+            continue;
+        }
+        for (workload, pods) in &group.workloads {
+            let row = rows.entry(workload).or_insert_with(|| BehindRow {
+                namespace: workload.namespace.clone(),
+                kind: workload.kind.clone(),
+                name: workload.name.clone(),
+                pods: 0,
+                state,
+                lacks: lacks.clone(),
+                what_to_do: what_to_do(workload, seen.proxies.obstacles.get(workload).copied()),
+            });
+            row.pods += pods;
+            row.state = row.state.min(state);
+        }
+    }
+    let mut rows: Vec<_> = rows.into_values().collect();
+    // Over a bridge, only those that refuse the certificates of the issuer must restart.
+    if (roots.leaves.is_some() || seen.desired.is_some()) && progress.is_bridged {
+        for row in rows.iter_mut().filter(|row| row.state == BehindState::Behind) {
+            row.what_to_do = NOT_URGENT.to_owned();
+        }
+    }
+    rows.sort_by_key(|row| row.state);
+    rows
+}
+
+/// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
+fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> String {
+    let MeshedWorkload { namespace, kind, name } = workload;
+    // Tenants write the owners of their Pods, and people paste commands into a shell.
+    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    if ![namespace, kind, name].into_iter().all(|text| is_plain(text)) {
+        return "let its owner create the Pods again".to_owned();
+    }
+    let rollout = |action: &str| format!("kubectl -n {namespace} rollout {action} {}/{name}", kind.to_lowercase());
+    match (kind.as_str(), obstacle) {
+        (_, Some(RestartObstacle::ProxyInTemplate)) => {
+            "remove the proxy from its template, or inject it again with linkerd inject".to_owned()
+        }
+        (_, Some(RestartObstacle::OnDelete)) => "delete its Pods: its update strategy is OnDelete".to_owned(),
+        (_, Some(RestartObstacle::Partition)) => {
+            "restart it, and lower the partition of its update strategy".to_owned()
+        }
+        (_, Some(RestartObstacle::Paused)) => format!("{} && {}", rollout("resume"), rollout("restart")),
+        ("Deployment" | "StatefulSet" | "DaemonSet", None) => rollout("restart"),
+        ("Job", None) => "wait until the Job ends".to_owned(),
+        ("Pod", None) => format!("kubectl -n {namespace} delete pod {name}"),
+        (_, None) => format!("let its {kind} create the Pods again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::linkerd_trust::{AcceptedWorkload, TrustPhase},
+        text::sha256,
+        trust::{
+            accepted::AcceptedWorkloads,
+            report::TrustVerdict,
+            testing::{Mesh, Pki, declaring, presenting, workload},
+        },
+        x509::{
+            anchor_set::AnchorSet,
+            testing::{TestCa, der},
+        },
+    };
+    #[test]
+    fn a_workload_has_its_own_way_to_the_bundle() {
+        let pki = Pki::new();
+        for (kind, obstacle, way) in [
+            ("DaemonSet", None, "kubectl -n app rollout restart daemonset/a"),
+            ("Deployment", None, "kubectl -n app rollout restart deployment/a"),
+            ("Job", None, "wait until the Job ends"),
+            ("Pod", None, "kubectl -n app delete pod a"),
+            ("Rollout", None, "let its Rollout create the Pods again"),
+            ("StatefulSet", None, "kubectl -n app rollout restart statefulset/a"),
+            ("StatefulSet", Some(RestartObstacle::OnDelete), "delete its Pods: its update strategy is OnDelete"),
+            (
+                "StatefulSet",
+                Some(RestartObstacle::Partition),
+                "restart it, and lower the partition of its update strategy",
+            ),
+            (
+                "Deployment",
+                Some(RestartObstacle::Paused),
+                "kubectl -n app rollout resume deployment/a && kubectl -n app rollout restart deployment/a",
+            ),
+            (
+                "DaemonSet",
+                Some(RestartObstacle::ProxyInTemplate),
+                "remove the proxy from its template, or inject it again with linkerd inject",
+            ),
+        ] {
+            let mut mesh = Mesh::new(&[&pki.new, &pki.old], &[&pki.old_issuer]);
+            mesh.0.proxies.add(workload(kind, "a"), Some(&AnchorSet::of(&pki.old.pem)), 1);
+            mesh.0.proxies.obstacles.extend(obstacle.map(|obstacle| (workload(kind, "a"), obstacle)));
+            assert_eq!(mesh.report().behind[0].what_to_do, way, "{kind} {obstacle:?}");
+        }
+    }
+
+    /// A mesh without a bridge, in which these Deployments may lack a root.
+    fn accepting(mut mesh: Mesh, names: &[&str], root: &TestCa) -> Mesh {
+        let accepted = names.iter().map(|name| AcceptedWorkload {
+            kind: "Deployment".to_owned(),
+            namespace: "app".to_owned(),
+            name: (*name).to_owned(),
+            anchor: sha256(der(&root.pem)),
+        });
+        let accepted: Vec<_> = accepted.collect();
+        mesh.0.desired.as_mut().unwrap().accepted = AcceptedWorkloads::of(&accepted);
+        mesh
+    }
+
+    fn states(mesh: &Mesh) -> Vec<(String, &'static str)> {
+        mesh.report().behind.into_iter().map(|row| (row.name, row.state.as_str())).collect()
+    }
+
+    #[test]
+    fn the_next_issuer_waits_for_each_workload_by_name_unless_its_acceptance_is_about_this_root() {
+        let pki = Pki::new();
+        let (old_issuer, both): (&[&TestCa], _) = (&[&pki.old_issuer], &[&pki.new, &pki.old][..]);
+        let mesh = |accepted: &[&str], root: &TestCa| {
+            let mesh = Mesh::new(both, &[]).pods("web", 3, &[&pki.old]).pods("db", 1, &[&pki.old]).pods("db", 1, both);
+            accepting(declaring(presenting(mesh, &[(old_issuer, 5)], 0), &[&pki.new]), accepted, root)
+        };
+        let report = mesh(&[], &pki.new).report();
+        assert_eq!((report.progress.phase, report.progress.untrusting), (TrustPhase::Spreading, 4));
+        assert_eq!(report.held_by.as_deref(), Some("Deployment app/db, Deployment app/web"));
+        let one = mesh(&["web", "absent"], &pki.new);
+        let report = one.report();
+        assert_eq!((report.progress.phase, report.progress.untrusting), (TrustPhase::Spreading, 1));
+        assert_eq!((report.held_by.as_deref(), report.proxies.accepted), (Some("Deployment app/db"), 3));
+        assert_eq!(states(&one), [("db".to_owned(), "Holds"), ("web".to_owned(), "Accepted")]);
+        let all = mesh(&["web", "db"], &pki.new).report();
+        assert_eq!(
+            (all.progress.phase, all.held_by, all.verdict),
+            (TrustPhase::AwaitingIssuer, None, TrustVerdict::Good)
+        );
+        assert_eq!((all.proxies.total, all.proxies.current, all.proxies.accepted), (5, 1, 4));
+        let void = mesh(&["web", "db"], &pki.old).report();
+        assert_eq!(
+            (void.progress.phase, void.proxies.accepted),
+            (TrustPhase::Spreading, 0),
+            "it is about another root"
+        );
+    }
+
+    #[test]
+    fn an_accepted_workload_that_refuses_certificates_breaks_nothing_and_keeps_the_mesh_from_being_steady() {
+        let pki = Pki::new();
+        let (new_issuer, both): (&[&TestCa], _) = (&[&pki.new_issuer], &[&pki.new, &pki.old][..]);
+        let mesh = |bundle: &[&TestCa], trusted: &[&TestCa]| {
+            let mesh = Mesh::new(bundle, &[]).pods("job", 1, &[&pki.old]).pods("web", 9, trusted);
+            declaring(presenting(mesh, &[(new_issuer, 9)], 0), &[&pki.new])
+        };
+        let broken = mesh(both, both);
+        assert_eq!(broken.verdict(), TrustVerdict::Broken);
+        assert_eq!(states(&broken), [("job".to_owned(), "Refuses")]);
+        let report = accepting(mesh(both, both), &["job"], &pki.new).report();
+        assert_eq!((report.verdict, report.progress.phase), (TrustVerdict::Good, TrustPhase::Retiring), "{report:#?}");
+        assert_eq!((report.proxies.refusing, report.proxies.accepted), (0, 1));
+        let last = accepting(mesh(&[&pki.new], &[&pki.new]), &["job"], &pki.new);
+        assert_eq!((last.verdict(), last.report().progress.phase), (TrustVerdict::Good, TrustPhase::Complete));
+        assert_eq!(states(&last), [("job".to_owned(), "Accepted")]);
+    }
+}
