@@ -45,15 +45,7 @@ pub(super) fn issuer_condition(trust: &LinkerdTrust, step: &IssuerStep, now: Tim
 /// Returns the Event about a condition for which people must do something; `None` if it is known.
 pub(super) fn issuer_event(trust: &LinkerdTrust, after: &Condition) -> Option<Notice> {
     let before = trust.status.condition(TrustCondition::IssuerSynced);
-    let is_meant = |reason: TrustReason| after.reason == reason.as_str();
-    let is_problem = [
-        TrustReason::Contested,
-        TrustReason::IssuerRefused,
-        TrustReason::WriteFailed,
-        TrustReason::WrittenByCertManager,
-    ]
-    .into_iter()
-    .any(is_meant);
+    let is_problem = TrustReason::UNWRITTEN.iter().any(|reason| after.reason == reason.as_str());
     let is_known = before.is_some_and(|before| before.reason == after.reason && before.message == after.message);
     (is_problem && !is_known).then(|| notice(trust, Reason::IssuerNotWritten, after.message.clone()))
 }

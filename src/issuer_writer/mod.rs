@@ -226,13 +226,6 @@ impl IssuerReconciler {
             }
             held @ IssuerStep::Held(..) => return Ok(Some(held)),
         };
-        if let Some(certificate) = secrets.cert_manager_certificate() {
-            let message = format!(
-                "cert-manager writes the Secret {ISSUER} from the Certificate {certificate}, so the operator does not: change its \
-                 issuerRef, and set spec.issuer.manage to None"
-            );
-            return Ok(Some(IssuerStep::Held(TrustReason::WrittenByCertManager, message)));
-        }
         if self.memory.lock().must_pause(&new) {
             return Ok(Some(contested()));
         }

@@ -51,7 +51,6 @@ pub(super) struct IssuerSecrets {
 pub(super) struct MeshSecrets {
     issuers: SeenIssuers,
     present: SecretMeta,
-    next_root: Option<String>,
     previous: Option<SecretMeta>,
 }
 
@@ -72,12 +71,6 @@ impl MeshSecrets {
         &self.issuers
     }
 
-    /// Returns the name of the Certificate from which cert-manager writes the present issuer, if it does.
-    pub(super) fn cert_manager_certificate(&self) -> Option<String> {
-        let name = self.present.annotations.get(CERTIFICATE_ANNOTATION)?;
-        Some(truncated(name.clone(), LONGEST_NAME))
-    }
-
     /// Returns the data of the present issuer with this one, under each pair of keys that the Secret has, or the one that it
     /// should have.
     fn data(&self, new: &NewIssuer) -> Value {
@@ -96,10 +89,9 @@ impl MeshSecrets {
                 data.insert(private.to_owned(), json!(ByteString(key.clone())));
             }
         }
-        // That of the issuer before would be wrong.
-        if has(ROOT) {
-            let root = self.next_root.as_ref().filter(|_| new.place == IssuerPlace::Next);
-            data.insert(ROOT.to_owned(), root.map_or(Value::Null, |root| json!(ByteString(root.clone().into_bytes()))));
+        // linkerd check reads it in a Secret of this type.
+        if has(ROOT) || self.present.is_tls {
+            data.insert(ROOT.to_owned(), json!(ByteString(new.root.clone().into_bytes())));
         }
         Value::Object(data)
     }
@@ -117,6 +109,14 @@ impl SecretMeta {
             is_tls: secret.type_.as_deref() == Some(TLS_TYPE),
         }
     }
+}
+
+/// Returns the name of the Certificate from which cert-manager writes a Secret, if it does.
+fn certificate_of(secret: &core::Secret) -> Option<String> {
+    let name = secret.annotations().get(CERTIFICATE_ANNOTATION)?;
+    // It stands in a command.
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    Some(if is_plain { truncated(name.clone(), LONGEST_NAME) } else { "NAME".to_owned() })
 }
 
 /// Returns the issuer in a Secret. A part that it lacks is empty.
@@ -156,15 +156,12 @@ impl IssuerSecrets {
         let (present, next, previous) = try_join3(read(ISSUER), read(NEXT_ISSUER), read(PREVIOUS_ISSUER)).await?;
         let Some(mut present) = present else { return Err(format!("Secret {ISSUER} does not exist")) };
         let meta = SecretMeta::of(&present);
-        let text = |secret: &core::Secret, key: &str| {
-            let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
-            String::from_utf8(bytes.clone()).ok()
-        };
         Ok(MeshSecrets {
             present: meta,
-            next_root: next.as_ref().and_then(|next| text(next, ROOT)),
             previous: previous.as_ref().map(SecretMeta::of),
             issuers: SeenIssuers {
+                present_certificate: certificate_of(&present),
+                next_certificate: next.as_ref().and_then(certificate_of),
                 present: Some(issuer_file(ISSUER, &mut present)?),
                 next: next.map(|mut next| issuer_file(NEXT_ISSUER, &mut next)).transpose()?,
                 previous: previous.map(|mut previous| issuer_file(PREVIOUS_ISSUER, &mut previous)).transpose()?,

@@ -22,7 +22,6 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::status::HeldWrite;
 use crate::{
     api::{FIELD_MANAGER, TRUST_ROOTS, TRUST_ROOTS_KEY, linkerd_trust::TrustReason},
     cluster::kinds::config_map::ConfigMap,
@@ -56,6 +55,17 @@ pub(super) struct BundleWritten {
     pub(super) kind: BundleChangeKind,
     /// Names the roots, and the writer before.
     pub(super) note: String,
+}
+
+/// Why the bundle does not get exactly the declared roots, or does not keep them.
+#[derive(Clone, Debug)]
+pub(super) struct HeldWrite {
+    pub(super) reason: TrustReason,
+    pub(super) message: String,
+    /// The time after which the resource is reconciled without a change.
+    pub(super) retry: Option<Duration>,
+    /// What people can do about it.
+    pub(super) commands: Vec<String>,
 }
 
 /// What this process remembers about its writes.

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::observer::LinkerdTrustObserver;
 use self::{
-    bundle_writer::{BundleWriter, BundleWritten},
+    bundle_writer::{BundleWriter, BundleWritten, HeldWrite},
     collector::LinkerdTrustCollector,
     events::{trust_events, written_event},
     identity_service::IdentityService,
@@ -39,7 +39,7 @@ use self::{
     prober::{LeafProber, SharedLeaves},
     retirement::{Declaration, Retirement, RetirementBasis, RetirementStep},
     seen::{SeenParts, TrustSettings},
-    status::{HeldWrite, LaterWrite, TrustFacts, trust_status},
+    status::{LaterWrite, TrustFacts, trust_status},
     switch::SwitchGate,
 };
 use crate::{

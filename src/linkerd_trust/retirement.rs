@@ -15,10 +15,9 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{
-    bundle_writer::left_of,
+    bundle_writer::{HeldWrite, left_of},
     identity_service::IdentityService,
     prober::SharedLeaves,
-    status::HeldWrite,
     unseen_proxies::{self, Unseen},
 };
 use crate::{

@@ -10,7 +10,7 @@ use k8s_openapi::{
     jiff::{RoundMode, Timestamp, TimestampRound, Unit},
 };
 
-use super::switch::SwitchReadiness;
+use super::{bundle_writer::HeldWrite, switch::SwitchReadiness};
 use crate::{
     api::{
         LinkerdTrustStatus,
@@ -52,17 +52,6 @@ pub(super) enum TrustFacts {
     Asking {
         held: Option<HeldWrite>,
     },
-}
-
-/// Why the bundle does not get exactly the declared roots, or does not keep them.
-#[derive(Clone, Debug)]
-pub(super) struct HeldWrite {
-    pub(super) reason: TrustReason,
-    pub(super) message: String,
-    /// The time after which the resource is reconciled without a change.
-    pub(super) retry: Option<Duration>,
-    /// What people can do about it.
-    pub(super) commands: Vec<String>,
 }
 
 /// What is known about the next writes.

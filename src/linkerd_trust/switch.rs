@@ -20,7 +20,7 @@ use crate::{
     api::linkerd_trust::{TrustPhase, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
     text::and_more,
-    trust::{SeenTrust, TrustReport, issuer_change::INJECTED_AFTER, words::proxies_trust},
+    trust::{SeenTrust, TrustReport, issuer_acceptance::INJECTED_AFTER, words::proxies_trust},
 };
 
 /// The interval at which the objects of unseen proxies are listed.

@@ -2,14 +2,14 @@
 //!
 //! In: the present issuer, the next one and the previous one, as files; the declared roots, the bundle, and what the status
 //! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
-//! declared root, and the bundle has all declared ones; each proxy that accepts certificates of the present issuer accepts
-//! those of the one to write, as long as it would accept those of the present one, or the status says of this bundle that all
-//! proxies will; a bridge is kept until it ends.
+//! declared root, and the bundle has all declared ones, or it is the present issuer renewed; each proxy that accepts
+//! certificates of the present issuer accepts those of the one to write, as long as it would accept those of the present
+//! one, or the status says of this bundle that all proxies will; a bridge is kept until it ends; a Secret that cert-manager
+//! writes is not written.
 
 use std::collections::BTreeSet;
 
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use jiff::Timestamp;
 use zeroize::Zeroizing;
 
 use super::{
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     api::{
-        LinkerdTrustStatus, NEXT_ISSUER, PREVIOUS_ISSUER,
-        linkerd_trust::{TrustCondition, TrustPhase, TrustReason},
+        ISSUER, LinkerdTrustStatus, NEXT_ISSUER, PREVIOUS_ISSUER,
+        linkerd_trust::{TrustPhase, TrustReason},
     },
-    text::{and_more, hex, sha256},
+    text::{and_more, sha256},
     x509::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
@@ -37,11 +37,6 @@ use crate::{
 const SHOWN: usize = 5;
 /// The number of digits of a fingerprint in a sentence.
 const SHOWN_DIGITS: usize = 8;
-/// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
-/// before is there a minute later.
-pub(crate) const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
-/// How long the condition ReadyToSwitch counts. It is renewed each minute.
-const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
 const UNREADABLE: &str = "the issuer in Secret linkerd-identity-issuer cannot be read: restore it, or write the issuer of a \
                           declared trust anchor into it";
 
@@ -57,6 +52,9 @@ pub(crate) struct SeenIssuers {
     pub(crate) present: Option<IssuerFile>,
     pub(crate) next: Option<IssuerFile>,
     pub(crate) previous: Option<IssuerFile>,
+    /// The Certificates from which cert-manager writes the present and the next issuer, by their annotations.
+    pub(crate) present_certificate: Option<String>,
+    pub(crate) next_certificate: Option<String>,
 }
 
 /// Where an issuer comes from.
@@ -80,6 +78,8 @@ pub(crate) enum IssuerStep {
 pub(crate) struct NewIssuer {
     pub(crate) place: IssuerPlace,
     pub(crate) certificates: String,
+    /// The certificate of the root that it belongs to.
+    pub(crate) root: String,
     /// For people.
     pub(crate) name: String,
     /// Whether the present issuer is saved before: it is usable, and the way back from the declared roots needs it.
@@ -101,7 +101,7 @@ pub(crate) struct IssuerBasis<'a> {
 }
 
 /// The certificates that are sent with each leaf, the issuer's first.
-type Sent = Vec<ChainCertificate>;
+pub(super) type Sent = Vec<ChainCertificate>;
 
 /// Why an issuer must not be that of the mesh. The text continues a sentence about it.
 struct RefusedIssuer {
@@ -110,13 +110,13 @@ struct RefusedIssuer {
 }
 
 /// What the basis and the present issuer say about a candidate.
-struct IssuerJudge<'a> {
-    basis: &'a IssuerBasis<'a>,
-    bundle: AnchorBundle,
+pub(super) struct IssuerJudge<'a> {
+    pub(super) basis: &'a IssuerBasis<'a>,
+    pub(super) bundle: AnchorBundle,
     /// The roots of the bundle and of the declaration, each once.
-    known: Vec<RootCertificate>,
+    pub(super) known: Vec<RootCertificate>,
     /// `None` if it cannot be read.
-    present: Option<Sent>,
+    pub(super) present: Option<Sent>,
     has_present_key: bool,
 }
 
@@ -152,7 +152,7 @@ impl IssuerBasis<'_> {
     }
 
     /// Whether the status is about this bundle and this declaration.
-    fn is_status_current(&self) -> bool {
+    pub(super) fn is_status_current(&self) -> bool {
         self.status.observed_generation == Some(self.generation)
             && self.status.trust_roots_sha256.as_ref() == Some(&sha256(self.bundle))
     }
@@ -164,35 +164,36 @@ impl IssuerBasis<'_> {
             Err(why) => return IssuerStep::Held(TrustReason::IssuerHeld, format!("the bundle cannot be used: {why}")),
         };
         let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
-        let is_desired = judge.present.as_ref().is_some_and(|present| judge.belongs_to_declared(present));
-        let has_previous = seen.previous.as_ref().is_some_and(|previous| judge.is_usable(previous));
-        let next = seen.next.as_ref().map(|next| judge.candidate(next));
-        // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
-        if !is_desired
-            && !matches!(next, Some(Ok(_)))
-            && let Some(Ok(previous)) = seen.previous.as_ref().map(|previous| judge.candidate(previous))
-        {
-            return judge.step(&previous, IssuerPlace::Previous, has_previous);
-        }
-        match next {
-            Some(Ok(next)) => judge.step(&next, IssuerPlace::Next, has_previous),
-            _ if judge.present.is_none() => IssuerStep::Held(TrustReason::IssuerHeld, UNREADABLE.to_owned()),
-            // After the way back, the next issuer is that of the root which is not declared any more.
-            Some(Err(RefusedIssuer { is_of_other_root: true, .. })) if is_desired => IssuerStep::Synced(format!(
-                "the issuer belongs to a declared trust anchor. That of Secret {NEXT_ISSUER} does not, and is not used"
-            )),
-            Some(Err(RefusedIssuer { why, .. })) => {
-                IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
+        match judge.next_step(seen) {
+            IssuerStep::Write(_) if let Some(certificate) = &seen.present_certificate => {
+                self.written_by_cert_manager(certificate, seen)
             }
-            None if is_desired => IssuerStep::Synced("the issuer belongs to a declared trust anchor".to_owned()),
-            None => IssuerStep::Held(
-                TrustReason::IssuerAwaited,
-                format!(
-                    "write an issuer of {} into the Secret {NEXT_ISSUER}",
-                    list(self.declared.bundle.roots().iter())
-                ),
-            ),
+            // Otherwise the operator could only watch.
+            IssuerStep::Held(TrustReason::IssuerAwaited, _) | IssuerStep::Synced(_)
+                if seen.next.is_none()
+                    && let Some(certificate) = &seen.present_certificate =>
+            {
+                self.written_by_cert_manager(certificate, seen)
+            }
+            step => step,
         }
+    }
+
+    fn written_by_cert_manager(&self, certificate: &str, seen: &SeenIssuers) -> IssuerStep {
+        let namespace = self.namespace;
+        let message = match seen.next_certificate.as_deref() == Some(certificate) {
+            true => format!(
+                "the Certificate {certificate} writes the Secret {NEXT_ISSUER}, and {ISSUER} still has its annotation. Remove \
+                 it: kubectl -n {namespace} patch secret {ISSUER} --type=merge -p '{{\"metadata\":{{\"annotations\":\
+                 {{\"cert-manager.io/certificate-name\":null}},\"ownerReferences\":null}}}}'"
+            ),
+            false => format!(
+                "cert-manager writes the Secret {ISSUER} from the Certificate {certificate}, so the operator does not. Let it \
+                 write the next issuer: kubectl -n {namespace} patch certificate {certificate} --type=merge -p \
+                 '{{\"spec\":{{\"secretName\":\"{NEXT_ISSUER}\"}}}}'"
+            ),
+        };
+        IssuerStep::Held(TrustReason::WrittenByCertManager, message)
     }
 }
 
@@ -210,13 +211,69 @@ impl<'a> IssuerJudge<'a> {
         Self { basis, bundle, known, present, has_present_key }
     }
 
+    /// Returns the issuer that the mesh should have.
+    fn next_step(&self, seen: &SeenIssuers) -> IssuerStep {
+        let is_desired = self.present.as_ref().is_some_and(|present| self.belongs_to_declared(present));
+        let has_previous = seen.previous.as_ref().is_some_and(|previous| self.is_usable(previous));
+        let next = match seen.next.as_ref().map(|next| self.candidate(next)) {
+            Some(Ok(next)) => return self.step(&next, IssuerPlace::Next, has_previous),
+            Some(Err(refused)) => Some(refused),
+            None => None,
+        };
+        // After the declaration has changed back, the next issuer may belong to the root that is not declared any more.
+        if !is_desired && let Some(Ok(previous)) = seen.previous.as_ref().map(|previous| self.candidate(previous)) {
+            return self.step(&previous, IssuerPlace::Previous, has_previous);
+        }
+        // While the issuer of the next root is awaited, the present one must not run out.
+        if let Some(renewed) = seen.next.as_ref().and_then(|next| self.renewed(next)) {
+            return match self.step(&renewed, IssuerPlace::Next, has_previous) {
+                IssuerStep::Synced(_) => self.awaited(seen),
+                step => step,
+            };
+        }
+        match next {
+            _ if self.present.is_none() => IssuerStep::Held(TrustReason::IssuerHeld, UNREADABLE.to_owned()),
+            // After the way back, the next issuer is that of the root which is not declared any more.
+            Some(RefusedIssuer { is_of_other_root: true, .. }) if is_desired => IssuerStep::Synced(format!(
+                "the issuer belongs to a declared trust anchor. That of Secret {NEXT_ISSUER} does not, and is not used"
+            )),
+            Some(RefusedIssuer { why, .. }) => {
+                IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
+            }
+            None if is_desired => IssuerStep::Synced("the issuer belongs to a declared trust anchor".to_owned()),
+            None => self.awaited(seen),
+        }
+    }
+
+    fn awaited(&self, seen: &SeenIssuers) -> IssuerStep {
+        let declared = list(self.basis.declared.bundle.roots().iter());
+        match &seen.next_certificate {
+            Some(certificate) => IssuerStep::Held(
+                TrustReason::IssuerRefAwaited,
+                format!(
+                    "change the issuerRef of the Certificate {certificate}, from which cert-manager writes the Secret \
+                     {NEXT_ISSUER}, to an issuer of {declared}"
+                ),
+            ),
+            None => {
+                let present = match seen.next {
+                    Some(_) => ": that which it has belongs to the trust anchor of the present one",
+                    None => "",
+                };
+                let message = format!("write an issuer of {declared} into the Secret {NEXT_ISSUER}{present}");
+                IssuerStep::Held(TrustReason::IssuerAwaited, message)
+            }
+        }
+    }
+
     /// Returns what is sent with leaves of this issuer: the certificates of its file, the declared bridges, and the bridges of
     /// the present issuer, which proxies with an older root may need.
     ///
     /// # Errors
     /// Why it must not be the issuer.
     fn candidate(&self, file: &IssuerFile) -> Result<Sent, RefusedIssuer> {
-        let sent = self.sent(file).map_err(|why| RefusedIssuer { why, is_of_other_root: false })?;
+        let bridges = &self.basis.declared.bridges;
+        let sent = self.sent(file, bridges).map_err(|why| RefusedIssuer { why, is_of_other_root: false })?;
         if self.belongs_to_declared(&sent) {
             return Ok(sent);
         }
@@ -231,7 +288,17 @@ impl<'a> IssuerJudge<'a> {
         Err(RefusedIssuer { why, is_of_other_root })
     }
 
-    fn sent(&self, file: &IssuerFile) -> Result<Sent, String> {
+    /// Returns what is sent with leaves of this issuer, if it belongs to the roots of the present one, and can be used.
+    fn renewed(&self, file: &IssuerFile) -> Option<Sent> {
+        self.sent(file, &[]).ok().filter(|sent| self.has_roots_of_present(sent))
+    }
+
+    fn has_roots_of_present(&self, sent: &Sent) -> bool {
+        let homes = self.homes(sent);
+        !homes.is_empty() && self.present.as_ref().is_some_and(|present| self.homes(present) == homes)
+    }
+
+    fn sent(&self, file: &IssuerFile, bridges: &[ChainCertificate]) -> Result<Sent, String> {
         let (own, mut others) = chain::read(&file.certificates)?;
         signing_key(&own, file)?;
         let (now, lifetime) = (self.basis.now, self.basis.settings.lifetime);
@@ -249,7 +316,7 @@ impl<'a> IssuerJudge<'a> {
             ));
         }
         let kept = self.present.iter().flatten().skip(1);
-        for further in self.basis.declared.bridges.iter().chain(kept) {
+        for further in bridges.iter().chain(kept) {
             if !others.contains(further) {
                 others.push(further.clone());
             }
@@ -272,7 +339,7 @@ impl<'a> IssuerJudge<'a> {
             return IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {name}"));
         }
         let missing = self.basis.declared.missing_in(self.bundle.roots());
-        if !missing.is_empty() {
+        if !missing.is_empty() && !self.has_roots_of_present(sent) {
             let message =
                 format!("the issuer of Secret {secret} waits: the bundle lacks {}", list(missing.into_iter()));
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
@@ -283,6 +350,13 @@ impl<'a> IssuerJudge<'a> {
                  Append this certificate and its root to spec.bridge, or write the issuer yourself"
             )),
             None if self.is_accepted_as_present(sent) => Ok(()),
+            None if self.belongs_to_another_declared(sent) => {
+                let message = format!(
+                    "the issuer of Secret {secret} belongs to another declared trust anchor than the present one, and not all \
+                     proxies that accept the present one accept it. Declare only the trust anchor of the next issuer"
+                );
+                return IssuerStep::Held(TrustReason::IssuerRefused, message);
+            }
             None => self.is_accepted_by_status(sent),
         };
         match accepted {
@@ -293,111 +367,15 @@ impl<'a> IssuerJudge<'a> {
                 let is_way_back = self.homes(present) != self.homes(sent) || !has_previous;
                 let is_other = present.first() != sent.first();
                 let saves_present = place == IssuerPlace::Next && self.has_present_key && is_other && is_way_back;
-                IssuerStep::Write(NewIssuer { place, certificates, name, saves_present })
+                let homes = self.homes(sent);
+                let root = self.known.iter().find(|root| homes.contains(&root.id));
+                let root = root.map(|root| pem::certificate(&root.der)).unwrap_or_default();
+                IssuerStep::Write(NewIssuer { place, certificates, root, name, saves_present })
             }
             Err(why) => {
                 IssuerStep::Held(TrustReason::IssuerHeld, format!("the issuer of Secret {secret} waits: {why}"))
             }
         }
-    }
-
-    /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
-    /// issuer may not reach that root. No status is about such a root.
-    fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
-        let present = self.present.as_ref()?;
-        let is_of_unknown = |certificate: &ChainCertificate| {
-            let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
-            !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
-        };
-        // At most all others are below it.
-        let below = u32::try_from(sent.len().saturating_sub(1)).unwrap_or(u32::MAX);
-        let is_kept = |it: &ChainCertificate| sent.contains(it) && it.path_length().is_none_or(|most| most >= below);
-        let lost = present.iter().find(|certificate| !is_kept(certificate) && is_of_unknown(certificate))?;
-        Some(lost.name())
-    }
-
-    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
-    /// leaf that is signed now has ended.
-    fn is_accepted_as_present(&self, sent: &Sent) -> bool {
-        let Some(present) = &self.present else { return false };
-        // Proxies may also trust a root that has the name and the key of one of these certificates: one that another has signed.
-        let is_root = |(at, certificate): &(usize, &ChainCertificate)| *at > 0 || certificate.is_signed_by(certificate);
-        let own = present.iter().enumerate().filter(is_root).filter_map(|(_, it)| RootCertificate::parse(&it.der));
-        let tested: Vec<_> = self.known.iter().cloned().chain(own).collect();
-        let reached = |issuer: &Sent, time: Timestamp| self.reached_of(&tested, issuer, time);
-        let is_kept = |time: Timestamp| reached(present, time).is_subset(&reached(sent, time));
-        !self.reached(present, self.basis.now).is_empty()
-            && self.times(&[present, sent].map(Vec::as_slice).concat()).into_iter().all(is_kept)
-    }
-
-    /// Verifies that the status says that all proxies accept what this issuer reaches.
-    fn is_accepted_by_status(&self, sent: &Sent) -> Result<(), String> {
-        let status = self.basis.status;
-        if !self.basis.is_status_current() {
-            return Err("the status is not about the present bundle and spec yet".to_owned());
-        }
-        // A status of an operator that has ended says nothing about later Pods.
-        let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
-        if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
-            return Err("the operator has not renewed the condition ReadyToSwitch for minutes".to_owned());
-        }
-        let condition = status
-            .condition(TrustCondition::ReadyToSwitch)
-            .filter(|condition| condition.status != "True" || status.ready_to_switch_at.is_some());
-        match condition.map(|condition| (condition.status.as_str(), &condition.message)) {
-            Some(("True", _)) => {}
-            Some((_, why)) => return Err(why.clone()),
-            None => {
-                let phase = status.phase.map_or("Unknown", TrustPhase::as_str);
-                return Err(format!(
-                    "it is not known yet that all proxies accept its certificates (the phase is {phase})"
-                ));
-            }
-        }
-        // The status may be about the same text before another one was there for a while.
-        let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
-        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
-            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
-        }
-        let always = self.times(sent).into_iter().map(|time| self.reached(sent, time));
-        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
-        let declared = self.basis.declared;
-        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
-        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
-        let is_enough = !status.sufficient_anchors.is_empty();
-        match is_enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
-            true => Ok(()),
-            false => Err("for the lifetime of a certificate, its certificates do not reach all of \
-                          status.sufficientAnchors: some proxies would refuse them"
-                .to_owned()),
-        }
-    }
-
-    /// Now, and the times within the lifetime of a leaf at which one of these certificates has ended.
-    fn times(&self, certificates: &[ChainCertificate]) -> BTreeSet<Timestamp> {
-        let now = self.basis.now;
-        let end = now.checked_add(self.basis.settings.lifetime).unwrap_or(Timestamp::MAX);
-        let ended = certificates.iter().filter_map(|it| it.not_after.checked_add(SignedDuration::from_secs(1)).ok());
-        ended.filter(|time| (now..end).contains(time)).chain([now, end]).collect()
-    }
-
-    /// The known roots that leaves of the issuer reach at this time.
-    fn reached(&self, sent: &[ChainCertificate], time: Timestamp) -> BTreeSet<Fingerprint> {
-        self.reached_of(&self.known, sent, time)
-    }
-
-    /// A root is reached by the certificates of the control plane and by those of workloads: name constraints may permit one of
-    /// them only.
-    fn reached_of(
-        &self,
-        roots: &[RootCertificate],
-        sent: &[ChainCertificate],
-        time: Timestamp,
-    ) -> BTreeSet<Fingerprint> {
-        let names = self.basis.settings.tested_names(self.basis.namespace);
-        let leaves: Vec<_> = names.iter().filter_map(|name| UnsignedLeaf::new(sent, name, time)).collect();
-        let reaches = |root: &&RootCertificate| !leaves.is_empty() && leaves.iter().all(|leaf| leaf.reaches(root));
-        roots.iter().filter(reaches).map(|root| root.id).collect()
     }
 
     /// Whether the file has an issuer with its key that has not ended.
@@ -410,6 +388,14 @@ impl<'a> IssuerJudge<'a> {
     fn belongs_to_declared(&self, sent: &Sent) -> bool {
         let homes = self.homes(sent);
         self.basis.declared.bundle.roots().iter().any(|root| homes.contains(&root.id))
+    }
+
+    /// Whether the present issuer, and this one, belong to declared roots, and to none in common.
+    fn belongs_to_another_declared(&self, sent: &Sent) -> bool {
+        let Some(present) = self.present.as_ref().filter(|present| self.belongs_to_declared(present)) else {
+            return false;
+        };
+        self.belongs_to_declared(sent) && self.homes(present).is_disjoint(&self.homes(sent))
     }
 
     /// The known roots that leaves of the issuer reach without a bridge.

@@ -41,7 +41,7 @@ fn file(chain: &[&TestCa]) -> IssuerFile {
 }
 
 fn seen(present: &[&TestCa], next: &[&TestCa]) -> SeenIssuers {
-    SeenIssuers { present: Some(file(present)), next: (!next.is_empty()).then(|| file(next)), previous: None }
+    SeenIssuers { present: Some(file(present)), next: (!next.is_empty()).then(|| file(next)), ..SeenIssuers::default() }
 }
 
 impl Situation {
@@ -191,6 +191,64 @@ fn a_renewed_issuer_of_the_same_root_is_written_at_once_with_the_bridges_of_the_
 }
 
 #[test]
+fn the_present_issuer_is_renewed_while_the_issuer_of_the_declared_root_is_awaited() {
+    let pki = Pki::new();
+    let again = pki.old.signs("old issuer again", |_| {});
+    for situation in [
+        Situation::new(&[&pki.old], &[&pki.new]),
+        Situation::new(&[&pki.old, &pki.new], &[&pki.new]),
+        Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]),
+    ] {
+        let mut issuers = seen(&[&pki.old_issuer], &[&again]);
+        situation.writes(&issuers, IssuerPlace::Next, &[&again]);
+        issuers.present = Some(file(&[&again]));
+        let message = "-next: that which it has belongs to the trust anchor of the present one";
+        situation.holds(&issuers, TrustReason::IssuerAwaited, message);
+        issuers.next_certificate = Some("issuer".to_owned());
+        situation.holds(&issuers, TrustReason::IssuerRefAwaited, "change the issuerRef of the Certificate issuer, ");
+        let ending = pki.old.signs("ending", |params| valid(params, -DAY, DAY));
+        issuers.next = Some(file(&[&ending]));
+        situation.holds(&issuers, TrustReason::IssuerRefused, "within the lifetime");
+    }
+    // The way back comes before the renewal of what it leads back from.
+    let back = Situation::new(&[&pki.old, &pki.new], &[&pki.old]).ready(Ok(&[&pki.old]));
+    let mut issuers = seen(&[&pki.new_issuer], &[&pki.new.signs("new issuer again", |_| {})]);
+    issuers.previous = Some(file(&[&pki.old_issuer]));
+    back.writes(&issuers, IssuerPlace::Previous, &[&pki.old_issuer]);
+}
+
+#[test]
+fn with_two_declared_roots_and_no_bridge_the_issuer_of_the_other_one_is_refused() {
+    let pki = Pki::new();
+    let both: &[&TestCa] = &[&pki.old, &pki.new];
+    let situation = Situation::new(both, both).ready(Ok(&[&pki.old]));
+    let message = "Declare only the trust anchor of the next issuer";
+    situation.holds(&seen(&[&pki.old_issuer], &[&pki.new_issuer]), TrustReason::IssuerRefused, message);
+}
+
+#[test]
+fn a_secret_that_cert_manager_writes_is_not_written_and_the_message_has_the_way_out() {
+    let pki = Pki::new();
+    let situation = Situation::new(&[&pki.old], &[&pki.old]);
+    let again = pki.old.signs("old issuer again", |_| {});
+    let mut issuers = seen(&[&pki.old_issuer], &[]);
+    issuers.present_certificate = Some("issuer".to_owned());
+    let moves = "kubectl -n linkerd patch certificate issuer --type=merge -p \
+                 '{\"spec\":{\"secretName\":\"linkerd-identity-issuer-next\"}}'";
+    situation.holds(&issuers, TrustReason::WrittenByCertManager, moves);
+    issuers.next = Some(file(&[&again]));
+    situation.holds(&issuers, TrustReason::WrittenByCertManager, moves);
+    issuers.next_certificate = Some("issuer".to_owned());
+    let releases = "kubectl -n linkerd patch secret linkerd-identity-issuer --type=merge -p \
+                    '{\"metadata\":{\"annotations\":{\"cert-manager.io/certificate-name\":null},\"ownerReferences\":null}}'";
+    situation.holds(&issuers, TrustReason::WrittenByCertManager, releases);
+    issuers.present_certificate = None;
+    situation.writes(&issuers, IssuerPlace::Next, &[&again]);
+    let IssuerStep::Write(new) = situation.step(&issuers) else { panic!("it is not written") };
+    assert_eq!(new.root, pki.old.pem.replace("\r\n", "\n"), "for linkerd check");
+}
+
+#[test]
 fn an_issuer_that_does_not_reach_a_root_that_is_unknown_here_is_not_written() {
     let pki = Pki::new();
     let third = root_of("third", 0);
@@ -254,7 +312,8 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
     let pki = Pki::new();
     let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
     let refused = |next: IssuerFile, part: &str| {
-        let issuers = SeenIssuers { present: Some(file(&[&pki.old_issuer])), next: Some(next), previous: None };
+        let issuers =
+            SeenIssuers { present: Some(file(&[&pki.old_issuer])), next: Some(next), ..SeenIssuers::default() };
         situation.holds(&issuers, TrustReason::IssuerRefused, part);
     };
     let of = |edit: &dyn Fn(&mut rcgen::CertificateParams)| pki.new.signs("next", |params| edit(params));
@@ -277,8 +336,8 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
         edited(&|params| params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth]),
         "does not belong to a declared trust anchor",
     );
-    refused(file(&[&pki.old_issuer]), "does not belong to a declared trust anchor: declared is new (");
-    let stranger = root_of("new", 0);
+    let (third, stranger) = (root_of("third", 0), root_of("new", 0));
+    refused(file(&[&third.signs("next", |_| {})]), "does not belong to a declared trust anchor: declared is new (");
     refused(file(&[&stranger.signs("next", |_| {})]), "does not belong to a declared trust anchor");
     let ed25519 = pki.new.signs_key("next", KeyPair::generate_for(&PKCS_ED25519).unwrap(), |_| {});
     refused(file(&[&ed25519]), "has an Ed25519 key, which cannot sign certificates of proxies");
@@ -358,7 +417,8 @@ fn the_way_back_survives_a_renewed_issuer_another_bridge_and_a_broken_secret() {
     let saves_with = |declared: &[&TestCa], present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
         let situation = Situation::new(both, declared).bridged(&[&pki.bridge], &[&pki.old]);
         let previous = previous.map(|issuer| file(&[issuer]));
-        let issuers = SeenIssuers { present: Some(present), next: Some(file(next)), previous };
+        let issuers =
+            SeenIssuers { present: Some(present), next: Some(file(next)), previous, ..SeenIssuers::default() };
         let step = situation.ready(Ok(&[&pki.old, &pki.new])).step(&issuers);
         let IssuerStep::Write(new) = step else { panic!("{step:?}") };
         new.saves_present

@@ -190,6 +190,9 @@ fn at_rest(
     home: Option<&RootCertificate>,
     behind: &[BehindRow],
 ) -> RotationStep {
+    if let Some(why) = seen.unwritten_issuer() {
+        return RotationStep::only(why);
+    }
     if issuer.own.not_after.duration_since(seen.now) <= seen.settings.lifetime {
         return RotationStep {
             sentence: "renew the issuer, with the key of the same root".to_owned(),

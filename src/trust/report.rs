@@ -310,6 +310,9 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
     if let Some(held) = &seen.held {
         found.add(TrustVerdict::Warning, held.clone());
     }
+    if let Some(why) = seen.unwritten_issuer() {
+        found.add(TrustVerdict::Warning, format!("the next issuer is not written: {why}"));
+    }
     if seen.proxies.others > 0 {
         let message = format!(
             "{} have too many different sets of roots to compare, so nothing is known about them",
@@ -322,9 +325,13 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             || "on a date that it does not show".to_owned(),
             |date| format!("{}, on {}", seen.when(date), day(date)),
         );
+        let follows = match renewed.is_managed {
+            true => "the operator then writes no issuer of it, so the present one ends",
+            false => "the issuer follows although proxies do not know the new root",
+        };
         let message = format!(
-            "cert-manager replaces the root by itself {date}, and the issuer follows although proxies do not know the \
-             new root: give each root a Certificate of its own, instead of {} for all",
+            "cert-manager replaces the root by itself {date}, and {follows}: give each root a Certificate of its own, instead \
+             of {} for all",
             renewed.certificate
         );
         found.add(TrustVerdict::Warning, message);

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::{accepted::AcceptedWorkloads, obstacle::RestartObstacle, words::in_time};
 
 use crate::{
+    api::linkerd_trust::TrustReason,
     go::duration,
     values::{Document, Path},
     x509::{
@@ -135,6 +136,8 @@ pub struct RenewedRoot {
     /// The namespace and the name of the Certificate.
     pub certificate: String,
     pub renewal: Option<Timestamp>,
+    /// Whether the operator writes the issuer, which then stays that of the root before.
+    pub is_managed: bool,
 }
 
 /// A workload, or a Pod without one.
@@ -179,6 +182,13 @@ impl SeenTrust {
             Some(_) => format!("at {}", time.round(Unit::Minute).unwrap_or(time)),
             None => in_time(time, self.now),
         }
+    }
+
+    /// Why the operator does not write the next issuer, although people should do something.
+    pub(super) fn unwritten_issuer(&self) -> Option<&str> {
+        let condition = self.issuer_condition.as_ref().filter(|condition| condition.status != "True")?;
+        let is_problem = TrustReason::UNWRITTEN.iter().any(|reason| condition.reason == reason.as_str());
+        is_problem.then_some(&condition.message)
     }
 
     /// When all older certificates have ended, also those of proxies that were not observed.

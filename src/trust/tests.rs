@@ -1,5 +1,7 @@
 //! The situations of a rotation, with real certificates and the verification of proxies.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
 use super::{
     behind::BehindState,
     report::{ProxyTotals, TrustVerdict},
@@ -350,12 +352,43 @@ fn proxies_are_counted_whatever_bundle_they_have() {
 }
 
 #[test]
+fn an_issuer_that_is_not_written_is_a_warning_also_at_rest() {
+    let pki = Pki::new();
+    let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
+    for (status, reason, is_told) in
+        [("False", "IssuerRefused", true), ("False", "IssuerHeld", false), ("True", "IssuerRefused", false)]
+    {
+        mesh.0.issuer_condition = Some(Condition {
+            type_: "IssuerSynced".to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: "it has another key".to_owned(),
+            observed_generation: None,
+            last_transition_time: Time(at(0)),
+        });
+        let report = mesh.report();
+        assert_eq!(report.verdict == TrustVerdict::Warning, is_told, "{report:#?}");
+        assert_eq!(report.next_step.sentence == "it has another key", is_told, "{report:#?}");
+    }
+}
+
+#[test]
 fn a_root_that_cert_manager_renews_by_itself_is_a_danger() {
     let pki = Pki::new();
     let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
-    let renewal = Some(at(20 * DAY));
-    mesh.0.renewed_root = Some(RenewedRoot { certificate: "linkerd/linkerd-trust-anchor".to_owned(), renewal });
-    reports(&mesh.report(), TrustVerdict::Warning, "cert-manager replaces the root by itself in 20 d, on 2027-01-21");
+    let root = |is_managed: bool| {
+        let (certificate, renewal) = ("linkerd/linkerd-trust-anchor".to_owned(), Some(at(20 * DAY)));
+        Some(RenewedRoot { certificate, renewal, is_managed })
+    };
+    mesh.0.renewed_root = root(false);
+    let text = "cert-manager replaces the root by itself in 20 d, on 2027-01-21, and the issuer follows";
+    reports(&mesh.report(), TrustVerdict::Warning, text);
+    mesh.0.renewed_root = root(true);
+    reports(
+        &mesh.report(),
+        TrustVerdict::Warning,
+        "and the operator then writes no issuer of it, so the present one ends",
+    );
 }
 
 #[test]

@@ -169,7 +169,12 @@ impl WalkPki {
         };
         let file = |issued: &Option<Issued>| issued.as_ref().map(|issued| self.file(issued));
         let present = Some(self.file(&walk.secret));
-        basis.step(&SeenIssuers { present, next: file(&walk.next), previous: file(&walk.previous) })
+        basis.step(&SeenIssuers {
+            present,
+            next: file(&walk.next),
+            previous: file(&walk.previous),
+            ..SeenIssuers::default()
+        })
     }
 
     fn said(&mut self, walk: &Walk) -> Said {

@@ -34,6 +34,7 @@ pub enum TrustReason {
     Invalid,
     IssuerAwaited,
     IssuerHeld,
+    IssuerRefAwaited,
     IssuerRefused,
     NotObserved,
     OldLeaves,
@@ -63,6 +64,10 @@ impl TrustCondition {
 impl TrustReason {
     /// The reasons why the operator does not write the bundle, or its writes do not last.
     pub const HELD: [Self; 4] = [Self::Contested, Self::RemovalHeld, Self::WriteFailed, Self::WrittenByTrustManager];
+
+    /// The reasons why the operator does not write the next issuer until people do something.
+    pub const UNWRITTEN: [Self; 4] =
+        [Self::Contested, Self::IssuerRefused, Self::WriteFailed, Self::WrittenByCertManager];
 
     /// Returns the name in the API.
     pub const fn as_str(self) -> &'static str {

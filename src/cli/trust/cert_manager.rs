@@ -11,13 +11,23 @@ use kube::{
 };
 use serde_json::Value;
 
-use crate::trust::seen::RenewedRoot;
+use crate::{
+    api::{ISSUER, NEXT_ISSUER},
+    trust::seen::RenewedRoot,
+};
 
 /// The namespace of the Secrets of ClusterIssuers, unless cert-manager is configured otherwise.
 const CERT_MANAGER: &str = "cert-manager";
 
-/// Returns the root of the issuer in a Secret. `None` without cert-manager, or if an object cannot be read.
-pub(super) async fn renewed_root(client: &Client, namespace: &str, secret: &str) -> Option<RenewedRoot> {
+/// Returns the root of the present issuer, or of the next one. `None` without cert-manager, or if an object cannot be read.
+pub(super) async fn renewed_root(client: &Client, namespace: &str) -> Option<RenewedRoot> {
+    match root_of(client, namespace, ISSUER).await {
+        None => root_of(client, namespace, NEXT_ISSUER).await,
+        root => root,
+    }
+}
+
+async fn root_of(client: &Client, namespace: &str, secret: &str) -> Option<RenewedRoot> {
     let issuer = certificate_of(client, namespace, secret).await?;
     let (signer, signs_in) = signer_of(client, namespace, &issuer).await?;
     let root_secret = signer.pointer("/spec/ca/secretName")?.as_str()?;
@@ -28,6 +38,7 @@ pub(super) async fn renewed_root(client: &Client, namespace: &str, secret: &str)
     Some(RenewedRoot {
         certificate: format!("{signs_in}/{}", root.pointer("/metadata/name")?.as_str()?),
         renewal: renewal.and_then(|time| time.parse::<Timestamp>().ok()),
+        is_managed: secret == NEXT_ISSUER,
     })
 }
 

@@ -127,7 +127,7 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         bundle,
         issuer,
         proxies: proxies(client, namespace).await?,
-        renewed_root: cert_manager::renewed_root(client, namespace, ISSUER).await,
+        renewed_root: cert_manager::renewed_root(client, namespace).await,
         leaves: None,
         signing_since: None,
         held: current.and_then(|status| status.held()).map(str::to_owned),

@@ -259,13 +259,10 @@ async fn an_issuer_that_cannot_be_used_is_not_written_and_another_writer_is_name
     let first = version().await?;
     mesh.declare(&mesh.new, true).await?;
     let (certificate, key) = (mesh.new_issuer.pem(), mesh.new_issuer.key_pem());
+    let third = MeshAuthority::root("third")?.signs("third issuer")?;
     for (certificates, key, text) in [
         (&certificate, &mesh.old_issuer.key_pem(), "has the key of another certificate"),
-        (
-            &mesh.old_issuer.pem(),
-            &mesh.old_issuer.key_pem(),
-            "does not belong to a declared trust anchor: declared is new (",
-        ),
+        (&third.pem(), &third.key_pem(), "does not belong to a declared trust anchor: declared is new ("),
         (&"no certificate".to_owned(), &key, "has no certificate"),
         (&certificate.replace("-----END", "# "), &key, "is not valid PEM"),
     ] {
@@ -298,6 +295,50 @@ async fn an_issuer_that_cannot_be_used_is_not_written_and_another_writer_is_name
         Ok(())
     })
     .await
+}
+
+/// cert-manager is not there: the Secrets are as it writes them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_of_cert_manager_moves_to_the_next_issuer_by_the_commands_of_the_condition() -> Result<()> {
+    let mesh = IssuerMesh::start().await?;
+    mesh.mesh.rig.kubectl(&["-n", "linkerd", "delete", "secret", PRESENT]).await?;
+    let put = async |name: &str, issuer: &MeshAuthority, root: &MeshAuthority| {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+            "metadata": {"name": name, "namespace": "linkerd", "annotations":
+                {"cert-manager.io/certificate-name": "issuer"}},
+            "stringData": {"tls.crt": issuer.pem(), "tls.key": issuer.key_pem(), "ca.crt": root.pem()}});
+        mesh.mesh.rig.apply(&[secret]).await.map(drop)
+    };
+    put(PRESENT, &mesh.old_issuer, &mesh.mesh.old).await?;
+    mesh.declare(&mesh.new, true).await?;
+    mesh.reports(SOON, "WrittenByCertManager", "patch certificate issuer --type=merge -p").await?;
+
+    // It now writes the next issuer, still of the root before.
+    let again = mesh.mesh.old.signs("issuer again")?;
+    put(NEXT, &again, &mesh.mesh.old).await?;
+    mesh.reports(SOON, "WrittenByCertManager", "still has its annotation. Remove it: kubectl").await?;
+    let object = mesh.mesh.rig.get(&["linkerdtrust", "mesh"]).await?;
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let mut found = conditions.into_iter().flatten().filter(|it| it["type"] == "IssuerSynced");
+    let message = found.next().and_then(|it| it["message"].as_str()).context("no condition")?;
+    mesh.mesh.rig.shell(message.split_once("Remove it: ").context("no command")?.1).await?;
+    let files = ("tls.crt", "tls.key");
+    let becomes = async |issuer: &MeshAuthority, chain: &[&MeshAuthority]| {
+        eventually(SOON, "the issuer to be written", async || {
+            let found = mesh.pair(PRESENT, files).await?;
+            ensure!(found == (pem_of(chain), issuer.key_pem()), "another issuer:\n{}", found.0);
+            Ok(())
+        })
+        .await
+    };
+    becomes(&again, &[&again]).await.context("a renewal before the issuerRef changes")?;
+    mesh.reports(SOON, "IssuerRefAwaited", "change the issuerRef of the Certificate issuer, ").await?;
+
+    put(NEXT, &mesh.new_issuer, &mesh.new).await?;
+    becomes(&mesh.new_issuer, &[&mesh.new_issuer, &mesh.bridge]).await?;
+    let (root, _) = mesh.pair(PRESENT, ("ca.crt", "tls.key")).await?;
+    ensure!(root == mesh.new.pem(), "another ca.crt: {root}");
+    Ok(())
 }
 
 /// The methods and a part of the paths of all writes.

@@ -1,0 +1,125 @@
+//! Whether proxies accept the certificates of an issuer that is not written yet. Pure.
+//!
+//! In: the present issuer, another one, the known roots, the status of a LinkerdTrust. Out: yes, or why not. Always holds: a
+//! root that is not known here counts as one that some proxies trust; what ends within the lifetime of a leaf helps nothing.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::issuer_change::{IssuerJudge, Sent};
+use crate::{
+    api::linkerd_trust::{TrustCondition, TrustPhase},
+    text::hex,
+    x509::{anchor_set::Fingerprint, anchors::RootCertificate, certificate::ChainCertificate, chain::UnsignedLeaf},
+};
+
+/// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
+/// before is there a minute later.
+pub(crate) const INJECTED_AFTER: SignedDuration = SignedDuration::from_secs(240);
+/// How long the condition ReadyToSwitch counts. It is renewed each minute.
+const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
+
+// === impl IssuerJudge ===
+
+impl IssuerJudge<'_> {
+    /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
+    /// issuer may not reach that root. No status is about such a root.
+    pub(super) fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
+        let present = self.present.as_ref()?;
+        let is_of_unknown = |certificate: &ChainCertificate| {
+            let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
+            !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
+        };
+        // At most all others are below it.
+        let below = u32::try_from(sent.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let is_kept = |it: &ChainCertificate| sent.contains(it) && it.path_length().is_none_or(|most| most >= below);
+        let lost = present.iter().find(|certificate| !is_kept(certificate) && is_of_unknown(certificate))?;
+        Some(lost.name())
+    }
+
+    /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
+    /// leaf that is signed now has ended.
+    pub(super) fn is_accepted_as_present(&self, sent: &Sent) -> bool {
+        let Some(present) = &self.present else { return false };
+        // Proxies may also trust a root that has the name and the key of one of these certificates: one that another has signed.
+        let is_root = |(at, certificate): &(usize, &ChainCertificate)| *at > 0 || certificate.is_signed_by(certificate);
+        let own = present.iter().enumerate().filter(is_root).filter_map(|(_, it)| RootCertificate::parse(&it.der));
+        let tested: Vec<_> = self.known.iter().cloned().chain(own).collect();
+        let reached = |issuer: &Sent, time: Timestamp| self.reached_of(&tested, issuer, time);
+        let is_kept = |time: Timestamp| reached(present, time).is_subset(&reached(sent, time));
+        !self.reached(present, self.basis.now).is_empty()
+            && self.times(&[present, sent].map(Vec::as_slice).concat()).into_iter().all(is_kept)
+    }
+
+    /// Verifies that the status says that all proxies accept what this issuer reaches.
+    pub(super) fn is_accepted_by_status(&self, sent: &Sent) -> Result<(), String> {
+        let status = self.basis.status;
+        if !self.basis.is_status_current() {
+            return Err("the status is not about the present bundle and spec yet".to_owned());
+        }
+        // A status of an operator that has ended says nothing about later Pods.
+        let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
+        if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
+            return Err("the operator has not renewed the condition ReadyToSwitch for minutes".to_owned());
+        }
+        let condition = status
+            .condition(TrustCondition::ReadyToSwitch)
+            .filter(|condition| condition.status != "True" || status.ready_to_switch_at.is_some());
+        match condition.map(|condition| (condition.status.as_str(), &condition.message)) {
+            Some(("True", _)) => {}
+            Some((_, why)) => return Err(why.clone()),
+            None => {
+                let phase = status.phase.map_or("Unknown", TrustPhase::as_str);
+                return Err(format!(
+                    "it is not known yet that all proxies accept its certificates (the phase is {phase})"
+                ));
+            }
+        }
+        // The status may be about the same text before another one was there for a while.
+        let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
+        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
+            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
+        }
+        let always = self.times(sent).into_iter().map(|time| self.reached(sent, time));
+        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
+        let declared = self.basis.declared;
+        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
+        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
+        let is_enough = !status.sufficient_anchors.is_empty();
+        match is_enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
+            true => Ok(()),
+            false => Err("for the lifetime of a certificate, its certificates do not reach all of \
+                          status.sufficientAnchors: some proxies would refuse them"
+                .to_owned()),
+        }
+    }
+
+    /// Now, and the times within the lifetime of a leaf at which one of these certificates has ended.
+    fn times(&self, certificates: &[ChainCertificate]) -> BTreeSet<Timestamp> {
+        let now = self.basis.now;
+        let end = now.checked_add(self.basis.settings.lifetime).unwrap_or(Timestamp::MAX);
+        let ended = certificates.iter().filter_map(|it| it.not_after.checked_add(SignedDuration::from_secs(1)).ok());
+        ended.filter(|time| (now..end).contains(time)).chain([now, end]).collect()
+    }
+
+    /// The known roots that leaves of the issuer reach at this time.
+    pub(super) fn reached(&self, sent: &[ChainCertificate], time: Timestamp) -> BTreeSet<Fingerprint> {
+        self.reached_of(&self.known, sent, time)
+    }
+
+    /// A root is reached by the certificates of the control plane and by those of workloads: name constraints may permit one of
+    /// them only.
+    fn reached_of(
+        &self,
+        roots: &[RootCertificate],
+        sent: &[ChainCertificate],
+        time: Timestamp,
+    ) -> BTreeSet<Fingerprint> {
+        let names = self.basis.settings.tested_names(self.basis.namespace);
+        let leaves: Vec<_> = names.iter().filter_map(|name| UnsignedLeaf::new(sent, name, time)).collect();
+        let reaches = |root: &&RootCertificate| !leaves.is_empty() && leaves.iter().all(|leaf| leaf.reaches(root));
+        roots.iter().filter(reaches).map(|root| root.id).collect()
+    }
+}
