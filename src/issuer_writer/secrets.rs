@@ -162,7 +162,7 @@ impl IssuerSecrets {
             issuers: SeenIssuers {
                 present_certificate: certificate_of(&present),
                 next_certificate: next.as_ref().and_then(certificate_of),
-                present: Some(issuer_file(ISSUER, &mut present)?),
+                present: issuer_file(ISSUER, &mut present)?,
                 next: next.map(|mut next| issuer_file(NEXT_ISSUER, &mut next)).transpose()?,
                 previous: previous.map(|mut previous| issuer_file(PREVIOUS_ISSUER, &mut previous)).transpose()?,
             },
@@ -187,13 +187,7 @@ impl IssuerSecrets {
     /// # Errors
     /// When the request failed.
     pub(super) async fn save_present(&self, secrets: &MeshSecrets) -> Result<(), WriteError> {
-        match &secrets.issuers.present {
-            Some(present) => self.save(present).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn save(&self, present: &IssuerFile) -> Result<(), WriteError> {
+        let present = &secrets.issuers.present;
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now).to_string();
         let [(certificates, key), _] = PAIRS;

@@ -41,15 +41,16 @@ const UNREADABLE: &str = "the issuer in Secret linkerd-identity-issuer cannot be
                           declared trust anchor into it";
 
 /// The certificates of an issuer, and its key.
+#[derive(Default)]
 pub(crate) struct IssuerFile {
     pub(crate) certificates: Vec<u8>,
     pub(crate) key: Zeroizing<Vec<u8>>,
 }
 
-/// The files of the Secrets; `None` for one that does not exist.
+/// The files of the Secrets; `None` for one that does not exist. Without the present one there is no mesh.
 #[derive(Default)]
 pub(crate) struct SeenIssuers {
-    pub(crate) present: Option<IssuerFile>,
+    pub(crate) present: IssuerFile,
     pub(crate) next: Option<IssuerFile>,
     pub(crate) previous: Option<IssuerFile>,
     /// The Certificates from which cert-manager writes the present and the next issuer, by their annotations.
@@ -163,7 +164,7 @@ impl IssuerBasis<'_> {
             Ok(bundle) => bundle,
             Err(why) => return IssuerStep::Held(TrustReason::IssuerHeld, format!("the bundle cannot be used: {why}")),
         };
-        let judge = IssuerJudge::new(self, bundle, seen.present.as_ref());
+        let judge = IssuerJudge::new(self, bundle, &seen.present);
         match judge.next_step(seen) {
             IssuerStep::Write(_) if let Some(certificate) = &seen.present_certificate => {
                 self.written_by_cert_manager(certificate, seen)
@@ -200,14 +201,13 @@ impl IssuerBasis<'_> {
 // === impl IssuerJudge ===
 
 impl<'a> IssuerJudge<'a> {
-    fn new(basis: &'a IssuerBasis<'a>, bundle: AnchorBundle, file: Option<&IssuerFile>) -> Self {
+    fn new(basis: &'a IssuerBasis<'a>, bundle: AnchorBundle, file: &IssuerFile) -> Self {
         let declared = basis.declared.bundle.roots().iter().chain(&basis.declared.signers);
         let mut ids = BTreeSet::new();
         let known = bundle.roots().iter().chain(declared).filter(|root| ids.insert(root.id)).cloned().collect();
-        let read = file.and_then(|file| chain::read(&file.certificates).ok());
-        let present = read.map(|(own, others)| chain::sent(own, others, basis.now));
+        let present = chain::read(&file.certificates).ok().map(|(own, others)| chain::sent(own, others, basis.now));
         let own = present.as_ref().and_then(|present| present.first());
-        let has_present_key = own.zip(file).is_some_and(|(own, file)| signing_key(own, file).is_ok());
+        let has_present_key = own.is_some_and(|own| signing_key(own, file).is_ok());
         Self { basis, bundle, known, present, has_present_key }
     }
 

@@ -41,7 +41,7 @@ fn file(chain: &[&TestCa]) -> IssuerFile {
 }
 
 fn seen(present: &[&TestCa], next: &[&TestCa]) -> SeenIssuers {
-    SeenIssuers { present: Some(file(present)), next: (!next.is_empty()).then(|| file(next)), ..SeenIssuers::default() }
+    SeenIssuers { present: file(present), next: (!next.is_empty()).then(|| file(next)), ..SeenIssuers::default() }
 }
 
 impl Situation {
@@ -201,7 +201,7 @@ fn the_present_issuer_is_renewed_while_the_issuer_of_the_declared_root_is_awaite
     ] {
         let mut issuers = seen(&[&pki.old_issuer], &[&again]);
         situation.writes(&issuers, IssuerPlace::Next, &[&again]);
-        issuers.present = Some(file(&[&again]));
+        issuers.present = file(&[&again]);
         let message = "-next: that which it has belongs to the trust anchor of the present one";
         situation.holds(&issuers, TrustReason::IssuerAwaited, message);
         issuers.next_certificate = Some("issuer".to_owned());
@@ -286,7 +286,7 @@ fn after_the_old_root_is_declared_again_the_previous_issuer_is_written() {
         let mut issuers = seen(present, &[&pki.new_issuer]);
         issuers.previous = Some(file(&[&pki.old_issuer]));
         situation.writes(&issuers, IssuerPlace::Previous, &[&pki.old_issuer]);
-        issuers.present = Some(file(&[&pki.old_issuer]));
+        issuers.present = file(&[&pki.old_issuer]);
         let IssuerStep::Synced(message) = situation.step(&issuers) else { panic!("{:?}", situation.step(&issuers)) };
         assert!(
             message.ends_with("That of Secret linkerd-identity-issuer-next does not, and is not used"),
@@ -294,7 +294,7 @@ fn after_the_old_root_is_declared_again_the_previous_issuer_is_written() {
         );
         issuers.next = None;
         situation.is_synced(&issuers);
-        let without = SeenIssuers { present: Some(file(present)), ..SeenIssuers::default() };
+        let without = SeenIssuers { present: file(present), ..SeenIssuers::default() };
         situation.holds(&without, TrustReason::IssuerAwaited, "write an issuer of old (");
     };
     back(&Situation::new(&[&pki.old, &pki.new], &[&pki.old]).ready(Ok(&[&pki.old])));
@@ -312,8 +312,7 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
     let pki = Pki::new();
     let situation = Situation::new(&[&pki.old, &pki.new], &[&pki.new]).bridged(&[&pki.bridge], &[&pki.old]);
     let refused = |next: IssuerFile, part: &str| {
-        let issuers =
-            SeenIssuers { present: Some(file(&[&pki.old_issuer])), next: Some(next), ..SeenIssuers::default() };
+        let issuers = SeenIssuers { present: file(&[&pki.old_issuer]), next: Some(next), ..SeenIssuers::default() };
         situation.holds(&issuers, TrustReason::IssuerRefused, part);
     };
     let of = |edit: &dyn Fn(&mut rcgen::CertificateParams)| pki.new.signs("next", |params| edit(params));
@@ -359,14 +358,14 @@ fn what_is_broken_at_present_does_not_prevent_its_repair() {
     let situation = Situation::new(&[&pki.old], &[&pki.old]);
     let mut issuers = seen(&[&pki.old_issuer], &[&pki.old_issuer]);
     situation.is_synced(&issuers);
-    issuers.present = Some(IssuerFile { key: Zeroizing::new(b"torn".to_vec()), ..file(&[&pki.old_issuer]) });
+    issuers.present = IssuerFile { key: Zeroizing::new(b"torn".to_vec()), ..file(&[&pki.old_issuer]) };
     situation.writes(&issuers, IssuerPlace::Next, &[&pki.old_issuer]);
-    issuers.present = Some(IssuerFile { certificates: b"torn".to_vec(), ..file(&[&pki.old_issuer]) });
+    issuers.present = IssuerFile { certificates: b"torn".to_vec(), ..file(&[&pki.old_issuer]) };
     situation.holds(&issuers, TrustReason::IssuerHeld, "the status");
     let ready = Situation::new(&[&pki.old], &[&pki.old]).ready(Ok(&[&pki.old]));
     ready.writes(&issuers, IssuerPlace::Next, &[&pki.old_issuer]);
     let ended = pki.old.signs("ended", |params| valid(params, -9 * DAY, -DAY));
-    issuers.present = Some(file(&[&ended]));
+    issuers.present = file(&[&ended]);
     situation.holds(&issuers, TrustReason::IssuerHeld, "the status");
 }
 
@@ -417,8 +416,7 @@ fn the_way_back_survives_a_renewed_issuer_another_bridge_and_a_broken_secret() {
     let saves_with = |declared: &[&TestCa], present: IssuerFile, next: &[&TestCa], previous: Option<&TestCa>| {
         let situation = Situation::new(both, declared).bridged(&[&pki.bridge], &[&pki.old]);
         let previous = previous.map(|issuer| file(&[issuer]));
-        let issuers =
-            SeenIssuers { present: Some(present), next: Some(file(next)), previous, ..SeenIssuers::default() };
+        let issuers = SeenIssuers { present, next: Some(file(next)), previous, ..SeenIssuers::default() };
         let step = situation.ready(Ok(&[&pki.old, &pki.new])).step(&issuers);
         let IssuerStep::Write(new) = step else { panic!("{step:?}") };
         new.saves_present

@@ -168,7 +168,7 @@ impl WalkPki {
             now: *now,
         };
         let file = |issued: &Option<Issued>| issued.as_ref().map(|issued| self.file(issued));
-        let present = Some(self.file(&walk.secret));
+        let present = self.file(&walk.secret);
         basis.step(&SeenIssuers {
             present,
             next: file(&walk.next),

@@ -244,6 +244,9 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
 
     // Back to the old root. All proxies trust it.
     mesh.declare(&mesh.mesh.old, false).await?;
+    // The other clusters were accepted for the next root.
+    let status = mesh.mesh.reaches(SOON, "AwaitingIssuer", &["ReadyToSwitch=False/ProxiesNotSeen"]).await?;
+    mesh.mesh.rig.shell(status["commands"][0].as_str().context("no command")?).await?;
     mesh.present_becomes(&[&mesh.old_issuer]).await?;
     mesh.reports(SOON, "Synced", "That of Secret linkerd-identity-issuer-next does not").await?;
     super::bundle_is(&mesh.mesh.rig, &both).await
