@@ -43,7 +43,8 @@ pub(super) struct SwitchReadiness {
 /// Asks whether there are proxies that are not seen, and remembers the answer for a minute.
 pub(super) struct SwitchGate {
     client: Client,
-    last: Mutex<Option<(Declaration, Instant, SwitchReadiness)>>,
+    /// About a declaration, and the root of the next issuer.
+    last: Mutex<Option<((Declaration, Option<String>), Instant, SwitchReadiness)>>,
 }
 
 // === impl SwitchReadiness ===
@@ -129,9 +130,9 @@ impl SwitchGate {
         if let Some(known) = SwitchReadiness::within_cluster(report, seen) {
             return Some(known);
         }
-        let declaration = Declaration::of(trust);
+        let question = (Declaration::of(trust), report.next_anchor.clone());
         if let Some((about, at, known)) = &*self.last.lock()
-            && *about == declaration
+            && *about == question
             && let Some(left) = left_of(RETRY, *at)
         {
             return Some(SwitchReadiness { retry: Some(left), ..known.clone() });
@@ -145,7 +146,7 @@ impl SwitchGate {
                 SwitchReadiness { commands, ..SwitchReadiness::held(TrustReason::ProxiesNotSeen, message, None) }
             }
         };
-        *self.last.lock() = Some((declaration, Instant::now(), found.clone()));
+        *self.last.lock() = Some((question, Instant::now(), found.clone()));
         Some(SwitchReadiness { retry: Some(RETRY), ..found })
     }
 }

@@ -68,9 +68,12 @@ impl BehindState {
 
 impl BehindRow {
     /// The workload in a sentence.
-    pub(crate) fn named(&self) -> String {
+    pub(super) fn named(&self) -> String {
         let Self { namespace, kind, name, .. } = self;
-        format!("{kind} {namespace}/{name}")
+        match is_plain(kind) && is_plain(name) {
+            true => format!("{kind} {namespace}/{name}"),
+            false => format!("a workload of namespace {namespace}"),
+        }
     }
 }
 
@@ -110,11 +113,15 @@ pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress
     rows
 }
 
+/// Whether a text can stand in a command and in a sentence. Tenants write the owners of their Pods, and people paste commands
+/// into a shell.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+}
+
 /// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
 fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> String {
     let MeshedWorkload { namespace, kind, name } = workload;
-    // Tenants write the owners of their Pods, and people paste commands into a shell.
-    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
     if ![namespace, kind, name].into_iter().all(|text| is_plain(text)) {
         return "let its owner create the Pods again".to_owned();
     }

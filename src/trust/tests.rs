@@ -6,7 +6,7 @@ use super::{
     behind::BehindState,
     report::{ProxyTotals, TrustVerdict},
     seen::{LeafSettings, NotSeen, RenewedRoot, SeenIssuer, SeenProxies},
-    testing::{Mesh, Pki, at, reports, root_of, workload},
+    testing::{Mesh, Pki, at, declaring, presenting, reports, root_of, workload},
 };
 use crate::{
     values::Document,
@@ -289,6 +289,9 @@ fn a_command_has_no_text_that_a_shell_would_obey() {
     assert_eq!(report.behind.len(), 4);
     assert!(report.behind.iter().all(|row| row.what_to_do == "let its owner create the Pods again"), "{report:#?}");
     assert!(report.next_step.commands.iter().all(|command| !command.contains("reboot")), "{report:#?}");
+    let mesh = declaring(presenting(mesh, &[(&[&pki.old_issuer], 4)], 0), &[&pki.new]);
+    let held = mesh.report().held_by.unwrap();
+    assert!(held.starts_with("a workload of namespace app, ") && !held.contains("reboot"), "{held}");
 }
 
 #[test]
