@@ -115,7 +115,8 @@ impl SecretMeta {
 fn certificate_of(secret: &core::Secret) -> Option<String> {
     let name = secret.annotations().get(CERTIFICATE_ANNOTATION)?;
     // It stands in a command.
-    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    let is_plain = name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
     Some(if is_plain { truncated(name.clone(), LONGEST_NAME) } else { "NAME".to_owned() })
 }
 

@@ -221,8 +221,8 @@ impl LinkerdTrustReconciler {
             (Ok(Some(change)), Some(map)) => {
                 let bundle = sha256(map.bundle.as_deref().unwrap_or_default());
                 let basis = RetirementBasis { declaration: declaration.clone(), bundle };
-                let removed: Vec<_> = change.roots.iter().copied().map(hex).collect();
-                match self.retirement.next(basis, seen, &removed, &change.text).await {
+                let removed = change.roots.iter().copied().map(hex).collect();
+                match self.retirement.next(basis, seen, removed, &change.text).await {
                     RetirementStep::Now if self.is_current(trust) => match self.bundle.write(change, map).await? {
                         Ok(written) => return Ok(Retired::Written(written)),
                         Err(held) => (Some(held), None),

@@ -21,10 +21,11 @@ use super::{
     unseen_proxies::{self, Unseen},
 };
 use crate::{
-    api::linkerd_trust::TrustReason,
+    api::linkerd_trust::{AcceptedStep, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
     trust::{
         SeenTrust,
+        accepted::RotationWait,
         seen::LeafSettings,
         signers::{check_removal, check_signers},
     },
@@ -143,7 +144,7 @@ impl Retirement {
         &self,
         basis: RetirementBasis,
         seen: SeenTrust,
-        anchors: &[String],
+        anchors: Vec<String>,
         after: &str,
     ) -> RetirementStep {
         // A reconcile comes with each change of a Pod.
@@ -151,7 +152,10 @@ impl Retirement {
             return known;
         }
         let now = seen.now;
-        let (why, commands) = match unseen_proxies::check(&self.client, seen.desired.as_ref(), anchors).await {
+        let wait = RotationWait { step: AcceptedStep::Removal, anchors };
+        let generation = basis.declaration.generation;
+        let (why, commands) = match unseen_proxies::check(&self.client, seen.desired.as_ref(), generation, &wait).await
+        {
             Err(Unseen { why, commands }) => {
                 self.watch(&basis.declaration, seen).await;
                 let remedy = "Once no certificate there needs them, run the command in status.commands";

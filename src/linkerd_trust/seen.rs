@@ -32,6 +32,7 @@ use crate::{
     x509::anchor_set::AnchorSet,
 };
 
+const JOB: &str = "Job";
 /// The number of Pods that are looked at before the task yields.
 const AT_ONCE: usize = 256;
 
@@ -95,7 +96,7 @@ impl SeenParts {
                 let state = cluster.read();
                 for pod in some {
                     let Some(injected) = &pod.injected else { continue };
-                    let workload = state.workload_of(pod);
+                    let workload = restarted(&state, pod);
                     // Such a Pod of a tenant reads another ConfigMap.
                     let reads_bundle = injected.trust_anchors.is_none() && pod.key.namespace == *control_plane;
                     if reads_bundle && pod.created.is_none_or(|created| Some(created) <= written) {
@@ -164,6 +165,14 @@ impl SeenParts {
             linked_clusters,
             now,
         }
+    }
+}
+
+/// Returns the workload that creates the Pod again. A CronJob creates another Job later, and its Job is what ends.
+fn restarted(state: &State, pod: &Pod) -> WorkloadKey {
+    match &pod.owner {
+        Some(owner) if *owner.kind == *JOB => WorkloadKey::of_owner(&pod.key.namespace, owner),
+        _ => state.workload_of(pod),
     }
 }
 

@@ -319,7 +319,7 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
 /// Returns how the bundle differs from the declared trust anchors; `None` if it does not.
 fn bundle_difference(report: &TrustReport) -> Option<String> {
     let named = |is_meant: &dyn Fn(&RootRow) -> bool| {
-        let found: Vec<_> = report.roots.iter().filter(|root| is_meant(root)).map(|root| root.name.as_str()).collect();
+        let found: Vec<_> = report.roots.iter().filter(|root| is_meant(root)).map(RootRow::named).collect();
         (!found.is_empty()).then(|| and_more(found.iter().take(SHOWN), found.len(), ", "))
     };
     let lacks = report.progress.missing.as_ref().map(|names| format!("the bundle lacks {names}"));

@@ -17,10 +17,10 @@ use super::{
     unseen_proxies::{self, Unseen},
 };
 use crate::{
-    api::linkerd_trust::{TrustPhase, TrustReason},
+    api::linkerd_trust::{AcceptedStep, TrustPhase, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
     text::and_more,
-    trust::{SeenTrust, TrustReport, issuer_acceptance::INJECTED_AFTER, words::proxies_trust},
+    trust::{SeenTrust, TrustReport, accepted::RotationWait, issuer_acceptance::INJECTED_AFTER, words::proxies_trust},
 };
 
 /// The interval at which the objects of unseen proxies are listed.
@@ -40,11 +40,19 @@ pub(super) struct SwitchReadiness {
     pub(super) retry: Option<Duration>,
 }
 
+/// Whether proxies that are not seen were in question.
+struct OutsideAnswer {
+    declaration: Declaration,
+    /// The root of the next issuer.
+    anchor: Option<String>,
+    at: Instant,
+    readiness: SwitchReadiness,
+}
+
 /// Asks whether there are proxies that are not seen, and remembers the answer for a minute.
 pub(super) struct SwitchGate {
     client: Client,
-    /// About a declaration, and the root of the next issuer.
-    last: Mutex<Option<((Declaration, Option<String>), Instant, SwitchReadiness)>>,
+    last: Mutex<Option<OutsideAnswer>>,
 }
 
 // === impl SwitchReadiness ===
@@ -127,18 +135,35 @@ impl SwitchGate {
         if !is_managed || !is_asked {
             return None;
         }
-        if let Some(known) = SwitchReadiness::within_cluster(report, seen) {
-            return Some(known);
+        let within = SwitchReadiness::within_cluster(report, seen);
+        if within.as_ref().is_some_and(|within| within.is_ready) {
+            return within;
         }
-        let question = (Declaration::of(trust), report.next_anchor.clone());
-        if let Some((about, at, known)) = &*self.last.lock()
-            && *about == question
-            && let Some(left) = left_of(RETRY, *at)
+        let outside = self.outside(trust, report, seen).await;
+        Some(match within {
+            None => outside,
+            Some(within) if outside.is_ready => within,
+            // People can do both at once.
+            Some(within) => {
+                let message = format!("{}. And {}", within.message, outside.message);
+                let retry = within.retry.or(outside.retry);
+                SwitchReadiness { message, retry, commands: outside.commands, ..within }
+            }
+        })
+    }
+
+    /// Whether there are proxies that are not seen, and not accepted.
+    async fn outside(&self, trust: &LinkerdTrust, report: &TrustReport, seen: &SeenTrust) -> SwitchReadiness {
+        let (declaration, anchor) = (Declaration::of(trust), report.next_anchor.clone());
+        if let Some(last) = &*self.last.lock()
+            && (&last.declaration, &last.anchor) == (&declaration, &anchor)
+            && let Some(left) = left_of(RETRY, last.at)
         {
-            return Some(SwitchReadiness { retry: Some(left), ..known.clone() });
+            return SwitchReadiness { retry: Some(left), ..last.readiness.clone() };
         }
-        let next = report.next_anchor.as_slice();
-        let found = match unseen_proxies::check(&self.client, seen.desired.as_ref(), next).await {
+        let wait = RotationWait { step: AcceptedStep::Issuer, anchors: anchor.clone().into_iter().collect() };
+        let asked = unseen_proxies::check(&self.client, seen.desired.as_ref(), trust.generation, &wait).await;
+        let found = match asked {
             Ok(()) => SwitchReadiness::ready(TrustReason::Synced, "all proxies accept certificates of the next issuer"),
             Err(Unseen { why, commands }) => {
                 let remedy = "Once all of these proxies trust the next root, run the command in status.commands";
@@ -146,7 +171,8 @@ impl SwitchGate {
                 SwitchReadiness { commands, ..SwitchReadiness::held(TrustReason::ProxiesNotSeen, message, None) }
             }
         };
-        *self.last.lock() = Some((question, Instant::now(), found.clone()));
-        Some(SwitchReadiness { retry: Some(RETRY), ..found })
+        let (at, readiness) = (Instant::now(), found.clone());
+        *self.last.lock() = Some(OutsideAnswer { declaration, anchor, at, readiness });
+        SwitchReadiness { retry: Some(RETRY), ..found }
     }
 }

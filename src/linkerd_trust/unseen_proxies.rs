@@ -17,7 +17,13 @@ use kube::{
 use tokio::time::timeout;
 
 use super::bundle_writer::PERMIT;
-use crate::trust::seen::{DeclaredRoots, MeshedWorkload};
+use crate::{
+    text::and_more,
+    trust::{
+        accepted::RotationWait,
+        seen::{DeclaredRoots, MeshedWorkload},
+    },
+};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -49,12 +55,16 @@ const KINDS: [UnseenKind; 5] = [
     UnseenKind { group: "", kind: SERVICE, labels: "mirror.linkerd.io/federated", why: FOR_OTHERS },
     // A cluster that others link has no object about them, and the label of the exported Services is a setting of theirs.
     // So the Namespace stands for all clusters that link this one, and for these Services.
-    UnseenKind { group: "", kind: NAMESPACE, labels: "linkerd.io/extension=multicluster", why: FOR_OTHERS },
+    UnseenKind { group: "", kind: NAMESPACE, labels: "linkerd.io/extension=multicluster", why: EXTENSION },
 ];
 /// More than a LinkerdTrust can accept.
 const LISTED: u32 = 101;
+/// The maximum number of further objects in a sentence.
+const SHOWN: usize = 5;
 /// The maximum number of objects in one command.
 const AT_ONCE: usize = 20;
+const EXTENSION: &str =
+    "is for other clusters, which may use all exported Services, and whose proxies the operator does not see";
 const FOR_OTHERS: &str = "is for other clusters, whose proxies the operator does not see";
 
 /// Why there may be proxies that are not seen.
@@ -65,8 +75,14 @@ pub(super) struct Unseen {
     pub(super) commands: Vec<String>,
 }
 
-/// Verifies that each object which exists only for proxies that are not seen is accepted, for each of these trust anchors.
-pub(super) async fn check(client: &Client, declared: Option<&DeclaredRoots>, anchors: &[String]) -> Result<(), Unseen> {
+/// Verifies that a step does not wait for an object which exists only for proxies that are not seen. `generation`: of the
+/// LinkerdTrust.
+pub(super) async fn check(
+    client: &Client,
+    declared: Option<&DeclaredRoots>,
+    generation: i64,
+    wait: &RotationWait,
+) -> Result<(), Unseen> {
     let Some(DeclaredRoots { resource, accepted, .. }) = declared else { return Ok(()) };
     let unknown = |why| Unseen { why, commands: Vec::new() };
     let listed = timeout(DEADLINE, join_all(KINDS.iter().map(|kind| kind.listed(client)))).await;
@@ -75,16 +91,20 @@ pub(super) async fn check(client: &Client, declared: Option<&DeclaredRoots>, anc
     let listed: Vec<_> = listed.into_iter().collect::<Result<Vec<_>, _>>().map_err(unknown)?.concat();
     let has_extension = listed.iter().any(|(object, _)| object.kind == NAMESPACE);
     let listed = listed.iter().filter(|(object, _)| object.kind != SERVICE || !has_extension);
-    let open: Vec<_> = listed.filter(|(object, _)| !accepted.cover(object, anchors)).collect();
-    let Some((MeshedWorkload { namespace, kind, name }, why)) = open.first() else { return Ok(()) };
-    let name = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
-    let more = match open.len() - 1 {
+    let open: Vec<_> = listed.filter(|(object, _)| !accepted.cover(object, wait)).collect();
+    let Some((first, why)) = open.first() else { return Ok(()) };
+    let named = |MeshedWorkload { namespace, kind, name }: &MeshedWorkload| match namespace.is_empty() {
+        true => format!("{kind} {name}"),
+        false => format!("{kind} {namespace}/{name}"),
+    };
+    let further = open.iter().skip(1).take(SHOWN).map(|(object, _)| named(object));
+    let further = match open.len() - 1 {
         0 => String::new(),
-        more => format!(", and there are {more} more such objects"),
+        count => format!(" (and there are {})", and_more(further, count, ", ")),
     };
     let shown: Vec<_> = open.iter().take(AT_ONCE).map(|(object, _)| object.clone()).collect();
-    let command = accepted.command(resource, &shown, anchors);
-    Err(Unseen { why: format!("{kind} {name} {why}{more}"), commands: vec![command] })
+    let command = accepted.command((resource, generation), &shown, wait);
+    Err(Unseen { why: format!("{} {why}{further}", named(first)), commands: vec![command] })
 }
 
 // === impl UnseenKind ===

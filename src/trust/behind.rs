@@ -40,6 +40,8 @@ pub enum BehindState {
     Refuses,
     /// They would refuse the certificates of the next issuer, which waits for them.
     Holds,
+    /// They trust no root of the mesh, and delay nothing.
+    CutOff,
     /// They accept all certificates, also those of the next issuer.
     Behind,
     /// They may refuse certificates, by the LinkerdTrust.
@@ -57,9 +59,10 @@ impl BehindState {
         let reached = roots.reached();
         match group.standing {
             ProxyStanding::Accepted => Self::Accepted,
-            _ if !reached.is_empty() && !group.accepts(&reached) => Self::Refuses,
+            ProxyStanding::CutOff => Self::CutOff,
+            ProxyStanding::OfMesh if !reached.is_empty() && !group.accepts(&reached) => Self::Refuses,
             ProxyStanding::OfMesh if !progress.reached.is_empty() && !group.accepts(&progress.reached) => Self::Holds,
-            ProxyStanding::OfMesh | ProxyStanding::CutOff => Self::Behind,
+            ProxyStanding::OfMesh => Self::Behind,
         }
     }
 }
@@ -85,7 +88,7 @@ pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress
         let lacks: Vec<_> =
             roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
         let state = BehindState::of(group, roots, progress);
-        if lacks.is_empty() && state != BehindState::Refuses {
+        if lacks.is_empty() && state > BehindState::CutOff {
             continue;
         }
         for (workload, pods) in &group.workloads {
@@ -102,21 +105,42 @@ pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress
             row.state = row.state.min(state);
         }
     }
-    let mut rows: Vec<_> = rows.into_values().collect();
     // Over a bridge, only those that refuse the certificates of the issuer must restart.
-    if (roots.leaves.is_some() || seen.desired.is_some()) && progress.is_bridged {
-        for row in rows.iter_mut().filter(|row| row.state == BehindState::Behind) {
-            row.what_to_do = NOT_URGENT.to_owned();
+    let is_bridged = (roots.leaves.is_some() || seen.desired.is_some()) && progress.is_bridged;
+    for (workload, row) in &mut rows {
+        let by_itself = workload.kind != "Pod" && !seen.proxies.obstacles.contains_key(*workload);
+        match row.state {
+            BehindState::Behind if is_bridged && by_itself => row.what_to_do = NOT_URGENT.to_owned(),
+            BehindState::Behind if is_bridged => {
+                row.what_to_do = format!("nothing is urgent. Before the bridge ends: {}", row.what_to_do);
+            }
+            BehindState::Accepted => row.what_to_do = format!("nothing waits for it. To repair it: {}", row.what_to_do),
+            _ => {}
         }
     }
-    rows.sort_by_key(|row| row.state);
-    rows
+    in_turn(rows.into_values().collect())
+}
+
+/// Returns the most urgent rows first, and of each urgency the first of each namespace, then the second, and so on: a tenant
+/// must not displace others.
+fn in_turn(rows: Vec<BehindRow>) -> Vec<BehindRow> {
+    let mut seen = BTreeMap::<(BehindState, String), usize>::new();
+    let turn = |row: BehindRow| {
+        let count = seen.entry((row.state, row.namespace.clone())).or_default();
+        *count += 1;
+        (*count, row)
+    };
+    let mut rows: Vec<_> = rows.into_iter().map(turn).collect();
+    rows.sort_by_key(|(turn, row)| (row.state, *turn));
+    rows.into_iter().map(|(_, row)| row).collect()
 }
 
 /// Whether a text can stand in a command and in a sentence. Tenants write the owners of their Pods, and people paste commands
 /// into a shell.
 fn is_plain(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+    // Without a flag.
+    text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
 }
 
 /// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
@@ -137,7 +161,7 @@ fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> S
         (_, Some(RestartObstacle::Paused)) => format!("{} && {}", rollout("resume"), rollout("restart")),
         ("Deployment" | "StatefulSet" | "DaemonSet", None) => rollout("restart"),
         ("Job", None) => "wait until the Job ends".to_owned(),
-        ("Pod", None) => format!("kubectl -n {namespace} delete pod {name}"),
+        ("Pod", None) => "delete it and create it again: no controller does".to_owned(),
         (_, None) => format!("let its {kind} create the Pods again"),
     }
 }
@@ -146,16 +170,17 @@ fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> S
 mod tests {
     use super::*;
     use crate::{
-        api::linkerd_trust::{AcceptedWorkload, TrustPhase},
+        api::linkerd_trust::{AcceptedStep, AcceptedWorkload, TrustPhase},
         text::sha256,
         trust::{
+            TrustReport,
             accepted::AcceptedWorkloads,
             report::TrustVerdict,
-            testing::{Mesh, Pki, declaring, presenting, workload},
+            testing::{Mesh, Pki, declaring, declaring_bridged, presenting, root_of, workload},
         },
         x509::{
             anchor_set::AnchorSet,
-            testing::{TestCa, der},
+            testing::{DAY, TestCa, der},
         },
     };
     #[test]
@@ -165,7 +190,7 @@ mod tests {
             ("DaemonSet", None, "kubectl -n app rollout restart daemonset/a"),
             ("Deployment", None, "kubectl -n app rollout restart deployment/a"),
             ("Job", None, "wait until the Job ends"),
-            ("Pod", None, "kubectl -n app delete pod a"),
+            ("Pod", None, "delete it and create it again: no controller does"),
             ("Rollout", None, "let its Rollout create the Pods again"),
             ("StatefulSet", None, "kubectl -n app rollout restart statefulset/a"),
             ("StatefulSet", Some(RestartObstacle::OnDelete), "delete its Pods: its update strategy is OnDelete"),
@@ -198,6 +223,7 @@ mod tests {
             kind: "Deployment".to_owned(),
             namespace: "app".to_owned(),
             name: (*name).to_owned(),
+            step: AcceptedStep::Issuer,
             anchor: sha256(der(&root.pem)),
         });
         let accepted: Vec<_> = accepted.collect();
@@ -256,5 +282,39 @@ mod tests {
         let last = accepting(mesh(&[&pki.new], &[&pki.new]), &["job"], &pki.new);
         assert_eq!((last.verdict(), last.report().progress.phase), (TrustVerdict::Good, TrustPhase::Complete));
         assert_eq!(states(&last), [("job".to_owned(), "Accepted")]);
+    }
+
+    /// The proxies of x reach the first root over its bridge, and are accepted for it. A tenant has a Pod that trusts only the
+    /// second one.
+    #[test]
+    fn an_acceptance_about_one_declared_root_makes_no_other_one_the_next() {
+        let pki = Pki::new();
+        let (other, carrier) = (root_of("other", DAY), root_of("carrier", -DAY));
+        let bridge = carrier.signs_again(&pki.new, |_| {});
+        let (old_issuer, all): (&[&TestCa], _) = (&[&pki.old_issuer], &[&pki.old, &pki.new, &other][..]);
+        let mesh = Mesh::new(all, &[]).pods("x", 3, &[&pki.old, &carrier]).pods("y", 2, all);
+        let mesh = presenting(mesh.pods("z", 1, &[&pki.old, &other]), &[(old_issuer, 6)], 0);
+        let mesh = declaring_bridged(mesh, &[&pki.new, &other], &[&bridge], &[&carrier]);
+        let next = |report: &TrustReport| report.next_anchor.clone();
+        let report = mesh.report();
+        assert_eq!((report.progress.phase, next(&report)), (TrustPhase::Spreading, Some(sha256(der(&pki.new.pem)))));
+        let report = accepting(mesh, &["x"], &pki.new).report();
+        assert_eq!((report.progress.phase, next(&report)), (TrustPhase::Spreading, Some(sha256(der(&pki.new.pem)))));
+        assert_eq!(report.held_by.as_deref(), Some("Deployment app/z"));
+    }
+
+    #[test]
+    fn rows_of_a_tenant_displace_no_other_namespace_and_a_proxy_without_a_root_of_the_mesh_hides_none() {
+        let pki = Pki::new();
+        let (old_issuer, both): (&[&TestCa], _) = (&[&pki.old_issuer], &[&pki.new, &pki.old][..]);
+        let mut mesh = Mesh::new(both, &[]).pods("web", 1, &[&pki.old]);
+        let of_tenant = |name: String| MeshedWorkload { namespace: "aaa".to_owned(), ..workload("Deployment", &name) };
+        for number in 0..30 {
+            mesh.0.proxies.add(of_tenant(number.to_string()), Some(&AnchorSet::of(&pki.old.pem)), 1);
+        }
+        let mesh = mesh.pods("web", 1, &[&root_of("foreign", -DAY)]);
+        let report = declaring(presenting(mesh, &[(old_issuer, 31)], 0), &[&pki.new]).report();
+        assert!(report.held_by.unwrap().starts_with("Deployment aaa/0, Deployment app/web, "));
+        assert_eq!((&*report.behind[1].name, report.behind[1].state), ("web", BehindState::Holds));
     }
 }

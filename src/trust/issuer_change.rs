@@ -234,9 +234,12 @@ impl<'a> IssuerJudge<'a> {
         match next {
             _ if self.present.is_none() => IssuerStep::Held(TrustReason::IssuerHeld, UNREADABLE.to_owned()),
             // After the way back, the next issuer is that of the root which is not declared any more.
-            Some(RefusedIssuer { is_of_other_root: true, .. }) if is_desired => IssuerStep::Synced(format!(
-                "the issuer belongs to a declared trust anchor. That of Secret {NEXT_ISSUER} does not, and is not used"
-            )),
+            Some(RefusedIssuer { is_of_other_root: true, .. }) if is_desired && seen.next_certificate.is_none() => {
+                IssuerStep::Synced(format!(
+                    "the issuer belongs to a declared trust anchor. That of Secret {NEXT_ISSUER} does not, and is not used"
+                ))
+            }
+            // Then the present one is not renewed.
             Some(RefusedIssuer { why, .. }) => {
                 IssuerStep::Held(TrustReason::IssuerRefused, format!("the issuer of Secret {NEXT_ISSUER} {why}"))
             }
@@ -315,6 +318,14 @@ impl<'a> IssuerJudge<'a> {
                 rounded(lifetime)
             ));
         }
+        // Which names proxies have is not seen here.
+        let known: Vec<_> = self.present.iter().flatten().filter_map(ChainCertificate::excluded_names).collect();
+        let has_others = |it: &ChainCertificate| it.excluded_names().is_some_and(|names| !known.contains(&names));
+        if has_others(&own) || others.iter().any(has_others) {
+            return Err(
+                "excludes names by its name constraints, and proxies with these names would be refused".to_owned()
+            );
+        }
         let kept = self.present.iter().flatten().skip(1);
         for further in bridges.iter().chain(kept) {
             if !others.contains(further) {
@@ -347,7 +358,8 @@ impl<'a> IssuerJudge<'a> {
         let accepted = match self.unknown_signer_lost(sent) {
             Some(lost) => Err(format!(
                 "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
-                 Append this certificate and its root to spec.bridge, or write the issuer yourself"
+                 Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \
+                 a bridge from the root of the present issuer"
             )),
             None if self.is_accepted_as_present(sent) => Ok(()),
             None if self.belongs_to_another_declared(sent) => {

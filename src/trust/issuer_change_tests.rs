@@ -292,6 +292,8 @@ fn after_the_old_root_is_declared_again_the_previous_issuer_is_written() {
             message.ends_with("That of Secret linkerd-identity-issuer-next does not, and is not used"),
             "{message}"
         );
+        issuers.next_certificate = Some("issuer".to_owned());
+        situation.holds(&issuers, TrustReason::IssuerRefused, "does not belong to a declared trust anchor");
         issuers.next = None;
         situation.is_synced(&issuers);
         let without = SeenIssuers { present: file(present), ..SeenIssuers::default() };
@@ -348,6 +350,17 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
         })
     };
     refused(only("linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local"), "trust anchor (");
+    let excluding = |root: &TestCa| {
+        let excluded =
+            vec![rcgen::GeneralSubtree::DnsName("app.serviceaccount.identity.linkerd.cluster.local".to_owned())];
+        root.signs("next", |params| {
+            params.name_constraints =
+                Some(rcgen::NameConstraints { permitted_subtrees: Vec::new(), excluded_subtrees: excluded.clone() });
+        })
+    };
+    refused(file(&[&excluding(&pki.new)]), "excludes names by its name constraints");
+    let again = excluding(&pki.new);
+    situation.writes(&seen(&[&excluding(&pki.new), &pki.bridge], &[&again]), IssuerPlace::Next, &[&again, &pki.bridge]);
     let short = of(&|params| valid(params, -DAY, 2 * DAY));
     situation.writes(&seen(&[&pki.old_issuer], &[&short]), IssuerPlace::Next, &[&short, &pki.bridge]);
 }

@@ -199,9 +199,9 @@ fn at_rest(
             commands: vec![new_issuer(seen)],
         };
     }
-    let mut refusing = behind.iter().filter(|row| row.state == BehindState::Refuses).peekable();
-    if refusing.peek().is_some() {
-        return restart("create these Pods again, or delete them: they trust no root of the mesh", refusing);
+    let mut cut_off = behind.iter().filter(|row| row.state == BehindState::CutOff).peekable();
+    if cut_off.peek().is_some() {
+        return restart("create these Pods again, or delete them: they trust no root of the mesh", cut_off);
     }
     match home.and_then(|home| Some((home, home.not_after?))) {
         Some((home, end)) if end.duration_since(seen.now) <= ROTATE => RotationStep {

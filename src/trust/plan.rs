@@ -13,7 +13,11 @@ use super::{
     seen::{MeshedWorkload, NotSeen, SeenTrust},
     words::{named, proxies, rounded},
 };
-use crate::{api::linkerd_trust::TrustPhase, text::and_more, x509::anchors::AnchorBundle};
+use crate::{
+    api::{ISSUER, NEXT_ISSUER, linkerd_trust::TrustPhase},
+    text::and_more,
+    x509::anchors::AnchorBundle,
+};
 
 /// The maximum number of roots in a sentence.
 const SHOWN: usize = 5;
@@ -63,11 +67,17 @@ impl TrustPlan {
             and_more(found.iter().take(SHOWN), found.len(), ", ")
         };
         let mut steps = Vec::new();
+        let declared = seen.desired.as_ref();
+        let is_enforced = declared.is_some_and(|declared| declared.is_enforced);
+        let manages_issuer = declared.is_some_and(|declared| declared.manages_issuer);
         let has_bridge = roots.target().is_some_and(|target| !roots.over_bridges(&target.id).is_empty());
         if !roots.missing.is_empty() {
             let missing = roots.missing.iter().take(SHOWN).map(|root| named(root));
             let missing = and_more(missing, roots.missing.len(), ", ");
-            steps.push(format!("add {missing} to the bundle: new Pods then trust it"));
+            steps.push(format!(
+                "{}: new Pods then trust it",
+                by(is_enforced, "add", &format!("{missing} to the bundle"))
+            ));
         }
         let is_issuer_desired = roots.is_issuer_desired();
         let refusing = pods(roots.mesh().filter(|group| !group.accepts(&roots.reached())));
@@ -77,7 +87,10 @@ impl TrustPlan {
         if !is_issuer_desired {
             let desired = roots.target().map_or_else(|| list(&|id| roots.desired.contains(id)), named);
             let bridge = if has_bridge { "the declared bridge after it" } else { "a bridge after it if there is one" };
-            steps.push(format!("write an issuer of {desired}, and {bridge}, into linkerd-identity-issuer"));
+            steps.push(match manages_issuer {
+                true => format!("write an issuer of {desired} into {NEXT_ISSUER}: the operator makes it the issuer"),
+                false => format!("write an issuer of {desired}, and {bridge}, into {ISSUER}"),
+            });
         }
         let lifetime = rounded(seen.settings.lifetime);
         let has_others = !roots.in_bundle.is_subset(&roots.desired);
@@ -86,7 +99,8 @@ impl TrustPlan {
         }
         if has_others {
             let others = list(&|id| roots.in_bundle.contains(id) && !roots.desired.contains(id));
-            steps.push(format!("remove {others} from the bundle: new Pods then do not trust it any more"));
+            let removed = by(is_enforced, "remove", &format!("{others} from the bundle"));
+            steps.push(format!("{removed}: new Pods then do not trust it any more"));
         }
         let (restarts, more_namespaces) =
             if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
@@ -98,6 +112,11 @@ impl TrustPlan {
             has_bridge: has_bridge && progress.is_bridged,
         })
     }
+}
+
+/// Returns a step of people, or of the operator.
+fn by(is_of_operator: bool, verb: &str, object: &str) -> String {
+    if is_of_operator { format!("the operator {verb}s {object}") } else { format!("{verb} {object}") }
 }
 
 /// Returns what must restart without a bridge, and the number of further namespaces.

@@ -8,9 +8,9 @@ use super::{
     next_step::{RotationStep, next_step},
     roots::{IssuerReach, LeafReach, MeshRoots, ProxyStanding, pods},
     rotation::RotationProgress,
-    seen::{NotSeen, SeenTrust},
+    seen::{NotSeen, RenewedRoot, SeenTrust},
     sufficient::NeededCertificates,
-    words::{day, named, proxies, proxies_trust, rounded},
+    words::{day, named, named_by, proxies, proxies_trust, rounded},
 };
 use crate::{
     text::{and_more, hex, sha256},
@@ -24,6 +24,8 @@ use crate::{
 
 /// A certificate that ends earlier is reported.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// The same for a root that cert-manager replaces, which people must do before.
+const RENEWED_SOON: SignedDuration = SignedDuration::from_hours(90 * 24);
 /// A smaller part of all proxies may be those of a tenant.
 const FEW: usize = 10;
 /// The maximum number of roots in the report.
@@ -198,6 +200,15 @@ impl TrustReport {
     }
 }
 
+// === impl RootRow ===
+
+impl RootRow {
+    /// The root in a sentence.
+    pub fn named(&self) -> String {
+        named_by(&self.name, &self.sha256)
+    }
+}
+
 // === impl ProblemList ===
 
 impl ProblemList {
@@ -320,7 +331,9 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
         );
         found.add(TrustVerdict::Warning, message);
     }
-    if let Some(renewed) = &seen.renewed_root {
+    let is_soon =
+        |renewed: &&RenewedRoot| renewed.renewal.is_none_or(|renewal| renewal.duration_since(seen.now) <= RENEWED_SOON);
+    if let Some(renewed) = seen.renewed_root.as_ref().filter(is_soon) {
         let date = renewed.renewal.map_or_else(
             || "on a date that it does not show".to_owned(),
             |date| format!("{}, on {}", seen.when(date), day(date)),
@@ -330,8 +343,8 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
             false => "the issuer follows although proxies do not know the new root",
         };
         let message = format!(
-            "cert-manager replaces the root by itself {date}, and {follows}: give each root a Certificate of its own, instead \
-             of {} for all",
+            "cert-manager replaces the root by itself {date}, and {follows}: replace it before, with a root of another \
+             Certificate than {}",
             renewed.certificate
         );
         found.add(TrustVerdict::Warning, message);
@@ -368,8 +381,9 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         found.add(TrustVerdict::Broken, message);
     }
     if refusing > 0 {
+        let verb = if refusing == 1 { "refuses" } else { "refuse" };
         let message = format!(
-            "{} refuse new certificates, because they trust none of their roots: they lose connections as the others \
+            "{} {verb} new certificates, because they trust none of their roots: they lose connections as the others \
              renew, within {}",
             proxies(refusing),
             rounded(seen.settings.lifetime)

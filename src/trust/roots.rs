@@ -8,8 +8,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::seen::{DeclaredRoots, MeshedWorkload, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust};
+use super::{
+    accepted::RotationWait,
+    seen::{DeclaredRoots, MeshedWorkload, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust},
+};
 use crate::{
+    api::linkerd_trust::AcceptedStep,
     text::hex,
     x509::{
         anchor_set::Fingerprint,
@@ -45,6 +49,8 @@ pub(super) struct MeshRoots<'a> {
     of_mesh: BTreeSet<Fingerprint>,
     /// `None` if no proxy was asked for its certificate.
     pub(super) leaves: Option<LeafReach<'a>>,
+    /// The declared root that the issuer belongs to, or that the next one should have.
+    target: Option<Fingerprint>,
     /// For each declared root the ones that its certificates reach over the declared bridges.
     over_bridges: BTreeMap<Fingerprint, BTreeSet<Fingerprint>>,
 }
@@ -144,8 +150,10 @@ impl<'a> MeshRoots<'a> {
             .and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, &desired, seen).map_err(NotSeen::Missing));
         let all = [of_bundle, others].concat();
         let over_bridges = over_bridges(seen);
-        let mut roots = Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves, over_bridges };
+        let mut roots =
+            Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves, target: None, over_bridges };
         roots.mark_cut_off();
+        roots.target = roots.best_target();
         if let Some(declared) = &seen.desired {
             roots.accept(declared);
         }
@@ -162,9 +170,14 @@ impl<'a> MeshRoots<'a> {
         home.is_some_and(|home| self.desired.contains(&home))
     }
 
-    /// Returns the declared root that the issuer belongs to, or that an issuer can have with the fewest restarts: an issuer of
-    /// another declared root would be refused by more proxies.
+    /// Returns the declared root that the issuer belongs to, or that the next one should have.
     pub(super) fn target(&self) -> Option<&'a RootCertificate> {
+        self.target.and_then(|id| self.find(&id))
+    }
+
+    /// An issuer of another declared root would be refused by more proxies. What is accepted does not change it: an acceptance
+    /// is about one root.
+    fn best_target(&self) -> Option<Fingerprint> {
         let home = self.issuer.as_ref().ok().and_then(|issuer| issuer.home).filter(|home| self.desired.contains(home));
         let accepts = |group: &ProxyGroup<'_>, id: &Fingerprint| {
             group.trusts.contains(id) || group.accepts(self.over_bridges(id))
@@ -172,7 +185,7 @@ impl<'a> MeshRoots<'a> {
         let trusted = |id: &Fingerprint| pods(self.mesh().filter(|group| accepts(group, id)));
         let declared = self.all.iter().map(|root| root.id).filter(|id| self.desired.contains(id));
         // Of equal ones, the first, which ends last.
-        home.or_else(|| declared.min_by_key(|id| std::cmp::Reverse(trusted(id)))).and_then(|id| self.find(&id))
+        home.or_else(|| declared.min_by_key(|id| std::cmp::Reverse(trusted(id))))
     }
 
     /// The roots that certificates of a declared root reach over the declared bridges.
@@ -262,14 +275,14 @@ impl<'a> MeshRoots<'a> {
     /// Divides the groups that lack the root of the next issuer: into proxies that may lack it, and the others.
     fn accept(&mut self, declared: &DeclaredRoots) {
         let Some(target) = self.target() else { return };
-        let anchors = [hex(target.sha256)];
+        let wait = RotationWait { step: AcceptedStep::Issuer, anchors: vec![hex(target.sha256)] };
         let mut divided = Vec::new();
         for group in &mut self.groups {
             if group.standing != ProxyStanding::OfMesh || group.trusts.contains(&target.id) {
                 continue;
             }
             let workloads: BTreeMap<_, _> =
-                group.workloads.extract_if(.., |workload, _| declared.accepted.cover(workload, &anchors)).collect();
+                group.workloads.extract_if(.., |workload, _| declared.accepted.cover(workload, &wait)).collect();
             let pods: usize = workloads.values().sum();
             if pods > 0 {
                 group.pods -= pods;

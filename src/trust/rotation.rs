@@ -161,20 +161,21 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             format!("add {} to {place}, and keep the roots that it has", list(&roots.missing))
         }
         TrustPhase::Spreading => {
-            let bridge = match target.and_then(|target| signer(roots, target.id)) {
-                Some(signer) => format!(
-                    "write an issuer of {issuer_of}, and after it a bridge that {} signs, into the Secret {secret}, once \
-                     spec.bridge has this bridge and its signer: then nothing has to restart. \
-                     Without a bridge, first",
-                    named(signer)
-                ),
-                None => format!("no single bridge is enough. Before the issuer of {issuer_of},"),
-            };
             let untrusting = proxies_trust(progress.untrusting, false);
-            format!(
-                "{bridge} restart the workloads that hold this, and the control plane: {untrusting} the root{later}. \
-                 spec.accept may name workloads for which nothing waits"
-            )
+            let restart = format!(
+                "restart the workloads that hold this, and the control plane, or name them in spec.accept: {untrusting} the root"
+            );
+            match target.and_then(|target| signer(roots, target.id)).map(named) {
+                Some(signer) if is_managed => format!(
+                    "{restart}. With a bridge that {signer} signs, and with it and its signer in spec.bridge, nothing has to \
+                     restart"
+                ),
+                Some(signer) => format!(
+                    "{restart}. Or write an issuer of {issuer_of}, and after it a bridge that {signer} signs, into the Secret \
+                     {secret}, once spec.bridge has this bridge and its signer: then nothing has to restart{later}"
+                ),
+                None => format!("Before the issuer of {issuer_of}, {restart}. No single bridge is enough{later}"),
+            }
         }
         TrustPhase::AwaitingIssuer if is_managed => awaited_by_operator(seen, &issuer_of),
         TrustPhase::AwaitingIssuer => {

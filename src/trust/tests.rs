@@ -379,14 +379,16 @@ fn an_issuer_that_is_not_written_is_a_warning_also_at_rest() {
 fn a_root_that_cert_manager_renews_by_itself_is_a_danger() {
     let pki = Pki::new();
     let mut mesh = Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 1, &[&pki.new]);
-    let root = |is_managed: bool| {
-        let (certificate, renewal) = ("linkerd/linkerd-trust-anchor".to_owned(), Some(at(20 * DAY)));
+    let root_in = |days: i64, is_managed: bool| {
+        let (certificate, renewal) = ("linkerd/linkerd-trust-anchor".to_owned(), Some(at(days * DAY)));
         Some(RenewedRoot { certificate, renewal, is_managed })
     };
-    mesh.0.renewed_root = root(false);
+    mesh.0.renewed_root = root_in(20, false);
     let text = "cert-manager replaces the root by itself in 20 d, on 2027-01-21, and the issuer follows";
     reports(&mesh.report(), TrustVerdict::Warning, text);
-    mesh.0.renewed_root = root(true);
+    mesh.0.renewed_root = root_in(100, false);
+    assert_eq!(mesh.verdict(), TrustVerdict::Good, "there is time");
+    mesh.0.renewed_root = root_in(20, true);
     reports(
         &mesh.report(),
         TrustVerdict::Warning,

@@ -9,8 +9,11 @@ const SHOWN: usize = 8;
 
 /// Returns a root for a sentence: its name, and the first digits of its fingerprint, because roots often share names.
 pub(super) fn named(root: &RootCertificate) -> String {
-    let digits = hex(root.sha256);
-    format!("{} ({})", root.name, digits.get(..SHOWN).unwrap_or_default())
+    named_by(&root.name, &hex(root.sha256))
+}
+
+pub(super) fn named_by(name: &str, sha256: &str) -> String {
+    format!("{name} ({})", sha256.get(..SHOWN).unwrap_or_default())
 }
 
 /// Returns a number of proxies in words.

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::{
     certificate::X509Certificate,
     extensions::{ParsedExtension, X509Extension},
-    oid_registry::OID_X509_EXT_SUBJECT_KEY_IDENTIFIER,
+    oid_registry::{OID_X509_EXT_NAME_CONSTRAINTS, OID_X509_EXT_SUBJECT_KEY_IDENTIFIER},
     prelude::FromDer,
     x509::X509Name,
 };
@@ -81,6 +81,15 @@ impl ChainCertificate {
     pub(crate) fn path_length(&self) -> Option<u32> {
         let (_, certificate) = X509Certificate::from_der(&self.der).ok()?;
         certificate.basic_constraints().ok()??.value.path_len_constraint
+    }
+
+    /// Returns its name constraints in DER if they exclude names.
+    pub(crate) fn excluded_names(&self) -> Option<Vec<u8>> {
+        let (_, certificate) = X509Certificate::from_der(&self.der).ok()?;
+        let constraints = certificate.name_constraints().ok()??;
+        constraints.value.excluded_subtrees.as_ref()?;
+        let found = certificate.extensions().iter().find(|extension| extension.oid == OID_X509_EXT_NAME_CONSTRAINTS)?;
+        Some(found.value.to_vec())
     }
 
     /// Whether it has the name and the key of a trust anchor, as a bridge has: a certificate of a root that another root

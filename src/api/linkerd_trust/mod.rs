@@ -92,11 +92,20 @@ pub struct AcceptedWorkload {
     /// The name of the workload.
     #[schemars(schema_with = "schema::object_name")]
     pub name: String,
-    /// The SHA-256 of a trust anchor, as in status.anchors. If it is declared, the next issuer does not wait until the
-    /// workload trusts it. If not, its removal does not wait until a workload that the operator does not see needs it no
-    /// longer. The entry has no effect for another trust anchor.
+    /// What does not wait for the workload. Issuer: the issuer of the trust anchor is written, although proxies of the workload
+    /// may not trust it. Removal: the trust anchor leaves the bundle, although certificates of a workload that the operator does
+    /// not see may need it.
+    pub step: AcceptedStep,
+    /// The SHA-256 of the trust anchor, as in status.anchors. The entry has no effect for another one.
     #[schemars(schema_with = "schema::sha256")]
     pub anchor: String,
+}
+
+/// A step of a rotation that does not wait for a workload.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum AcceptedStep {
+    Issuer,
+    Removal,
 }
 
 /// The issuer of the mesh.

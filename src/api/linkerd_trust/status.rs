@@ -176,7 +176,8 @@ pub struct TrustWorkloadStatus {
     /// The number of its Pods that are behind.
     pub pods: i64,
     /// Refuses: these proxies refuse new certificates of others. Holds: they would refuse the certificates of the next
-    /// issuer, which waits for them. Behind: they accept all certificates. Accepted: spec.accept permits that they refuse
+    /// issuer, which waits for them. CutOff: they trust no root of the mesh, and delay nothing. Behind: they accept all
+    /// certificates. Accepted: spec.accept permits that they refuse
     /// certificates.
     pub state: String,
     /// How its proxies get the bundle.

@@ -56,7 +56,9 @@ pub(super) fn observed(trust: Option<&LinkerdTrust>) -> String {
         (Some(refused), _) => format!("\nLinkerdTrust {name}   not in effect: {}\n", printable(&refused.message)),
         (None, Some(phase)) => {
             let phase = phase.as_str();
-            format!("\nLinkerdTrust {name}   {phase}, by the certificates that proxies present: {next}\n")
+            let commands: String =
+                status.commands.iter().map(|command| format!("       {}\n", printable(command))).collect();
+            format!("\nLinkerdTrust {name}   {phase}, by the certificates that proxies present: {next}\n{commands}")
         }
         (None, None) => String::new(),
     }
@@ -125,6 +127,7 @@ fn behind(report: &TrustReport) -> Vec<Vec<String>> {
         let state = match row.state {
             BehindState::Refuses => "refuses new certificates",
             BehindState::Holds => "holds the next issuer",
+            BehindState::CutOff => "trusts no root of the mesh",
             BehindState::Behind => "",
             BehindState::Accepted => "accepted",
         };

@@ -11,7 +11,7 @@ const MANUAL: &str = "remove the proxy from its template, or inject it again wit
 const HOLDING: [(&str, &str); 4] = [
     ("DaemonSet", MANUAL),
     ("Job", "wait until the Job ends"),
-    ("Pod", "kubectl -n default delete pod pod-1"),
+    ("Pod", "delete it and create it again: no controller does"),
     ("StatefulSet", "delete its Pods: its update strategy is OnDelete"),
 ];
 
@@ -106,7 +106,7 @@ async fn each_workload_that_nothing_restarts_holds_the_issuer_with_its_way_out_u
     let of_other = roots.clone().find(|root| root["desired"] == false).context("no root")?["sha256"].clone();
     let accept = |kind: &str, anchor: &Value| {
         let name = if kind == "Pod" { "pod-1".to_owned() } else { kind.to_lowercase() };
-        json!({"kind": kind, "namespace": "default", "name": name, "anchor": anchor})
+        json!({"kind": kind, "namespace": "default", "name": name, "step": "Issuer", "anchor": anchor})
     };
     let void: Vec<_> = HOLDING.iter().map(|(kind, _)| accept(kind, &of_other)).collect();
     declare(&mesh, &new, &void).await?;
@@ -136,7 +136,8 @@ async fn each_workload_that_nothing_restarts_holds_the_issuer_with_its_way_out_u
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acceptance_without_a_fingerprint_or_without_declared_roots_is_rejected_or_invalid() -> Result<()> {
     let mesh = ReportedMesh::start().await?;
-    let accept = |anchor: &str| [json!({"kind": "Job", "namespace": "a", "name": "b", "anchor": anchor})];
+    let accept =
+        |anchor: &str| [json!({"kind": "Job", "namespace": "a", "name": "b", "step": "Issuer", "anchor": anchor})];
     let error = declare(&mesh, &mesh.old, &accept("new")).await.expect_err("it has no SHA-256").to_string();
     ensure!(error.contains("spec.accept[0].anchor") && error.contains("must be a SHA-256"), "{error}");
     let spec = json!({"accept": accept(&"a".repeat(64))});
