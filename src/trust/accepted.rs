@@ -1,8 +1,8 @@
 //! The workloads for which a rotation does not wait. Pure.
 //!
 //! In: what a LinkerdTrust accepts. Out: whether a workload is accepted, and the command that accepts it. Always holds: an
-//! acceptance is about one step and one trust anchor, so that one for a root that all trust is none for its removal; the
-//! command changes nothing if the spec has changed.
+//! acceptance is about one step and one trust anchor, and does not count for another step; the command changes nothing if
+//! the spec has changed.
 
 use std::collections::BTreeSet;
 

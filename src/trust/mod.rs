@@ -13,6 +13,8 @@ pub(crate) mod issuer_acceptance;
 pub(crate) mod issuer_change;
 #[cfg(test)]
 mod issuer_change_tests;
+#[cfg(test)]
+mod issuer_renewal_tests;
 mod next_step;
 pub(crate) mod obstacle;
 mod plan;
