@@ -20,7 +20,9 @@ use crate::{
     api::linkerd_trust::{AcceptedStep, TrustPhase, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
     text::and_more,
-    trust::{SeenTrust, TrustReport, accepted::RotationWait, issuer_acceptance::INJECTED_AFTER, words::proxies_trust},
+    trust::{
+        SeenTrust, TrustReport, accepted::RotationWait, issuer_change::acceptance::INJECTED_AFTER, words::proxies_trust,
+    },
 };
 
 /// The interval at which the objects of unseen proxies are listed.

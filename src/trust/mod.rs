@@ -9,12 +9,7 @@ pub(crate) mod accepted;
 pub mod behind;
 pub(crate) mod bundle_change;
 pub(crate) mod declared;
-pub(crate) mod issuer_acceptance;
 pub(crate) mod issuer_change;
-#[cfg(test)]
-mod issuer_change_tests;
-#[cfg(test)]
-mod issuer_renewal_tests;
 mod next_step;
 pub(crate) mod obstacle;
 mod plan;

@@ -7,6 +7,12 @@
 //! one, or the status says of this bundle that all proxies will; a bridge is kept until it ends; a Secret that cert-manager
 //! writes is not written.
 
+pub(crate) mod acceptance;
+#[cfg(test)]
+mod renewal_tests;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
@@ -102,7 +108,7 @@ pub(crate) struct IssuerBasis<'a> {
 }
 
 /// The certificates that are sent with each leaf, the issuer's first.
-pub(super) type Sent = Vec<ChainCertificate>;
+type Sent = Vec<ChainCertificate>;
 
 /// Why an issuer must not be that of the mesh. The text continues a sentence about it.
 struct RefusedIssuer {
@@ -111,13 +117,13 @@ struct RefusedIssuer {
 }
 
 /// What the basis and the present issuer say about a candidate.
-pub(super) struct IssuerJudge<'a> {
-    pub(super) basis: &'a IssuerBasis<'a>,
-    pub(super) bundle: AnchorBundle,
+struct IssuerJudge<'a> {
+    basis: &'a IssuerBasis<'a>,
+    bundle: AnchorBundle,
     /// The roots of the bundle and of the declaration, each once.
-    pub(super) known: Vec<RootCertificate>,
+    known: Vec<RootCertificate>,
     /// `None` if it cannot be read.
-    pub(super) present: Option<Sent>,
+    present: Option<Sent>,
     has_present_key: bool,
 }
 
@@ -153,7 +159,7 @@ impl IssuerBasis<'_> {
     }
 
     /// Whether the status is about this bundle and this declaration.
-    pub(super) fn is_status_current(&self) -> bool {
+    fn is_status_current(&self) -> bool {
         self.status.observed_generation == Some(self.generation)
             && self.status.trust_roots_sha256.as_ref() == Some(&sha256(self.bundle))
     }

@@ -1,12 +1,12 @@
 //! Tests of an issuer that is renewed, by people or by cert-manager.
 
 use super::{
-    issuer_change::{IssuerPlace, IssuerStep},
-    issuer_change_tests::{Situation, file, seen},
-    testing::Pki,
+    IssuerPlace, IssuerStep,
+    tests::{Situation, file, seen},
 };
 use crate::{
     api::linkerd_trust::TrustReason,
+    trust::testing::Pki,
     x509::testing::{DAY, TestCa, valid},
 };
 

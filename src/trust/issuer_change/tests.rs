@@ -5,18 +5,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use rcgen::{KeyPair, PKCS_ED25519};
 use zeroize::Zeroizing;
 
-use super::{
-    accepted::AcceptedWorkloads,
-    issuer_change::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers},
-    seen::{DeclaredRoots, LeafSettings},
-    testing::{Pki, at, root_of},
-};
+use super::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers};
 use crate::{
     api::{
         LinkerdTrustStatus,
         linkerd_trust::{TrustPhase, TrustProxiesStatus, TrustReason},
     },
     text::sha256,
+    trust::{
+        accepted::AcceptedWorkloads,
+        seen::{DeclaredRoots, LeafSettings},
+        testing::{Pki, at, root_of},
+    },
     x509::{
         anchors::{AnchorBundle, RootCertificate},
         certificate::ChainCertificate,

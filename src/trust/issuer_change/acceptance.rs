@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::issuer_change::{IssuerJudge, Sent};
+use super::{IssuerJudge, Sent};
 use crate::{
     api::linkerd_trust::{TrustCondition, TrustPhase},
     text::hex,
