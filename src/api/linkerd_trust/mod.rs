@@ -82,7 +82,7 @@ pub struct LinkerdTrustSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::tidy)]
 pub struct AcceptedWorkload {
-    /// The kind, such as Deployment, Job or CronJob; Pod for a Pod without an owner.
+    /// The kind, such as Deployment or Job; Pod for a Pod without an owner.
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
     /// The namespace of the workload; absent for a kind without one.

@@ -177,8 +177,7 @@ pub struct TrustWorkloadStatus {
     pub pods: i64,
     /// Refuses: these proxies refuse new certificates of others. Holds: they would refuse the certificates of the next
     /// issuer, which waits for them. CutOff: they trust no root of the mesh, and delay nothing. Behind: they accept all
-    /// certificates. Accepted: spec.accept permits that they refuse
-    /// certificates.
+    /// certificates. Accepted: spec.accept permits that they refuse certificates.
     pub state: String,
     /// How its proxies get the bundle.
     pub what_to_do: String,
