@@ -101,8 +101,10 @@ async fn deployment(mesh: &Explained, name: &str, labels: Value) -> Result<()> {
     let labelled = json!({"app": name});
     let annotations = json!({"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-26.8.3"});
     let proxy = json!({"name": "linkerd-proxy", "image": "proxy:edge-26.8.3", "restartPolicy": "Always"});
-    let spec = json!({"initContainers": [proxy], "containers": [{"name": "web", "image": "web"}]});
-    let template = json!({"metadata": {"labels": labelled, "annotations": annotations}, "spec": spec});
+    let containers = json!([{"name": "web", "image": "web"}]);
+    let spec = json!({"initContainers": [proxy], "containers": containers});
+    let template =
+        json!({"metadata": {"labels": labelled, "annotations": annotations}, "spec": {"containers": containers}});
     let selector = json!({"matchLabels": labelled});
     let create = async |kind: &str, version: &str, mut metadata: Value, spec: Value| -> Result<String> {
         let common = [("name", name), ("namespace", "app")].map(|(key, value)| (key.to_owned(), json!(value)));
