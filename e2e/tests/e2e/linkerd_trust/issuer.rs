@@ -154,8 +154,9 @@ impl IssuerMesh {
     async fn accept_unseen(&self) -> Result<()> {
         let command = eventually(SOON, "the command", async || {
             let object = self.mesh.rig.get(&["linkerdtrust", "mesh"]).await?;
+            let is_current = object.pointer("/status/observedGeneration") == object.pointer("/metadata/generation");
             let command = object.pointer("/status/commands/0").and_then(Value::as_str);
-            let command = command.filter(|it| it.starts_with("kubectl patch linkerdtrust mesh"));
+            let command = command.filter(|it| is_current && it.starts_with("kubectl patch linkerdtrust mesh"));
             Ok(command.with_context(|| format!("{object:#}"))?.to_owned())
         });
         self.mesh.rig.shell(&command.await?).await
