@@ -102,12 +102,15 @@ impl SeenParts {
                     if reads_bundle && pod.created.is_none_or(|created| Some(created) <= written) {
                         behind.insert(meshed(workload.clone()));
                     }
-                    if let Some(known) = state.apps_workload(&workload)
-                        && let Some(obstacle) = RestartObstacle::of(known)
-                    {
-                        obstacles.insert(meshed(workload.clone()), obstacle);
+                    let key = (injected.trust_anchors.as_deref(), workload);
+                    if let Some(count) = counted.get_mut(&key) {
+                        *count += 1;
+                        continue;
                     }
-                    *counted.entry((injected.trust_anchors.as_deref(), workload)).or_default() += 1;
+                    if let Some(obstacle) = state.apps_workload(&key.1).and_then(|known| RestartObstacle::of(known)) {
+                        obstacles.insert(meshed(key.1.clone()), obstacle);
+                    }
+                    counted.insert(key, 1);
                 }
             }
             tokio::task::yield_now().await;
