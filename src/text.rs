@@ -39,6 +39,14 @@ pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, se
     }
 }
 
+/// Whether a text may be the name of an object, so that it can stand in a command and in a sentence. Tenants write some names,
+/// and people paste commands into a shell.
+pub fn is_name(text: &str) -> bool {
+    // Not a flag.
+    text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+}
+
 /// Escapes the characters that a terminal would obey instead of printing them: control characters, which include line
 /// breaks, and marks that reorder a text. The escapes are those of JSON, so that escaped JSON is the same value.
 pub fn printable(text: &str) -> Cow<'_, str> {

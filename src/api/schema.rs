@@ -114,8 +114,9 @@ pub(in crate::api) fn object_name(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(in crate::api) fn sha256(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
-        rule("self.matches('^[0-9a-f]{64}$')", "must be a SHA-256: 64 of the digits 0 to 9 and a to f"),
+    // With colons, as openssl prints it, it has 95 characters.
+    json_schema!({"type": "string", "maxLength": 128, "x-kubernetes-validations": [
+        rule("self.matches('^[0-9a-f]{64}$')", "must be a SHA-256: 64 of the digits 0 to 9 and a to f, without colons"),
     ]})
 }
 

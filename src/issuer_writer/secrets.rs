@@ -26,7 +26,7 @@ use crate::{
     api::{ISSUER, MANAGED_BY_ANNOTATION, NEXT_ISSUER, OPERATOR, PREVIOUS_ISSUER, REPLACED_AT_ANNOTATION},
     client,
     lease::Fence,
-    text::truncated,
+    text::{is_name, truncated},
     trust::issuer_change::{IssuerFile, IssuerPlace, NewIssuer, SeenIssuers},
     write::WriteError,
 };
@@ -114,10 +114,7 @@ impl SecretMeta {
 /// Returns the name of the Certificate from which cert-manager writes a Secret, if it does.
 fn certificate_of(secret: &core::Secret) -> Option<String> {
     let name = secret.annotations().get(CERTIFICATE_ANNOTATION)?;
-    // It stands in a command.
-    let is_plain = name.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
-    Some(if is_plain { truncated(name.clone(), LONGEST_NAME) } else { "NAME".to_owned() })
+    Some(if is_name(name) { truncated(name.clone(), LONGEST_NAME) } else { "NAME".to_owned() })
 }
 
 /// Returns the issuer in a Secret. A part that it lacks is empty.

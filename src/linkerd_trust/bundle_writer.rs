@@ -3,7 +3,8 @@
 //! In: the declared roots, the ConfigMap of the bundle as the state has it. Out: a patch of `data["ca-bundle.crt"]`, or the
 //! reason why nothing is written. Always holds: each patch names the version that was read; only the leader writes; a write
 //! that failed is repeated after a minute; after each removal of what was added, the operator waits longer before it adds
-//! it again; a root that another writer has added again is removed once an hour by one process.
+//! it again; a root that another writer has added again is removed once an hour by one process, and a distrusted one once a
+//! minute.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +29,7 @@ use crate::{
     lease::Fence,
     retry::Overwrites,
     trust::{
-        bundle_change::{BundleChange, BundleChangeKind, addition, removal},
+        bundle_change::{BundleChange, BundleChangeKind, addition, cut, removal},
         seen::DeclaredRoots,
     },
     write::WriteError,
@@ -42,6 +43,8 @@ const REFUSED_RETRY: Duration = Duration::from_secs(60);
 /// The time until a root that another writer has added again is removed again. Each change of the bundle may restart
 /// workloads.
 const REMOVED_AGAIN: Duration = Duration::from_secs(3600);
+/// The same for a distrusted one: new Pods must not trust it.
+const DISTRUSTED_AGAIN: Duration = Duration::from_secs(60);
 
 pub(super) struct BundleWriter {
     fence: Fence,
@@ -138,6 +141,23 @@ impl BundleWriter {
     /// When they must not be removed at present.
     pub(super) fn removal(&self, declared: &DeclaredRoots, map: &ConfigMap) -> Result<Option<BundleChange>, HeldWrite> {
         self.planned(removal(map.bundle.as_deref().unwrap_or_default(), declared), map)
+    }
+
+    /// Removes the distrusted roots, whatever needs them; `None` if the bundle has none, or lacks a declared one. The inner
+    /// error is the reason why nothing was written.
+    ///
+    /// # Errors
+    /// When the ConfigMap has changed, or this process does not lead.
+    pub(super) async fn cut(
+        &self,
+        declared: &DeclaredRoots,
+        map: &ConfigMap,
+    ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
+        match self.planned(cut(map.bundle.as_deref().unwrap_or_default(), declared), map) {
+            Ok(Some(change)) => Ok(self.write(change, map).await?.map(Some)),
+            Ok(None) => Ok(Ok(None)),
+            Err(held) => Ok(Err(held)),
+        }
     }
 
     fn planned(
@@ -265,12 +285,17 @@ impl WriterMemory {
             BundleChangeKind::Addition => None,
             BundleChangeKind::Removal => {
                 self.removed.retain(|_, at| left_of(REMOVED_AGAIN, *at).is_some());
-                let left = |root: &Fingerprint| left_of(REMOVED_AGAIN, *self.removed.get(root)?);
+                let (pause, remedy) = match change.is_urgent {
+                    true => (DISTRUSTED_AGAIN, ". The operator removes it again after a minute"),
+                    false => (REMOVED_AGAIN, ", or declare it. The operator removes it again after an hour"),
+                };
+                let writer = if writer == FIELD_MANAGER { "another writer" } else { writer };
+                let left = |root: &Fingerprint| left_of(pause, *self.removed.get(root)?);
                 // One that was not removed before does not wait for the others.
                 let left = change.roots.iter().map(left).collect::<Option<Vec<_>>>()?.into_iter().min()?;
                 let message = format!(
                     "{writer} has added {} to ConfigMap {} again, which the operator had removed: remove it from the \
-                     configuration of that writer, or declare it. The operator removes it again after an hour",
+                     configuration of that writer{remedy}",
                     change.names, map.key
                 );
                 Some(HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(left), commands: Vec::new() })
@@ -337,7 +362,13 @@ mod tests {
 
     fn addition_of(root: u8) -> BundleChange {
         let kind = BundleChangeKind::Addition;
-        BundleChange { kind, text: root.to_string(), names: root.to_string(), roots: [[root; 32]].into() }
+        BundleChange {
+            kind,
+            text: root.to_string(),
+            names: root.to_string(),
+            roots: [[root; 32]].into(),
+            is_urgent: false,
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -379,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_root_that_was_added_again_is_removed_once_an_hour() {
+    async fn a_root_that_was_added_again_is_removed_once_an_hour_and_a_distrusted_one_once_a_minute() {
         let mut memory = WriterMemory::default();
         let removal = |root: u8| BundleChange { kind: BundleChangeKind::Removal, ..addition_of(root) };
         assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
@@ -391,6 +422,11 @@ mod tests {
         assert!(memory.hold(&with_another, &map("1"), "helm").is_none(), "another root does not wait");
         memory.note(&removal(1), "helm");
         assert!(memory.hold(&removal(0), &map("1"), "helm").is_some(), "it is remembered");
+        let distrusted = BundleChange { is_urgent: true, ..removal(0) };
+        assert_eq!(memory.hold(&distrusted, &map("1"), "helm").unwrap().retry, Some(DISTRUSTED_AGAIN));
+        sleep(DISTRUSTED_AGAIN).await;
+        assert!(memory.hold(&distrusted, &map("1"), "helm").is_none());
+        assert!(memory.hold(&removal(0), &map("1"), "helm").is_some());
         sleep(REMOVED_AGAIN).await;
         assert!(memory.hold(&removal(0), &map("1"), "helm").is_none());
         memory.note(&removal(0), "helm");

@@ -102,6 +102,7 @@ impl Collector for LinkerdTrustCollector {
                     ("refusing", counted.refusing),
                     ("cut_off", counted.cut_off),
                     ("accepted", counted.accepted),
+                    ("exposed", counted.exposed),
                     ("from_config_map", counted.from_config_map),
                     ("unobserved", counted.unobserved),
                 ] {

@@ -144,7 +144,7 @@ impl LinkerdTrustReconciler {
             (None, Err(why)) => TrustFacts::Invalid(why),
             (None, Ok(desired)) => {
                 // First of all, because new Pods may need what is missing.
-                let held = match self.add_missing(&trust, desired.as_ref(), bundle.as_deref()).await? {
+                let held = match self.write_at_once(&trust, desired.as_ref(), bundle.as_deref()).await? {
                     Ok(None) => None,
                     Err(held) => Some(held),
                     Ok(Some(written)) => return Ok(self.written(&trust, written)),
@@ -180,15 +180,23 @@ impl LinkerdTrustReconciler {
         Ok(NextReconcile::After(facts.due().map_or(resync, |due| due.min(resync))))
     }
 
-    /// Adds declared trust anchors to the bundle, if the resource says so.
-    async fn add_missing(
+    /// Adds declared trust anchors to the bundle, if the resource says so; and while connections are cut, removes distrusted
+    /// ones, once new Pods get certificates of another issuer.
+    async fn write_at_once(
         &self,
         trust: &LinkerdTrust,
         desired: Option<&DeclaredRoots>,
         bundle: Option<&ConfigMap>,
     ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
         match (trust.spec.mode, desired) {
-            (TrustMode::Enforce, Some(desired)) => self.bundle.add_missing(desired, bundle).await,
+            (TrustMode::Enforce, Some(desired)) => match (self.bundle.add_missing(desired, bundle).await?, bundle) {
+                (Ok(None), Some(bundle))
+                    if desired.distrusted.is_cut && trust.status.is_issuer_written(trust.generation) =>
+                {
+                    self.bundle.cut(desired, bundle).await
+                }
+                (result, _) => Ok(result),
+            },
             _ => Ok(Ok(None)),
         }
     }

@@ -145,7 +145,12 @@ fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
 /// Returns the next step. What holds a removal comes before it.
 fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
     let is_retiring = report.progress.phase == TrustPhase::Retiring;
-    match later.held.as_ref().filter(|held| is_retiring && held.reason != TrustReason::WrittenByTrustManager) {
+    let is_first = |held: &&HeldWrite| match held.reason {
+        TrustReason::RemovalHeld => true,
+        TrustReason::WrittenByTrustManager => false,
+        _ => is_retiring,
+    };
+    match later.held.as_ref().filter(is_first) {
         Some(held) => RotationStep { sentence: held.message.clone(), commands: held.commands.clone() },
         None => {
             let RotationStep { sentence, mut commands } = report.next_step.clone();
@@ -187,6 +192,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
         trust_roots_sha256: report.bundle_sha256.clone(),
         sufficient_anchors: report.sufficient.clone(),
         required_anchors: report.required.clone(),
+        distrusted_anchors: report.distrusted.clone(),
         issuer: report.issuer.name.clone().map(|name| TrustIssuerStatus {
             name,
             expires: report.issuer.expires.map(Time),
@@ -211,7 +217,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
 }
 
 fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesStatus {
-    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, accepted, .. } = *totals;
+    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, accepted, exposed, .. } = *totals;
     TrustProxiesStatus {
         summary: format!("{}/{}", progress.trusting, total.saturating_sub(from_config_map)),
         total: number(total),
@@ -220,6 +226,7 @@ fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesSta
         refusing: number(refusing),
         cut_off: number(cut_off),
         accepted: number(accepted),
+        exposed: number(exposed),
         from_config_map: number(from_config_map),
         unobserved: number(progress.unobserved),
     }
@@ -296,6 +303,9 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
     };
     let ready = match (problems(report, TrustVerdict::Broken).first(), phase) {
         (Some(problem), _) => (Some(false), TrustReason::Broken, problem.clone()),
+        (None, TrustPhase::Steady | TrustPhase::Complete) if report.is_exposed => {
+            (Some(false), TrustReason::ProxiesExposed, next())
+        }
         (None, TrustPhase::Steady | TrustPhase::Complete) => (Some(true), TrustReason::Synced, next()),
         (None, TrustPhase::Unknown) => (None, TrustReason::NotObserved, next()),
         (None, _) => (Some(false), TrustReason::RotationInProgress, format!("{}: {}", phase.as_str(), next())),

@@ -19,16 +19,14 @@ use super::{
 use crate::{
     api::linkerd_trust::{AcceptedStep, TrustPhase, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
-    text::and_more,
     trust::{
-        SeenTrust, TrustReport, accepted::RotationWait, issuer_change::acceptance::INJECTED_AFTER, words::proxies_trust,
+        SeenTrust, TrustReport, accepted::RotationWait, issuer_change::acceptance::INJECTED_AFTER, seen::DeclaredRoots,
+        words::proxies_trust,
     },
 };
 
 /// The interval at which the objects of unseen proxies are listed.
 const RETRY: Duration = Duration::from_secs(60);
-/// The maximum number of workloads in a sentence.
-const SHOWN: usize = 5;
 
 /// What the condition ReadyToSwitch says.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,18 +80,8 @@ impl SwitchReadiness {
                 "proxies that accept the present issuer accept the next one, with the declared bridges",
             ));
         }
-        if !seen.proxies.behind_config_map.is_empty() {
-            let all = seen
-                .proxies
-                .behind_config_map
-                .iter()
-                .map(|workload| format!("{}/{}", workload.kind.to_ascii_lowercase(), workload.name));
-            let all: Vec<_> = all.collect();
-            let message = format!(
-                "the control plane read the bundle before it was changed. Restart it: kubectl -n {} rollout restart {}",
-                seen.namespace,
-                and_more(all.iter().take(SHOWN), all.len(), " ")
-            );
+        if let Some(restart) = seen.control_plane_restart() {
+            let message = format!("the control plane read the bundle before it was changed. Restart it: {restart}");
             return Some(Self::held(TrustReason::ControlPlaneBehind, message, None));
         }
         let written = seen.bundle.as_ref().ok().and_then(|bundle| bundle.written);
@@ -127,7 +115,9 @@ impl SwitchGate {
         seen: &SeenTrust,
         is_held: bool,
     ) -> Option<SwitchReadiness> {
-        let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
+        // While connections are cut, the writer waits for no proxy.
+        let waits = |declared: &DeclaredRoots| declared.manages_issuer && !declared.distrusted.is_cut;
+        let is_managed = seen.desired.as_ref().is_some_and(waits);
         let is_asked = match report.progress.phase {
             TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading => false,
             TrustPhase::AwaitingIssuer => true,

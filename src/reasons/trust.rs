@@ -197,6 +197,12 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "Proxies refuse certificates, or will when they renew theirs.",
                 "Do what status.nextStep says.",
             ),
+            entry(
+                "ProxiesExposed",
+                "False",
+                "The rotation is complete, and proxies still trust an anchor of spec.distrust.",
+                "Do what status.nextStep says.",
+            ),
             entry("Conflicted", "False", "The condition Accepted is False.", "Do what its message says."),
             entry("Invalid", "False", "The condition Accepted is False.", "Do what its message says."),
             fine("NotObserved", "Unknown", "The bundle, or the certificate of any proxy, was not observed."),

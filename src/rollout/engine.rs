@@ -170,8 +170,8 @@ impl Engine {
             self.term = ActiveTerm { number: after.term, starts: Some(Instant::now() + PREDECESSOR) };
             self.schedule.begin_term(now);
         }
-        let window = after.rollout.window.as_ref();
-        if before.is_none_or(|before| before.rollout.window.as_ref() != window) {
+        let window = after.window();
+        if before.is_none_or(|before| before.window() != window) {
             self.window = WindowCache::new(window);
         }
         if before.is_some_and(|before| before.assesses_like(after)) {
@@ -314,9 +314,9 @@ impl Engine {
         RolloutLimits {
             may_start: gate.is_none() && is_ready && !is_halted(&self.schedule, target),
             may_inject: target.gates.closed.is_none() && self.unapproved(target).is_none() && is_ready,
-            at_once: rollout.max_concurrent(selected),
-            at_once_in_namespace: rollout.max_concurrent_per_namespace(),
-            interval: rollout.interval(),
+            at_once: target.max_concurrent(selected),
+            at_once_in_namespace: target.max_concurrent_per_namespace(selected),
+            interval: target.interval(),
             soak: rollout.soak(),
             deadline: rollout.progress_deadline(),
         }

@@ -3,7 +3,7 @@
 //! In: what the controller derives from a LinkerdConfig in effect. Out: a [`RolloutTarget`], which the engine rolls
 //! out. Always holds: the engine sees no status.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -16,10 +16,13 @@ use super::{
 use crate::{
     api::{
         KUBE_SYSTEM, NamespacedName,
-        linkerd_config::{ProxyShapeStatus, RolloutSpec, RolloutTrigger},
+        linkerd_config::{ProxyShapeStatus, RolloutSpec, RolloutTrigger, WindowSpec},
     },
     cluster::kinds::{linkerd_config::LinkerdConfig, namespace::Namespace},
 };
+
+/// While proxies trust a distrusted anchor, this part of the workloads may restart at the same time.
+const URGENT: usize = 4;
 
 /// The configuration that is rolled out, and the policy of the rollout.
 #[derive(Clone, Debug, PartialEq)]
@@ -129,6 +132,27 @@ impl RolloutTarget {
     /// Whether every workload has the same assessment with both targets: only the gates may differ.
     pub fn assesses_like(&self, other: &Self) -> bool {
         *self == Self { gates: self.gates.clone(), ..other.clone() }
+    }
+
+    /// Returns the number of workloads that may restart at the same time.
+    pub fn max_concurrent(&self, selected: usize) -> usize {
+        let usual = self.rollout.max_concurrent(selected);
+        if self.proxies.trust.is_urgent() { usual.max(selected.div_ceil(URGENT)) } else { usual }
+    }
+
+    pub fn max_concurrent_per_namespace(&self, selected: usize) -> usize {
+        let usual = self.rollout.max_concurrent_per_namespace();
+        if self.proxies.trust.is_urgent() { usual.max(self.max_concurrent(selected)) } else { usual }
+    }
+
+    /// Returns the time between the beginnings of two restarts.
+    pub fn interval(&self) -> Duration {
+        if self.proxies.trust.is_urgent() { Duration::ZERO } else { self.rollout.interval() }
+    }
+
+    /// Returns when restarts may begin.
+    pub fn window(&self) -> Option<&WindowSpec> {
+        self.rollout.window.as_ref().filter(|_| !self.proxies.trust.is_urgent())
     }
 
     pub fn is_trigger(&self, trigger: RolloutTrigger) -> bool {

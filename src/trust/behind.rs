@@ -1,9 +1,9 @@
-//! The workloads whose proxies lack a root of the bundle, and how they get it. Pure.
+//! The workloads whose proxies lack a root of the bundle, or have a distrusted one, and what helps. Pure.
 //!
 //! In: the roots, the proxies, how workloads replace their Pods. Out: a row for each workload, the most urgent first. Always
 //! holds: a command has only characters that no shell obeys; a workload that a restart does not help has other advice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use strum::IntoStaticStr;
@@ -15,9 +15,12 @@ use super::{
     seen::{MeshedWorkload, SeenTrust},
     words::named,
 };
+use crate::text::is_name;
 
 /// What to do about proxies that accept all certificates.
 const NOT_URGENT: &str = "nothing is urgent: its next Pods have the bundle";
+/// What to do about proxies that trust a distrusted root which the bundle has.
+const NOT_YET: &str = "wait until the distrusted root has left the bundle: its next Pods would trust it, too";
 
 /// A workload whose proxies lack a root.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,6 +43,8 @@ pub enum BehindState {
     Refuses,
     /// They would refuse the certificates of the next issuer, which waits for them.
     Holds,
+    /// They trust a distrusted root, which the bundle does not have.
+    Exposed,
     /// They trust no root of the mesh, and delay nothing.
     CutOff,
     /// They accept all certificates, also those of the next issuer.
@@ -57,12 +62,14 @@ impl BehindState {
 
     fn of(group: &ProxyGroup<'_>, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Self {
         let reached = roots.reached();
+        let is_exposed = roots.distrusted().iter().any(|root| group.trusts.contains(&root.id));
         match group.standing {
-            ProxyStanding::Accepted => Self::Accepted,
-            ProxyStanding::CutOff => Self::CutOff,
             ProxyStanding::OfMesh if !reached.is_empty() && !group.accepts(&reached) => Self::Refuses,
+            _ if is_exposed => Self::Exposed,
             ProxyStanding::OfMesh if !progress.reached.is_empty() && !group.accepts(&progress.reached) => Self::Holds,
             ProxyStanding::OfMesh => Self::Behind,
+            ProxyStanding::CutOff => Self::CutOff,
+            ProxyStanding::Accepted => Self::Accepted,
         }
     }
 }
@@ -73,23 +80,27 @@ impl BehindRow {
     /// The workload in a sentence.
     pub(super) fn named(&self) -> String {
         let Self { namespace, kind, name, .. } = self;
-        match is_plain(kind) && is_plain(name) {
+        match is_name(kind) && is_name(name) {
             true => format!("{kind} {namespace}/{name}"),
             false => format!("a workload of namespace {namespace}"),
         }
     }
 }
 
-/// Returns the workloads that lack a root of the bundle, or refuse certificates.
+/// Returns the workloads that lack a root of the bundle, refuse certificates, or trust a distrusted root.
 pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Vec<BehindRow> {
     let mut rows = BTreeMap::<&MeshedWorkload, BehindRow>::new();
+    let mut exposed = BTreeSet::<&MeshedWorkload>::new();
     // While the bundle has no root of the issuer, a new Pod would be no better.
-    for group in roots.groups.iter().filter(|_| roots.bundle_accepts()) {
+    for group in roots.groups.iter().filter(|_| roots.bundle_accepts() || roots.is_cut(seen)) {
         let lacks: Vec<_> =
             roots.in_bundle.difference(&group.trusts).filter_map(|it| roots.find(it)).map(named).collect();
         let state = BehindState::of(group, roots, progress);
         if lacks.is_empty() && state > BehindState::CutOff {
             continue;
+        }
+        if roots.is_exposed(group) {
+            exposed.extend(group.workloads.keys());
         }
         for (workload, pods) in &group.workloads {
             let row = rows.entry(workload).or_insert_with(|| BehindRow {
@@ -110,6 +121,7 @@ pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress
     for (workload, row) in &mut rows {
         let by_itself = workload.kind != "Pod" && !seen.proxies.obstacles.contains_key(*workload);
         match row.state {
+            BehindState::Behind if exposed.contains(workload) => row.what_to_do = NOT_YET.to_owned(),
             BehindState::Behind if is_bridged && by_itself => row.what_to_do = NOT_URGENT.to_owned(),
             BehindState::Behind if is_bridged => {
                 row.what_to_do = format!("nothing is urgent. Before the bridge ends: {}", row.what_to_do);
@@ -135,18 +147,10 @@ fn in_turn(rows: Vec<BehindRow>) -> Vec<BehindRow> {
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Whether a text can stand in a command and in a sentence. Tenants write the owners of their Pods, and people paste commands
-/// into a shell.
-fn is_plain(text: &str) -> bool {
-    // Without a flag.
-    text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
-}
-
 /// Returns how the proxies of a workload get the present bundle: only a new Pod gets it.
 fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> String {
     let MeshedWorkload { namespace, kind, name } = workload;
-    if ![namespace, kind, name].into_iter().all(|text| is_plain(text)) {
+    if ![namespace, kind, name].into_iter().all(|text| is_name(text)) {
         return "let its owner create the Pods again".to_owned();
     }
     let rollout = |action: &str| format!("kubectl -n {namespace} rollout {action} {}/{name}", kind.to_lowercase());

@@ -10,7 +10,12 @@ use super::{seen::DeclaredRoots, words::named};
 use crate::{
     text::and_more,
     values::UnusableTrustBundle,
-    x509::{anchor_set::Fingerprint, anchors::AnchorBundle, pem, unusual::unusual},
+    x509::{
+        anchor_set::Fingerprint,
+        anchors::{AnchorBundle, RootCertificate},
+        pem,
+        unusual::unusual,
+    },
 };
 
 /// The maximum length of a bundle that the operator writes, in bytes. Linux permits 128 KiB for an environment variable,
@@ -33,6 +38,8 @@ pub(crate) struct BundleChange {
     /// The roots that are added or removed, for people.
     pub(crate) names: String,
     pub(crate) roots: BTreeSet<Fingerprint>,
+    /// Whether a distrusted root is removed.
+    pub(crate) is_urgent: bool,
 }
 
 /// Returns the bundle with the declared roots; `None` if it has all of them.
@@ -75,7 +82,7 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
     }
     UnusableTrustBundle::check(&text).map_err(|unusable| unusable.to_string())?;
     let roots = missing.iter().map(|root| root.sha256).collect();
-    Ok(Some(BundleChange { kind: BundleChangeKind::Addition, text, names, roots }))
+    Ok(Some(BundleChange { kind: BundleChangeKind::Addition, text, names, roots, is_urgent: false }))
 }
 
 /// Returns the bundle without the roots that are not declared; `None` if it has no other one, or lacks a declared one.
@@ -83,23 +90,41 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
 /// # Errors
 /// When a part of the bundle cannot be read: it could be a root that is needed.
 pub(crate) fn removal(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
+    without(bundle, declared, |known| known.roots().iter().filter(|root| !declared.has(root)).collect())
+}
+
+/// Returns the bundle without the distrusted roots; `None` if it has none of them, or lacks a declared one.
+///
+/// # Errors
+/// As for [`removal`].
+pub(crate) fn cut(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
+    without(bundle, declared, |known| known.roots().iter().filter(|root| declared.distrusted.mean(root)).collect())
+}
+
+fn without(
+    bundle: &str,
+    declared: &DeclaredRoots,
+    removed: impl FnOnce(&AnchorBundle) -> Vec<&RootCertificate>,
+) -> Result<Option<BundleChange>, String> {
     let known = AnchorBundle::parse(bundle.as_bytes())?;
     if let Some(warning) = known.warnings().first() {
         return Err(warning.clone());
     }
-    let (kept, others): (Vec<_>, Vec<_>) = known.roots().iter().partition(|root| declared.has(root));
+    let others = removed(&known);
+    let kept = known.roots().iter().filter(|root| !others.iter().any(|other| other.sha256 == root.sha256));
     if others.is_empty() || !declared.missing_in(known.roots()).is_empty() {
         return Ok(None);
     }
     let names: Vec<_> = others.iter().map(|root| named(root)).collect();
-    let mut text: String = kept.iter().map(|root| pem::certificate(&root.der)).collect();
+    let mut text: String = kept.map(|root| pem::certificate(&root.der)).collect();
     if !bundle.ends_with('\n') {
         text.truncate(text.trim_end().len());
     }
     UnusableTrustBundle::check(&text).map_err(|unusable| unusable.to_string())?;
-    let roots = others.iter().map(|root| root.sha256).collect();
+    let roots: BTreeSet<_> = others.iter().map(|root| root.sha256).collect();
     let names = and_more(&names, names.len(), ", ");
-    Ok(Some(BundleChange { kind: BundleChangeKind::Removal, text, names, roots }))
+    let is_urgent = others.iter().any(|root| declared.distrusted.mean(root));
+    Ok(Some(BundleChange { kind: BundleChangeKind::Removal, text, names, roots, is_urgent }))
 }
 
 #[cfg(test)]
@@ -108,8 +133,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        trust::accepted::AcceptedWorkloads,
         trust::testing::root_of,
+        trust::{accepted::AcceptedWorkloads, distrusted::DistrustedRoots},
         x509::{
             anchor_set::readable_certificates,
             testing::{DAY, TestCa, pem_of},
@@ -126,6 +151,7 @@ mod tests {
             is_enforced: false,
             manages_issuer: false,
             accepted: AcceptedWorkloads::default(),
+            distrusted: DistrustedRoots::default(),
         }
     }
 

@@ -1,10 +1,10 @@
 //! The roots that a LinkerdTrust declares. Pure.
 
-use super::{accepted::AcceptedWorkloads, seen::DeclaredRoots, words::named};
+use super::{accepted::AcceptedWorkloads, distrusted::DistrustedRoots, seen::DeclaredRoots, words::named};
 use crate::{
     api::{
         LinkerdTrustSpec,
-        linkerd_trust::{IssuerOrigin, TrustMode},
+        linkerd_trust::{DistrustConnections, DistrustedAnchors, IssuerOrigin, TrustMode},
     },
     text::and_more,
     values::UnusableTrustBundle,
@@ -39,6 +39,9 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
             None if !spec.accept.is_empty() => {
                 Err("spec.accept needs a rotation to a declared trust anchor: set spec.anchors.pem".to_owned())
             }
+            None if spec.distrust.is_some() => {
+                Err("spec.distrust needs the trust anchors that remain: set spec.anchors.pem".to_owned())
+            }
             None => Ok(None),
         };
     };
@@ -47,8 +50,24 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
     let (bridges, signers) =
         bridges.map_err(|why| format!("spec.bridge.pem cannot be used: {why}"))?.unwrap_or_default();
     let is_enforced = spec.mode == TrustMode::Enforce;
+    let distrusted = spec.distrust.as_ref().map(read_distrusted).transpose()?.unwrap_or_default();
+    if let Some(root) = bundle.roots().iter().find(|root| distrusted.mean(root)) {
+        return Err(format!("spec.anchors.pem has {}, whose key spec.distrust has: declare only others", named(root)));
+    }
+    if distrusted.is_cut && !(is_enforced && manages_issuer) {
+        return Err(
+            "spec.distrust.connections Cut needs spec.mode Enforce and spec.issuer.manage Secret, because the operator must \
+             change bundle and issuer at the same time"
+                .to_owned(),
+        );
+    }
     let (accepted, resource) = (AcceptedWorkloads::of(&spec.accept), resource.to_owned());
-    Ok(Some(DeclaredRoots { resource, bundle, bridges, signers, is_enforced, manages_issuer, accepted }))
+    Ok(Some(DeclaredRoots { resource, bundle, bridges, signers, is_enforced, manages_issuer, accepted, distrusted }))
+}
+
+fn read_distrusted(distrusted: &DistrustedAnchors) -> Result<DistrustedRoots, String> {
+    let bundle = read_anchors(&distrusted.pem).map_err(|why| format!("spec.distrust.pem cannot be used: {why}"))?;
+    Ok(DistrustedRoots::new(bundle, distrusted.connections == DistrustConnections::Cut))
 }
 
 fn read_anchors(pem: &str) -> Result<AnchorBundle, String> {

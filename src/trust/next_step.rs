@@ -8,12 +8,13 @@ use serde::Serialize;
 
 use super::{
     behind::{BehindRow, BehindState},
-    roots::{IssuerReach, LeafReach, MeshRoots, pods},
-    rotation::{RotationProgress, toward},
+    leaf_reach::LeafReach,
+    roots::{IssuerReach, MeshRoots, pods},
+    rotation::{RotationProgress, place, toward},
     seen::{NotSeen, SeenTrust},
     words::{day, named, proxies, proxies_trust, rounded},
 };
-use crate::{text::and_more, x509::anchors::RootCertificate};
+use crate::{api::NEXT_ISSUER, text::and_more, x509::anchors::RootCertificate};
 
 /// A root should be replaced earlier than this before its end.
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
@@ -55,6 +56,9 @@ pub(super) fn next_step(
     behind: &[BehindRow],
     progress: &RotationProgress,
 ) -> RotationStep {
+    if let Some(step) = cut(seen, roots, behind).or_else(|| missed(roots)) {
+        return step;
+    }
     if let Some(step) = without_knowledge(seen, roots) {
         return step;
     }
@@ -81,6 +85,71 @@ pub(super) fn next_step(
         };
     }
     at_rest(seen, roots, issuer, home, behind)
+}
+
+/// The step while connections are cut, so that proxies lose distrusted roots at once. What is broken meanwhile is repaired by
+/// it.
+fn cut(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> Option<RotationStep> {
+    seen.desired.as_ref().filter(|declared| declared.distrusted.is_cut)?;
+    let in_bundle: Vec<_> = roots.distrusted_in_bundle().map(named).collect();
+    if in_bundle.is_empty() && !roots.groups.iter().any(|group| roots.is_exposed(group)) {
+        return None;
+    }
+    let listed = |names: &[String]| and_more(names.iter().take(SHOWN), names.len(), ", ");
+    if !roots.missing.is_empty() {
+        let missing: Vec<_> = roots.missing.iter().map(|root| named(root)).collect();
+        return Some(RotationStep::only(format!("add {} to {}", listed(&missing), place(seen))));
+    }
+    if !seen.is_issuer_written() {
+        let condition = seen.issuer_condition.as_ref().map(|condition| condition.message.clone());
+        return Some(RotationStep::only(condition.unwrap_or_else(|| {
+            let target = roots.target().map_or_else(|| "a declared trust anchor".to_owned(), named);
+            format!(
+                "write an issuer of {target} into the Secret {NEXT_ISSUER}: the operator makes it the issuer at once"
+            )
+        })));
+    }
+    if !in_bundle.is_empty() {
+        return Some(RotationStep::only(format!("remove {} from {}", listed(&in_bundle), place(seen))));
+    }
+    exposed(seen, roots, behind)
+}
+
+/// The step if a distrusted root left the bundle while proxies need it: people must choose.
+fn missed(roots: &MeshRoots<'_>) -> Option<RotationStep> {
+    let old = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
+    let names: Vec<_> = roots.distrusted().iter().map(|root| named(root)).collect();
+    (old > 0 && !names.is_empty()).then(|| {
+        RotationStep::only(format!(
+            "the bundle lost the distrusted {}, although {} need it. Set spec.distrust.connections to Cut: then each workload \
+             restarts, and until then connections are refused. Or put it back until these have renewed their certificates: \
+             then new Pods trust it, too",
+            and_more(names.iter().take(SHOWN), names.len(), ", "),
+            proxies(old)
+        ))
+    })
+}
+
+/// The step if proxies trust a distrusted root that the bundle does not have.
+fn exposed(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> Option<RotationStep> {
+    // While connections are cut, these refuse certificates, too.
+    let rows = || behind.iter().filter(|row| matches!(row.state, BehindState::Refuses | BehindState::Exposed));
+    let control_plane = roots.exposed_control_plane(seen);
+    let workloads = and_more(rows().take(SHOWN).map(BehindRow::named), rows().count(), ", ");
+    let created = format!(
+        "create the Pods of {workloads} again, which trust a distrusted root. A LinkerdConfig with the trigger TrustRoots \
+         restarts those that opted in"
+    );
+    let control_plane_first = "restart the control plane, which read the bundle before it was changed";
+    let sentence = match (&control_plane, workloads.is_empty()) {
+        (None, true) => return None,
+        (Some(_), true) => control_plane_first.to_owned(),
+        (Some(_), false) => format!("{control_plane_first}. Then {created}"),
+        (None, false) => created,
+    };
+    let RotationStep { sentence, commands } = restart(sentence, rows());
+    let commands = control_plane.into_iter().chain(commands).take(MAX_COMMANDS).collect();
+    Some(RotationStep { sentence, commands })
 }
 
 /// The step if something needed is not known.
@@ -167,7 +236,7 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
     if pods(roots.mesh().filter(|group| !group.accepts(&issuer.reached))) > 0 {
         // New Pods must accept its certificates.
         let mut refuse = roots.mesh().filter(|group| !group.accepts(&issuer.reached));
-        let may_go_back = refuse.all(|group| group.accepts(&roots.in_bundle));
+        let may_go_back = !seen.is_distrusting() && refuse.all(|group| group.accepts(&roots.in_bundle));
         let sentence = match may_go_back {
             true => "restart these workloads: their proxies refuse new certificates. Or put the previous issuer back",
             false => "restart these workloads: their proxies refuse new certificates",
@@ -190,6 +259,9 @@ fn at_rest(
     home: Option<&RootCertificate>,
     behind: &[BehindRow],
 ) -> RotationStep {
+    if let Some(step) = exposed(seen, roots, behind) {
+        return step;
+    }
     if let Some(why) = seen.unwritten_issuer() {
         return RotationStep::only(why);
     }

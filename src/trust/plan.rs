@@ -37,6 +37,34 @@ pub struct TrustPlan {
     pub more_namespaces: usize,
     /// Whether a bridge to the root of the next issuer is declared, and can be used.
     pub has_bridge: bool,
+    /// If roots are distrusted: how proxies lose them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distrusted: Option<PlannedDistrust>,
+}
+
+/// What it takes until no proxy trusts a distrusted root.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedDistrust {
+    /// The distrusted roots, for people.
+    pub roots: String,
+    /// The workloads with proxies that trust one, and these proxies.
+    pub workloads: usize,
+    pub pods: usize,
+    pub way: DistrustWay,
+    /// The lifetime of a certificate, for people: until then, all are renewed.
+    pub renewed_within: String,
+}
+
+/// How proxies lose a root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum DistrustWay {
+    /// Over a bridge: one restart of each workload after the rotation.
+    OverBridge,
+    /// One restart before the issuer changes, and one after the rotation.
+    TwoRestarts,
+    /// One restart at once. Until the last, proxies refuse each other.
+    Cut,
 }
 
 /// The restarts in a namespace.
@@ -94,7 +122,8 @@ impl TrustPlan {
         }
         let lifetime = rounded(seen.settings.lifetime);
         let has_others = !roots.in_bundle.is_subset(&roots.desired);
-        if !is_issuer_desired || progress.phase == TrustPhase::Renewing {
+        let is_cut = declared.is_some_and(|declared| declared.distrusted.is_cut);
+        if !is_cut && (!is_issuer_desired || progress.phase == TrustPhase::Renewing) {
             steps.push(format!("wait until all proxies have renewed their certificates, within {lifetime}"));
         }
         if has_others {
@@ -110,6 +139,29 @@ impl TrustPlan {
             restarts_without_bridge: restarts,
             more_namespaces,
             has_bridge: has_bridge && progress.is_bridged,
+            distrusted: PlannedDistrust::of(seen, &roots, progress.is_bridged),
+        })
+    }
+}
+
+// === impl PlannedDistrust ===
+
+impl PlannedDistrust {
+    fn of(seen: &SeenTrust, roots: &MeshRoots<'_>, is_bridged: bool) -> Option<Self> {
+        let declared = seen.desired.as_ref().filter(|declared| !declared.distrusted.is_empty())?;
+        let exposed = || roots.groups.iter().filter(|group| roots.is_exposed(group));
+        let workloads: BTreeSet<_> = exposed().flat_map(|group| group.workloads.keys().copied()).collect();
+        let names: Vec<_> = declared.distrusted.roots().iter().map(named).collect();
+        Some(Self {
+            roots: and_more(names.iter().take(SHOWN), names.len(), ", "),
+            workloads: workloads.len(),
+            pods: pods(exposed()),
+            way: match declared.distrusted.is_cut {
+                true => DistrustWay::Cut,
+                false if is_bridged => DistrustWay::OverBridge,
+                false => DistrustWay::TwoRestarts,
+            },
+            renewed_within: rounded(seen.settings.lifetime),
         })
     }
 }

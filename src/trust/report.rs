@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use super::{
     behind::{BehindRow, BehindState, workloads_behind},
+    leaf_reach::LeafReach,
     next_step::{RotationStep, next_step},
-    roots::{IssuerReach, LeafReach, MeshRoots, ProxyStanding, pods},
+    roots::{IssuerReach, MeshRoots, ProxyStanding, pods},
     rotation::RotationProgress,
     seen::{NotSeen, RenewedRoot, SeenTrust},
     sufficient::NeededCertificates,
@@ -54,6 +55,9 @@ pub struct TrustReport {
     /// The SHA-256 of each further certificate that a proxy must trust.
     #[serde(skip)]
     pub required: Vec<String>,
+    /// The SHA-256 of each certificate that a proxy must not trust, and that the bundle does not have.
+    #[serde(skip)]
+    pub distrusted: Vec<String>,
     /// The SHA-256 of the bundle.
     #[serde(skip)]
     pub bundle_sha256: Option<String>,
@@ -69,6 +73,9 @@ pub struct TrustReport {
     /// The workloads that the next issuer waits for, for people.
     #[serde(skip)]
     pub held_by: Option<String>,
+    /// Whether proxies trust a distrusted root, or those of the control plane may.
+    #[serde(skip)]
+    pub is_exposed: bool,
     #[serde(skip)]
     pub progress: RotationProgress,
 }
@@ -153,6 +160,8 @@ pub struct ProxyTotals {
     pub cut_off: usize,
     /// Those that may lack the root of the next issuer, by the LinkerdTrust. They hold no step.
     pub accepted: usize,
+    /// Those that trust a distrusted root.
+    pub exposed: usize,
     /// Those with one of too many different bundles.
     pub unread: usize,
 }
@@ -186,11 +195,14 @@ impl TrustReport {
             bundle_sha256: seen.bundle.as_ref().ok().map(|bundle| sha256(&bundle.pem)),
             sufficient: needed.sufficient,
             required: needed.required,
+            distrusted: needed.distrusted,
             progress,
             problems,
             roots: roots.all.iter().take(MAX_ROOTS).map(row).collect(),
             more_roots: roots.all.len().saturating_sub(MAX_ROOTS),
             issuer: IssuerRow::of(&roots),
+            is_exposed: roots.groups.iter().any(|group| roots.is_exposed(group))
+                || roots.exposed_control_plane(seen).is_some(),
             proxies: totals(seen, &roots),
             workloads_behind: behind.len(),
             next_anchor: roots.target().map(|target| hex(target.sha256)),
@@ -250,6 +262,9 @@ fn totals(seen: &SeenTrust, roots: &MeshRoots<'_>) -> ProxyTotals {
     for group in &roots.groups {
         let pods = group.pods;
         totals.total += pods;
+        if roots.is_exposed(group) {
+            totals.exposed += pods;
+        }
         match group.standing {
             ProxyStanding::CutOff => totals.cut_off += pods,
             ProxyStanding::Accepted => totals.accepted += pods,
@@ -309,6 +324,7 @@ fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Option<&NotSeen
         let message = format!("{} no root of the mesh: create their Pods again", proxies_trust(cut_off, true));
         found.add(TrustVerdict::Warning, message);
     }
+    of_distrusted_roots(seen, roots, &mut found);
     if let Some(leaves) = roots.leaves.as_ref().filter(|leaves| leaves.unaccepted > 0) {
         let verdict = if leaves.is_issuer_refused() { TrustVerdict::Broken } else { TrustVerdict::Warning };
         let message =
@@ -427,6 +443,33 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
     for bridge in declared.filter(ends_soon).filter(|bridge| !issuer.others.contains(bridge)) {
         let end = seen.when(bridge.not_after);
         found.end(TrustVerdict::Warning, format!("the bridge to {}, which is declared, ends {end}", bridge.name()));
+    }
+}
+
+fn of_distrusted_roots(seen: &SeenTrust, roots: &MeshRoots<'_>, found: &mut ProblemList) {
+    let exposed: Vec<_> = roots.groups.iter().filter(|group| roots.is_exposed(group)).collect();
+    if !exposed.is_empty() {
+        let message = format!(
+            "{} a root that spec.distrust names: the owner of its key can deceive them until their Pods are created again",
+            proxies_trust(exposed.iter().map(|group| group.pods).sum(), true)
+        );
+        found.add(TrustVerdict::Warning, message);
+    }
+    let unknown: Vec<_> = roots.unknown_distrusted(seen).into_iter().map(named).collect();
+    if !unknown.is_empty() && roots.exposed_control_plane(seen).is_none() {
+        let message = format!(
+            "spec.distrust has {}, whose key neither the bundle nor a proxy trusts: correct it, or remove it if all proxies \
+             have lost it",
+            and_more(unknown.iter().take(SHOWN), unknown.len(), ", ")
+        );
+        found.add(TrustVerdict::Warning, message);
+    }
+    if let Some(leaves) = roots.leaves.as_ref().filter(|leaves| leaves.forged > 0) {
+        let message = format!(
+            "only a distrusted root verifies the certificates of {}. They may be forged, so nothing waits for them",
+            proxies(leaves.forged)
+        );
+        found.add(TrustVerdict::Warning, message);
     }
 }
 

@@ -10,7 +10,8 @@ use jiff::Timestamp;
 
 use super::{
     accepted::RotationWait,
-    seen::{DeclaredRoots, MeshedWorkload, NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust},
+    leaf_reach::LeafReach,
+    seen::{DeclaredRoots, MeshedWorkload, NotSeen, SeenIssuer, SeenTrust},
 };
 use crate::{
     api::linkerd_trust::AcceptedStep,
@@ -30,7 +31,7 @@ const SHARE: usize = 10;
 const SHARE_OF_TWO: usize = 100;
 /// The maximum number of roots outside the bundle that are tested for whether certificates reach them: tenants can have any
 /// number, and present any chains.
-const MAX_TESTED: usize = 10;
+pub(super) const MAX_TESTED: usize = 10;
 /// Puts desired roots before those that any number of proxies trust.
 const DESIRED: usize = usize::MAX / 2;
 
@@ -51,18 +52,11 @@ pub(super) struct MeshRoots<'a> {
     pub(super) leaves: Option<LeafReach<'a>>,
     /// The declared root that the issuer belongs to, or that the next one should have.
     target: Option<Fingerprint>,
+    /// The certificates of the bundle and of proxies with the key of a distrusted root: the declared ones first, then those of
+    /// most namespaces.
+    distrusted: Vec<&'a RootCertificate>,
     /// For each declared root the ones that its certificates reach over the declared bridges.
     over_bridges: BTreeMap<Fingerprint, BTreeSet<Fingerprint>>,
-}
-
-/// What the certificates of proxies reach.
-pub(super) struct LeafReach<'a> {
-    /// The roots that certificates reach, and the proxies that present such ones.
-    groups: Vec<(BTreeSet<Fingerprint>, &'a PresentedChain)>,
-    /// The number of proxies whose certificates reach no root of the mesh. Everyone who can create a Pod can present such
-    /// ones, so they hold no step.
-    pub(super) unaccepted: usize,
-    pub(super) unobserved: usize,
 }
 
 /// The issuer, and what its leaves reach.
@@ -141,7 +135,11 @@ impl<'a> MeshRoots<'a> {
         let groups: Vec<_> = groups.collect();
         let mut of_mesh = common(&groups);
         of_mesh.extend(in_bundle.iter().chain(&desired));
-        let leaves = seen.leaves.as_ref().map(|leaves| LeafReach::of(leaves, &of_bundle, &others, &of_mesh, seen));
+        let distrusted = distrusted(seen, in_text);
+        let reach = |leaves| {
+            LeafReach::of(leaves, &of_bundle, &others, &of_mesh, seen).without_forged(&distrusted, &in_bundle, seen)
+        };
+        let leaves = seen.leaves.as_ref().map(reach);
         let issuer = match &leaves {
             Some(leaves) => leaves.issuer(),
             None => seen.issuer.clone(),
@@ -149,9 +147,20 @@ impl<'a> MeshRoots<'a> {
         let issuer = issuer
             .and_then(|issuer| IssuerReach::of(&issuer, &of_bundle, &others, &desired, seen).map_err(NotSeen::Missing));
         let all = [of_bundle, others].concat();
-        let over_bridges = over_bridges(seen);
-        let mut roots =
-            Self { all, in_bundle, desired, missing, issuer, groups, of_mesh, leaves, target: None, over_bridges };
+        let (over_bridges, target) = (over_bridges(seen), None);
+        let mut roots = Self {
+            all,
+            in_bundle,
+            desired,
+            missing,
+            issuer,
+            groups,
+            of_mesh,
+            leaves,
+            target,
+            distrusted,
+            over_bridges,
+        };
         roots.mark_cut_off();
         roots.target = roots.best_target();
         if let Some(declared) = &seen.desired {
@@ -200,6 +209,42 @@ impl<'a> MeshRoots<'a> {
         self.all.iter().copied().filter(is_other).collect()
     }
 
+    /// The roots outside of the bundle that no proxy may trust any longer; none while the bundle has one of them.
+    pub(super) fn distrusted(&self) -> &[&'a RootCertificate] {
+        if self.distrusted_in_bundle().next().is_some() { &[] } else { &self.distrusted }
+    }
+
+    /// Whether proxies lose distrusted roots at once: new Pods do not get them, and get certificates of another issuer.
+    pub(super) fn is_cut(&self, seen: &SeenTrust) -> bool {
+        let is_declared = seen.desired.as_ref().is_some_and(|declared| declared.distrusted.is_cut);
+        is_declared && seen.is_issuer_written() && !self.distrusted().is_empty()
+    }
+
+    /// The distrusted roots of the bundle.
+    pub(super) fn distrusted_in_bundle(&self) -> impl Iterator<Item = &'a RootCertificate> {
+        self.distrusted.iter().copied().filter(|root| self.in_bundle.contains(&root.id))
+    }
+
+    /// The declared ones whose key neither the bundle nor a proxy has.
+    pub(super) fn unknown_distrusted(&self, seen: &'a SeenTrust) -> Vec<&'a RootCertificate> {
+        let has_key = |root: &RootCertificate, it: &RootCertificate| {
+            it.anchor.subject_public_key_info == root.anchor.subject_public_key_info
+        };
+        let declared = seen.desired.iter().flat_map(|declared| declared.distrusted.roots());
+        declared.filter(|root| !self.distrusted.iter().any(|it| has_key(root, it))).collect()
+    }
+
+    /// Whether the owner of the key of a distrusted root can deceive these proxies.
+    pub(super) fn is_exposed(&self, group: &ProxyGroup<'_>) -> bool {
+        self.distrusted.iter().any(|root| group.trusts.contains(&root.id))
+    }
+
+    /// The command that restarts the control plane, if it read the bundle before the distrusted roots left it.
+    pub(super) fn exposed_control_plane(&self, seen: &SeenTrust) -> Option<String> {
+        let is_distrusting = seen.is_distrusting() && self.distrusted_in_bundle().next().is_none();
+        seen.control_plane_restart().filter(|_| is_distrusting)
+    }
+
     /// The groups for which each step waits.
     pub(super) fn mesh(&self) -> impl Iterator<Item = &ProxyGroup<'a>> {
         self.groups.iter().filter(|group| group.standing == ProxyStanding::OfMesh)
@@ -215,11 +260,13 @@ impl<'a> MeshRoots<'a> {
         self.issuer.as_ref().map_or(true, |issuer| !issuer.reached.is_disjoint(&self.in_bundle))
     }
 
-    /// Whether a root outside the bundle may be named as one to put back: it is declared, or most proxies trust it. Everyone
+    /// Whether a root outside the bundle may be named as one to put back: it is declared, or most proxies trust it, and it
+    /// is not distrusted. Everyone
     /// who can create Pods can make a few trust another one, which has any name.
     pub(super) fn may_return(&self, root: &RootCertificate) -> bool {
         let trusted = pods(self.groups.iter().filter(|group| group.trusts.contains(&root.id)));
-        self.desired.contains(&root.id) || trusted * 2 > pods(self.groups.iter())
+        let is_distrusted = self.distrusted.iter().any(|it| it.id == root.id);
+        self.desired.contains(&root.id) || !is_distrusted && trusted * 2 > pods(self.groups.iter())
     }
 
     /// Of these, the ones with a root of the mesh. A tenant can make a root of the name and the key of the issuer, which is
@@ -312,6 +359,20 @@ fn over_bridges(seen: &SeenTrust) -> BTreeMap<Fingerprint, BTreeSet<Fingerprint>
     found
 }
 
+fn distrusted<'a>(seen: &'a SeenTrust, bundle: &'a [RootCertificate]) -> Vec<&'a RootCertificate> {
+    let Some(distrusted) = seen.desired.as_ref().map(|declared| &declared.distrusted) else { return Vec::new() };
+    let mut proxies: Vec<_> = seen.proxies.bundles.values().collect();
+    // Everyone who can create Pods can make other certificates with the key of a root.
+    proxies.sort_by_cached_key(|proxies| {
+        let namespaces: BTreeSet<_> = proxies.workloads.keys().map(|workload| &workload.namespace).collect();
+        std::cmp::Reverse((namespaces.len(), proxies.pods))
+    });
+    let (known, mut found) = (bundle.iter().chain(proxies.iter().flat_map(|proxies| &proxies.roots)), BTreeSet::new());
+    let mut all: Vec<_> = known.filter(|root| distrusted.mean(root) && found.insert(root.sha256)).collect();
+    all.sort_by_key(|root| !distrusted.roots().iter().any(|it| it.sha256 == root.sha256));
+    all
+}
+
 /// Returns the roots that a hundredth of all proxies trust, in two namespaces, or a tenth of all: beside those of the
 /// bundle, they are the roots of the mesh.
 fn common(groups: &[ProxyGroup<'_>]) -> BTreeSet<Fingerprint> {
@@ -390,67 +451,5 @@ impl IssuerReach {
         let begins_with_bridge = is_bridge(own);
         let others = sent.iter().skip(1).cloned().collect();
         Ok(Self { own: own.clone(), others, reached, home, begins_with_bridge, refused, written: issuer.written })
-    }
-}
-
-// === impl LeafReach ===
-
-impl<'a> LeafReach<'a> {
-    fn of(
-        leaves: &'a SeenLeaves,
-        of_bundle: &[&RootCertificate],
-        others: &[&RootCertificate],
-        of_mesh: &BTreeSet<Fingerprint>,
-        seen: &SeenTrust,
-    ) -> Self {
-        let name = seen.identity_service();
-        let reached = |presented: &PresentedChain| -> BTreeSet<Fingerprint> {
-            let leaf = UnsignedLeaf::new(&presented.chain, &name, seen.now);
-            let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED));
-            let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
-            tested.filter(reaches).map(|root| root.id).collect()
-        };
-        let all = leaves.chains.iter().map(|presented| (reached(presented), presented));
-        let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|(reached, _)| !reached.is_disjoint(of_mesh));
-        let unaccepted = refused.into_iter().map(|(_, presented)| presented.proxies).sum();
-        Self { groups, unaccepted, unobserved: leaves.unobserved }
-    }
-
-    /// Whether most proxies present certificates of no root of the mesh. A proxy keeps the certificate that it has while its
-    /// own roots do not verify a new one, so a few such proxies are those of tenants.
-    pub(super) fn is_issuer_refused(&self) -> bool {
-        self.unaccepted * 2 > self.observed() + self.unaccepted + self.unobserved
-    }
-
-    /// Returns the issuer of the newest certificate, with the chain that most of its proxies send: each can send any other
-    /// certificates beside its own.
-    fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
-        let all = || self.groups.iter().map(|(_, presented)| *presented);
-        let key = |presented: &PresentedChain| presented.chain.first().map(|own| own.key_info.clone());
-        let newest = all().max_by_key(|presented| presented.newest).map(key);
-        let sent = all().filter(|presented| Some(key(presented)) == newest);
-        sent.max_by_key(|presented| (presented.proxies, presented.newest))
-            .map(|presented| SeenIssuer { chain: presented.chain.clone(), written: None })
-            .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh".to_owned()))
-    }
-
-    fn with(&self, is_meant: impl Fn(&BTreeSet<Fingerprint>) -> bool) -> usize {
-        self.groups.iter().filter(|(reached, _)| is_meant(reached)).map(|(_, presented)| presented.proxies).sum()
-    }
-
-    /// The number of proxies with certificates of the mesh.
-    pub(super) fn observed(&self) -> usize {
-        self.with(|_| true)
-    }
-
-    /// When the newest certificate was issued that reaches none of these roots.
-    pub(super) fn newest_without(&self, roots: &BTreeSet<Fingerprint>) -> Option<Timestamp> {
-        let without = self.groups.iter().filter(|(reached, _)| reached.is_disjoint(roots));
-        without.map(|(_, presented)| presented.newest).max()
-    }
-
-    /// The number of proxies whose certificate reaches none of these roots.
-    pub(super) fn without(&self, roots: &BTreeSet<Fingerprint>) -> usize {
-        self.with(|reached| reached.is_disjoint(roots))
     }
 }

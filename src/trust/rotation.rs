@@ -147,8 +147,7 @@ fn signer<'a>(roots: &MeshRoots<'a>, target: Fingerprint) -> Option<&'a RootCert
 /// Returns the step to the next phase; `None` at the end.
 pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &RotationProgress) -> Option<RotationStep> {
     let desired: Vec<_> = roots.all.iter().copied().filter(|root| roots.desired.contains(&root.id)).collect();
-    let source = seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref());
-    let place = source.map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source);
+    let (source, place) = (source(seen), place(seen));
     let is_enforced = seen.desired.as_ref().is_some_and(|declared| declared.is_enforced);
     let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
     let secret = if is_managed { NEXT_ISSUER } else { ISSUER };
@@ -166,6 +165,8 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                 "restart the workloads that hold this, and the control plane, or name them in spec.accept: {untrusting} the root"
             );
             match target.and_then(|target| signer(roots, target.id)).map(named) {
+                // Each workload restarts all the same.
+                _ if seen.is_distrusting() => restart,
                 Some(signer) if is_managed => format!(
                     "{restart}. With a bridge that {signer} signs, and with it and its signer in spec.bridge, nothing has to \
                      restart"
@@ -299,6 +300,15 @@ fn removal_by_hand(seen: &SeenTrust, issuer: &str, others: &str, place: &str) ->
 
 fn list(roots: &[&RootCertificate]) -> String {
     and_more(roots.iter().take(SHOWN).map(|root| named(root)), roots.len(), ", ")
+}
+
+fn source(seen: &SeenTrust) -> Option<&str> {
+    seen.bundle.as_ref().ok().and_then(|bundle| bundle.source.as_deref())
+}
+
+/// Returns where a root is added or removed, for people.
+pub(super) fn place(seen: &SeenTrust) -> String {
+    source(seen).map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source)
 }
 
 fn in_source(bundle: &str) -> String {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::{accepted::AcceptedWorkloads, obstacle::RestartObstacle, words::in_time};
+use super::{accepted::AcceptedWorkloads, distrusted::DistrustedRoots, obstacle::RestartObstacle, words::in_time};
 
 use crate::{
     api::linkerd_trust::TrustReason,
@@ -29,6 +29,8 @@ const DAY: SignedDuration = SignedDuration::from_hours(24);
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(20);
 /// The maximum number of workloads that are remembered for each bundle.
 const MAX_WORKLOADS: usize = 1_000;
+/// The maximum number of workloads in a command.
+const SHOWN: usize = 10;
 
 /// What was seen.
 #[derive(Debug)]
@@ -76,6 +78,7 @@ pub(crate) struct DeclaredRoots {
     pub(crate) manages_issuer: bool,
     /// The workloads for which nothing waits.
     pub(crate) accepted: AcceptedWorkloads,
+    pub(crate) distrusted: DistrustedRoots,
 }
 
 /// Why an object is not known.
@@ -189,6 +192,30 @@ impl SeenTrust {
         let condition = self.issuer_condition.as_ref().filter(|condition| condition.status != "True")?;
         let is_problem = TrustReason::UNWRITTEN.iter().any(|reason| condition.reason == reason.as_str());
         is_problem.then_some(&condition.message)
+    }
+
+    /// The command that restarts the workloads of the control plane that read the bundle before it was written last.
+    pub(crate) fn control_plane_restart(&self) -> Option<String> {
+        let behind = &self.proxies.behind_config_map;
+        let names = behind.iter().map(|workload| format!("{}/{}", workload.kind.to_ascii_lowercase(), workload.name));
+        let names: Vec<_> = names.take(SHOWN).collect();
+        (!names.is_empty()).then(|| format!("kubectl -n {} rollout restart {}", self.namespace, names.join(" ")))
+    }
+
+    pub(super) fn is_distrusting(&self) -> bool {
+        self.desired.as_ref().is_some_and(|declared| !declared.distrusted.is_empty())
+    }
+
+    /// Whether the process that writes the issuer has written the next one.
+    pub(super) fn is_issuer_written(&self) -> bool {
+        self.issuer_condition.as_ref().is_some_and(|condition| condition.status == "True")
+    }
+
+    /// Whether people may have changed the bundle while certificates needed what it had. The operator does not.
+    pub(super) fn may_be_too_early(&self) -> bool {
+        let is_enforced = self.desired.as_ref().is_some_and(|declared| declared.is_enforced);
+        let written = self.bundle.as_ref().ok().and_then(|bundle| bundle.written);
+        !is_enforced && written.is_none_or(|written| self.settings.renewed(written) > self.now)
     }
 
     /// When all older certificates have ended, also those of proxies that were not observed.

@@ -2,7 +2,8 @@
 //!
 //! In: the roots of a mesh, and the declared ones with their bridges. Out: the roots that are enough. Always holds: a proxy
 //! that trusts one accepts what the issuer signs, or what an issuer of a declared root will sign, if the declared bridges are
-//! written after it; while proxies present certificates that new Pods refuse, no root is enough.
+//! written after it; while proxies present certificates that new Pods refuse, no root is enough, unless connections may be
+//! cut.
 
 use std::collections::BTreeSet;
 
@@ -41,6 +42,8 @@ pub(super) struct NeededCertificates {
     pub(super) sufficient: Vec<String>,
     /// And each of these.
     pub(super) required: Vec<String>,
+    /// And none of these.
+    pub(super) distrusted: Vec<String>,
 }
 
 // === impl NeededCertificates ===
@@ -58,9 +61,12 @@ impl NeededCertificates {
     ) -> Self {
         let (Some(declared), Some(bundle)) = (&seen.desired, bundle) else { return Self::default() };
         let are_refused = roots.leaves.as_ref().is_some_and(|leaves| leaves.without(&roots.in_bundle) > 0);
-        if are_refused || reached.is_empty() {
+        if !roots.is_cut(seen) && (are_refused || reached.is_empty()) {
             return Self::default();
         }
+        // A proxy that was not observed may still present a certificate that only such a root verifies.
+        let unobserved = roots.leaves.as_ref().is_none_or(|leaves| leaves.unobserved > 0);
+        let may_lose = !(unobserved && seen.may_be_too_early());
         let enough: BTreeSet<_> = reached.union(&with_bridges(roots)).copied().collect();
         let all = bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
         // Another root, such as that of another cluster. Who signs with it is not seen.
@@ -70,6 +76,7 @@ impl NeededCertificates {
         Self {
             sufficient: listed(all.filter(|root| enough.contains(&root.id))),
             required: listed(bundle.roots().iter().filter(is_required)),
+            distrusted: listed(roots.distrusted().iter().copied().filter(|_| may_lose).take(MAX_CERTIFICATES)),
         }
     }
 }

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     TrustReport,
     accepted::AcceptedWorkloads,
+    distrusted::DistrustedRoots,
     report::TrustVerdict,
     seen::{
         DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies,
@@ -131,6 +132,7 @@ pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
         is_enforced: false,
         manages_issuer: false,
         accepted: AcceptedWorkloads::default(),
+        distrusted: DistrustedRoots::default(),
     });
     mesh
 }

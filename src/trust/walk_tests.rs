@@ -16,6 +16,7 @@ use super::{
     SeenTrust, TrustReport,
     behind::BehindState,
     bundle_change::{BundleChange, addition, removal},
+    distrusted::DistrustedRoots,
     issuer_change::{IssuerBasis, IssuerFile, IssuerStep, SeenIssuers},
     report::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
@@ -29,6 +30,7 @@ use crate::{
     text::sha256,
     x509::{
         anchor_set::AnchorSet,
+        anchors::AnchorBundle,
         certificate::ChainCertificate,
         testing::{DAY, TestCa, der, pem_of},
     },
@@ -62,6 +64,7 @@ struct Said {
     behind: Vec<(usize, bool)>,
     is_broken: bool,
     sufficient: Roots,
+    distrusted: Roots,
     /// The issuer that the operator writes, and whether it saves the present one before; and whether it says that it needs
     /// another next one.
     written: Option<(Issued, bool)>,
@@ -75,7 +78,7 @@ struct WalkProxy {
     trusts: Roots,
     presents: Issued,
     issued: usize,
-    /// How often it was restarted because it had no sufficient root.
+    /// How often it was restarted because of its roots.
     restarts: usize,
 }
 
@@ -87,6 +90,8 @@ struct WalkMesh {
     has_rollouts: bool,
     /// Whether the operator writes the issuer.
     manages_issuer: bool,
+    /// Whether all roots are distrusted that are not declared.
+    is_distrusting: bool,
 }
 
 struct Walk {
@@ -203,7 +208,15 @@ impl WalkPki {
         }
         mesh.0.leaves = Some(leaves);
         mesh.0.issuer = Err(NotSeen::Unread("it is not read".to_owned()));
-        mesh.0.desired.as_mut().unwrap().manages_issuer = walk.mesh.manages_issuer;
+        let hash = |root: usize| sha256(der(&self.roots[root].pem));
+        if let Some(desired) = &mut mesh.0.desired {
+            let others = (0..NAMES.len()).filter(|root| !walk.declared.contains(root)).collect();
+            if walk.mesh.is_distrusting {
+                let others = AnchorBundle::parse(pem_of(&roots(&others)).as_bytes()).unwrap();
+                desired.distrusted = DistrustedRoots::new(others, false);
+            }
+            desired.manages_issuer = walk.mesh.manages_issuer;
+        }
         let report = mesh.report();
         let step = walk.mesh.manages_issuer.then(|| self.issuer_step(walk, &mesh, &report));
         let (bundle, declared) = (pem_of(&roots(&walk.bundle)), mesh.0.desired.as_ref().unwrap());
@@ -212,10 +225,7 @@ impl WalkPki {
             (0..NAMES.len()).filter(|root| has(&self.roots[*root])).collect()
         };
         let written = |change: Option<BundleChange>| roots_of(&change.map_or(bundle.clone(), |change| change.text));
-        let is_sufficient = |root: &usize| {
-            let hash = sha256(der(&self.roots[*root].pem));
-            report.sufficient.contains(&hash)
-        };
+        let listed = |hashes: &[String]| (0..NAMES.len()).filter(|root| hashes.contains(&hash(*root))).collect();
         let said = Said {
             needs_next: matches!(
                 step,
@@ -225,7 +235,8 @@ impl WalkPki {
                 Some(IssuerStep::Write(new)) => Some((self.issued(&new.certificates), new.saves_present)),
                 _ => None,
             },
-            sufficient: (0..NAMES.len()).filter(is_sufficient).collect(),
+            sufficient: listed(&report.sufficient),
+            distrusted: listed(&report.distrusted),
             added: written(addition(&bundle, declared).unwrap()),
             left: written(removal(&bundle, declared).unwrap()),
             phase: report.progress.phase,
@@ -277,10 +288,12 @@ impl Walk {
         self.bridge = is_declared.then_some((root, self.secret.0));
     }
 
-    /// Restarts a proxy that has no sufficient root, if a new one has.
+    /// Restarts a proxy that has no sufficient root, or a distrusted one, if a new one is better.
     fn roll_out(&mut self, said: &Said) -> Option<usize> {
         let helps = !self.bundle.is_disjoint(&said.sufficient);
-        let is_behind = |proxy: &WalkProxy| helps && proxy.trusts.is_disjoint(&said.sufficient);
+        let is_behind = |WalkProxy { trusts, .. }: &WalkProxy| {
+            helps && (trusts.is_disjoint(&said.sufficient) || !trusts.is_disjoint(&said.distrusted))
+        };
         let proxy = self.proxies.iter().position(is_behind)?;
         self.create(proxy);
         self.proxies[proxy].restarts += 1;
@@ -425,7 +438,13 @@ fn walk(pki: &mut WalkPki, seed: u64, mesh: WalkMesh, changes: usize) -> Result<
         }
     }
     (0..PROXIES).for_each(|proxy| walk.renew(proxy));
-    let said = pki.said(&walk);
+    let mut said = pki.said(&walk);
+    while mesh.is_distrusting && walk.roll_out(&said).is_some() {
+        said = pki.said(&walk);
+    }
+    if mesh.is_distrusting && walk.proxies.iter().any(|proxy| !proxy.trusts.is_subset(&walk.declared)) {
+        return Err(format!("a proxy trusts a distrusted root after\n{}", story.join("\n")));
+    }
     let is_end = matches!(said.phase, TrustPhase::Steady | TrustPhase::Complete) && !said.is_broken;
     if is_end {
         Ok(walk.proxies.iter().map(|proxy| proxy.restarts).collect())
@@ -447,28 +466,35 @@ fn walks(pki: &mut WalkPki, mesh: WalkMesh, changes: usize) -> usize {
 fn a_user_who_does_each_next_step_breaks_no_connection_and_arrives() {
     let mut pki = WalkPki::new();
     for (has_bridges, changes) in [(true, 0), (false, 0), (true, 3), (false, 3)] {
-        walks(&mut pki, WalkMesh { has_bridges, has_rollouts: false, manages_issuer: false }, changes);
+        walks(&mut pki, WalkMesh { has_bridges, has_rollouts: false, ..ROLLOUTS }, changes);
     }
 }
 
-#[test]
-fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_once() {
+/// Walks with and without bridges. Without changes, each proxy is restarted this often.
+fn walk_each_way(mesh: WalkMesh, [over_bridge, without]: [usize; 2]) {
     let mut pki = WalkPki::new();
-    for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
+    for (has_bridges, changes, restarts) in
+        [(true, 0, Some(over_bridge)), (false, 0, Some(without)), (true, 3, None), (false, 3, None)]
     {
-        let mesh = WalkMesh { has_bridges, has_rollouts: true, manages_issuer: false };
-        let found = walks(&mut pki, mesh, changes);
+        let found = walks(&mut pki, WalkMesh { has_bridges, ..mesh }, changes);
         assert!(restarts.is_none_or(|restarts| restarts == found), "bridges {has_bridges}: {found} restarts");
     }
+}
+
+const ROLLOUTS: WalkMesh =
+    WalkMesh { has_bridges: false, has_rollouts: true, manages_issuer: false, is_distrusting: false };
+
+#[test]
+fn with_a_declared_bridge_no_proxy_is_restarted_and_without_one_each_once() {
+    walk_each_way(ROLLOUTS, [0, 1]);
 }
 
 #[test]
 fn an_issuer_that_the_operator_writes_breaks_no_connection_and_the_mesh_arrives() {
-    let mut pki = WalkPki::new();
-    for (has_bridges, changes, restarts) in [(true, 0, Some(0)), (false, 0, Some(1)), (true, 3, None), (false, 3, None)]
-    {
-        let mesh = WalkMesh { has_bridges, has_rollouts: true, manages_issuer: true };
-        let found = walks(&mut pki, mesh, changes);
-        assert!(restarts.is_none_or(|restarts| restarts == found), "bridges {has_bridges}: {found} restarts");
-    }
+    walk_each_way(WalkMesh { manages_issuer: true, ..ROLLOUTS }, [0, 1]);
+}
+
+#[test]
+fn a_distrusted_root_leaves_each_proxy_with_one_restart_over_a_bridge_and_with_two_without() {
+    walk_each_way(WalkMesh { manages_issuer: true, is_distrusting: true, ..ROLLOUTS }, [1, 2]);
 }

@@ -75,6 +75,12 @@ impl AnchorBundle {
         &self.roots
     }
 
+    /// Whether one of them has the key of this root.
+    pub(crate) fn has_key_of(&self, root: &RootCertificate) -> bool {
+        let key = |root: &RootCertificate| root.anchor.subject_public_key_info.clone();
+        self.roots.iter().any(|it| key(it) == key(root))
+    }
+
     /// What is ignored in the bundle, one sentence for each part.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings

@@ -40,6 +40,7 @@ pub enum TrustReason {
     OldLeaves,
     OverBridge,
     ProxiesBehind,
+    ProxiesExposed,
     ProxiesNotSeen,
     RemovalHeld,
     RootsDiffer,
@@ -82,6 +83,17 @@ impl LinkerdTrustStatus {
     /// reaches one.
     pub fn is_renewed(&self) -> bool {
         self.phase == Some(TrustPhase::Complete) && self.proxies.as_ref().is_some_and(|proxies| proxies.unobserved == 0)
+    }
+
+    /// Whether proxies trust a distrusted trust anchor, and restarts help.
+    pub fn must_restart_soon(&self) -> bool {
+        let is_exposed = self.proxies.as_ref().is_some_and(|proxies| proxies.exposed > 0);
+        is_exposed && (self.phase == Some(TrustPhase::Spreading) || !self.distrusted_anchors.is_empty())
+    }
+
+    /// Whether the process that writes the issuer says about this generation that the next one is written.
+    pub fn is_issuer_written(&self, generation: i64) -> bool {
+        self.issuer_condition(Some(generation)).is_some_and(|condition| condition.status == "True")
     }
 
     /// Whether the condition has this reason.

@@ -75,6 +75,36 @@ pub struct LinkerdTrustSpec {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]
     pub accept: Vec<AcceptedWorkload>,
+    /// The trust anchors that no proxy may trust any longer, because their key was stolen. It needs spec.anchors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distrust: Option<DistrustedAnchors>,
+}
+
+/// The trust anchors that no proxy may trust any longer.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::tidy)]
+pub struct DistrustedAnchors {
+    /// Their certificates in PEM, at most 20. Each trust anchor with the key of one of them is meant. Once none is in the bundle,
+    /// a LinkerdConfig restarts the workloads whose proxies trust one. These restarts, and those before the next issuer, obey
+    /// neither rollout.window nor rollout.interval, and a quarter of all workloads may restart at the same time, also of one
+    /// namespace.
+    #[schemars(schema_with = "schema::certificates")]
+    pub pem: String,
+    /// Whether proxies stay connected meanwhile. Keep does the rotation in its order, and is the default: with a bridge each
+    /// workload restarts once, and otherwise twice. Cut writes the next issuer as soon as it is there, and then removes the trust
+    /// anchors from the bundle; each workload restarts once. Until all have, the proxies before and after their restart refuse
+    /// each other. It needs mode Enforce and issuer.manage Secret.
+    #[serde(default)]
+    pub connections: DistrustConnections,
+}
+
+/// Whether proxies stay connected while they lose trust anchors.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum DistrustConnections {
+    #[default]
+    Keep,
+    Cut,
 }
 
 /// A workload for which a rotation does not wait.
@@ -164,6 +194,7 @@ impl Default for LinkerdTrustSpec {
             restarts: TrustRestarts::WhenNeeded,
             issuer: IssuerManagement::default(),
             accept: Vec::new(),
+            distrust: None,
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct LinkerdTrustStatus {
     /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
     /// trusts that of the issuer, or accepts its certificates over a bridge. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether the
     /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends within 30 days.
-    /// With spec.issuer.manage, ReadyToSwitch: present in the phase AwaitingIssuer; whether all proxies accept the
+    /// With spec.issuer.manage, ReadyToSwitch: present while the next issuer waits; whether all proxies accept the
     /// certificates of the next issuer. IssuerSynced: whether the issuer is the next one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
@@ -67,6 +67,11 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub required_anchors: Vec<String>,
+    /// With spec.distrust, once proxies can lose these without harm: the SHA-256 of each trust anchor of proxies with the key of a
+    /// distrusted one, at most 20. A LinkerdConfig restarts the workloads whose proxies trust one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub distrusted_anchors: Vec<String>,
     /// With spec.issuer.manage, while the condition ReadyToSwitch is True: the minute in which the operator found that last.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
@@ -157,6 +162,8 @@ pub struct TrustProxiesStatus {
     pub cut_off: i64,
     /// The proxies that lack the trust anchor of the issuer, or of the next one, as spec.accept permits. They delay no step.
     pub accepted: i64,
+    /// The proxies that trust a distrusted trust anchor, so that the owner of its key can deceive them.
+    pub exposed: i64,
     /// The proxies that read the bundle when they start, such as those of the control plane, and do not show it.
     pub from_config_map: i64,
     /// The running proxies whose certificate was not observed yet, or cannot be.
@@ -176,7 +183,7 @@ pub struct TrustWorkloadStatus {
     /// The number of its Pods that are behind.
     pub pods: i64,
     /// Refuses: these proxies refuse new certificates of others. Holds: they would refuse the certificates of the next
-    /// issuer, which waits for them. CutOff: they trust no root of the mesh, and delay nothing. Behind: they accept all
+    /// issuer, which waits for them. Exposed: they trust an anchor of spec.distrust. CutOff: they trust no root of the mesh, and delay nothing. Behind: they accept all
     /// certificates. Accepted: spec.accept permits that they refuse certificates.
     pub state: String,
     /// How its proxies get the bundle.

@@ -23,7 +23,11 @@ use super::{
 use crate::{
     api::LinkerdTrust,
     text::{counted, printable},
-    trust::{TrustPlan, declared::declared_roots},
+    trust::{
+        TrustPlan,
+        declared::declared_roots,
+        plan::{DistrustWay, PlannedDistrust},
+    },
     values::manifest,
 };
 
@@ -62,7 +66,7 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
         bail!("{file} has no LinkerdTrust: give the file that `trust new` writes");
     }
     let trust: LinkerdTrust = serde_json::from_value(Value::Object(object))
-        .with_context(|| format!("{file} has no LinkerdTrust: give the file that `trust new` writes"))?;
+        .with_context(|| format!("cannot read the LinkerdTrust of {file}"))?;
     let declared = declared_roots(&trust.name_any(), &trust.spec).map_err(|why| anyhow!("{file}: {why}"))?;
     let Some(declared) = declared else { bail!("{file} declares no trust anchors: set spec.anchors.pem") };
     let mut seen = read::read(&args.cluster.client()?, &trust.spec.control_plane_namespace, None).await?;
@@ -70,6 +74,44 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let plan = TrustPlan::new(&seen).map_err(|why| anyhow!("no step can be planned: {why}"))?;
     write(&args.output.print(&plan, || text_of(&plan))?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The three ways, so that people can choose.
+fn distrust(text: &mut String, plan: &PlannedDistrust, is_last: bool) {
+    let PlannedDistrust { roots, renewed_within, .. } = plan;
+    let (workloads, pods) = (counted(plan.workloads, "workload"), counted(plan.pods, "Pod"));
+    // Writing to a String cannot fail.
+    _ = writeln!(
+        text,
+        "\nUntil no proxy trusts {}, {workloads} with {pods} must restart{}",
+        printable(roots),
+        if is_last { "" } else { ":" }
+    );
+    if is_last {
+        return;
+    }
+    for (way, what) in [
+        (
+            DistrustWay::OverBridge,
+            format!("with a bridge: each once, after certificates were renewed, within {renewed_within}. No connection is refused"),
+        ),
+        (
+            DistrustWay::TwoRestarts,
+            format!(
+                "without a bridge: each once before the issuer changes, and once after certificates were renewed, within \
+                 {renewed_within}. No connection is refused"
+            ),
+        ),
+        (
+            DistrustWay::Cut,
+            "with connections: Cut: each once, as soon as the next issuer is there. Until the last has restarted, proxies before and after their restart \
+             refuse each other: up to half of all pairs"
+                .to_owned(),
+        ),
+    ] {
+        let mark = if way == plan.way { "->" } else { "  " };
+        _ = writeln!(text, " {mark} {what}");
+    }
 }
 
 fn text_of(plan: &TrustPlan) -> String {
@@ -80,15 +122,21 @@ fn text_of(plan: &TrustPlan) -> String {
     if plan.steps.is_empty() {
         text.push_str("nothing to do: the mesh has these trust anchors\n");
     }
-    if plan.restarts_without_bridge.is_empty() {
-        return text;
+    if let Some(distrusted) = &plan.distrusted {
+        // At the end of the rotation, all ways are the same.
+        distrust(&mut text, distrusted, plan.steps.is_empty());
     }
-    let first = match plan.has_bridge {
-        true => "With the declared bridge no proxy has to restart. Without it",
-        false => "With a bridge no proxy has to restart. Without one",
+    let way = plan.distrusted.as_ref().map(|distrusted| distrusted.way);
+    let first = match (way, plan.has_bridge) {
+        // No restart comes before the issuer.
+        _ if plan.restarts_without_bridge.is_empty() => return text,
+        (Some(DistrustWay::Cut | DistrustWay::OverBridge), _) => return text,
+        (Some(DistrustWay::TwoRestarts), _) => "These",
+        (None, true) => "With the declared bridge no proxy has to restart. Without it, these",
+        (None, false) => "With a bridge no proxy has to restart. Without one, these",
     };
     // Writing to a String cannot fail.
-    _ = writeln!(text, "\n{first}, these must restart before the issuer changes, and so must the control plane:");
+    _ = writeln!(text, "\n{first} must restart before the issuer changes, and so must the control plane:");
     for it in &plan.restarts_without_bridge {
         let (workloads, pods) = (counted(it.workloads, "workload"), counted(it.pods, "Pod"));
         _ = writeln!(text, "   {}: {workloads}, {pods}", printable(&it.namespace));
@@ -97,4 +145,36 @@ fn text_of(plan: &TrustPlan) -> String {
         _ = writeln!(text, "   and {}", counted(plan.more_namespaces, "further namespace"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::linkerd_trust::TrustPhase, trust::plan::PlannedRestarts};
+
+    #[test]
+    fn a_plan_that_distrusts_a_root_compares_the_ways_and_marks_that_of_the_file() {
+        for (way, marked, has_restarts) in [
+            (DistrustWay::OverBridge, " -> with a bridge: each once", false),
+            (DistrustWay::TwoRestarts, " -> without a bridge: each once before", true),
+            (DistrustWay::Cut, " -> with connections: Cut: each once", false),
+        ] {
+            let (roots, renewed_within) = ("old (3f2a90c1)".to_owned(), "24 h".to_owned());
+            let plan = TrustPlan {
+                phase: TrustPhase::Adding,
+                steps: vec!["add new".to_owned()],
+                restarts_without_bridge: vec![PlannedRestarts { namespace: "shop".to_owned(), workloads: 2, pods: 9 }],
+                more_namespaces: 0,
+                has_bridge: way == DistrustWay::OverBridge,
+                distrusted: Some(PlannedDistrust { roots, workloads: 57, pods: 412, way, renewed_within }),
+            };
+            let text = text_of(&plan);
+            assert!(
+                text.contains("Until no proxy trusts old (3f2a90c1), 57 workloads with 412 Pods must restart:\n"),
+                "{text}"
+            );
+            assert!(text.contains(marked) && text.matches("->").count() == 1, "{text}");
+            assert_eq!(text.contains("shop: 2 workloads, 9 Pods"), has_restarts, "{text}");
+        }
+    }
 }

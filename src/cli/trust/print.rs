@@ -110,6 +110,7 @@ fn proxies(text: &mut String, report: &TrustReport) {
         (it.behind, "lack a root of it"),
         (it.refusing, "refuse new certificates"),
         (it.from_config_map, "read the bundle when they start, and do not show it"),
+        (it.exposed, "trust a distrusted root"),
         (it.cut_off, "trust no root of the mesh"),
         (it.accepted, "may lack the root of the issuer, by spec.accept"),
         (it.unread, "have too many different sets of roots to compare"),
@@ -127,6 +128,7 @@ fn behind(report: &TrustReport) -> Vec<Vec<String>> {
         let state = match row.state {
             BehindState::Refuses => "refuses new certificates",
             BehindState::Holds => "holds the next issuer",
+            BehindState::Exposed => "trusts a distrusted root",
             BehindState::CutOff => "trusts no root of the mesh",
             BehindState::Behind => "",
             BehindState::Accepted => "accepted",

@@ -63,7 +63,8 @@ impl Stored for LinkerdTrust {
             let status = &it.status;
             let (generation, hash) = (status.observed_generation, status.trust_roots_sha256.clone());
             let (sufficient, required) = (status.sufficient_anchors.clone(), status.required_anchors.clone());
-            let lists = (generation, hash, sufficient, required, status.is_renewed());
+            let distrusted = (status.distrusted_anchors.clone(), status.must_restart_soon());
+            let lists = (generation, hash, sufficient, required, distrusted, status.is_renewed());
             // What is between this controller and the one that writes the issuer.
             let conditions = [TrustCondition::ReadyToSwitch, TrustCondition::IssuerSynced];
             let conditions = conditions.map(|condition| status.condition(condition).cloned());

@@ -5,6 +5,8 @@
 //! a live Pod of the mesh trusts none of its anchors; nothing is remembered, because the environment of a Pod holds the
 //! certificates themselves, and cannot be changed.
 //!
+//! A LinkerdTrust may distrust an anchor. Then Pods that trust it are out of date, too, and are restarted soon.
+//!
 //! A LinkerdTrust may know that proxies with fewer or other anchors accept each other, for example over a bridge. Then only
 //! those are out of date that do not. They need no approval once all certificates were observed to reach the bundle.
 //!
@@ -23,7 +25,7 @@ use crate::{
     api::{
         TRUST_ROOTS,
         linkerd_config::{ConditionReason, annotations::APPROVE_ANNOTATION},
-        linkerd_trust::TrustRestarts,
+        linkerd_trust::{DistrustConnections, TrustRestarts},
     },
     cluster::kinds::linkerd_trust::LinkerdTrust,
     text::{counted, sha256},
@@ -59,6 +61,12 @@ struct NeededAnchors {
     sufficient: Vec<Fingerprint>,
     /// A proxy needs each of these, too.
     required: Vec<Fingerprint>,
+    /// A proxy must have none of these.
+    distrusted: Vec<Fingerprint>,
+    /// Whether proxies have one of these, or must restart before they can lose one.
+    is_urgent: bool,
+    /// Whether proxies may refuse each other until all have restarted.
+    is_cut: bool,
     /// Whether the certificates of all proxies were observed to reach the bundle.
     is_renewed: bool,
 }
@@ -83,9 +91,10 @@ impl TrustBundle {
         Self { hash, anchors: AnchorSet::of(pem), needed, written }
     }
 
-    /// Whether a proxy with these anchors and one with the bundle accept each other without a common anchor.
+    /// Whether a proxy with these anchors and one with the bundle accept each other without a common anchor, or need not.
     fn is_bridged_to(&self, carried: &AnchorSet) -> bool {
-        self.needed.is_renewed && self.needed.has_one_in(carried) && self.needed.has_one_in(&self.anchors)
+        let is_accepted = self.needed.is_renewed && self.needed.has_one_in(carried);
+        (is_accepted || self.needed.is_cut) && self.needed.has_one_in(&self.anchors)
     }
 }
 
@@ -95,23 +104,28 @@ impl NeededAnchors {
     /// `bundle` is the hash of the bundle in effect. What was observed with another one, or for another declaration, says
     /// nothing: a client may replace the bundle by one that breaks the mesh, and all proxies are asked before the next status.
     fn of(trust: &LinkerdTrust, bundle: &str) -> Self {
-        let is_exact = trust.spec.restarts == TrustRestarts::Always;
-        let status = &trust.status;
+        let (spec, status) = (&trust.spec, &trust.status);
+        let is_exact = spec.restarts == TrustRestarts::Always;
+        let is_urgent = spec.distrust.is_some() && status.must_restart_soon();
+        let is_cut = spec.distrust.as_ref().is_some_and(|it| it.connections == DistrustConnections::Cut);
         if status.trust_roots_sha256.as_deref() != Some(bundle) || status.observed_generation != Some(trust.generation)
         {
-            return Self { is_exact, ..Self::default() };
+            return Self { is_exact, is_urgent, ..Self::default() };
         }
         let read = |hashes: &[String]| hashes.iter().filter_map(|it| fingerprint(it)).collect::<Vec<_>>();
         let (mut sufficient, required) = (read(&status.sufficient_anchors), read(&status.required_anchors));
         sufficient.sort_unstable();
-        Self { is_exact, sufficient, required, is_renewed: status.is_renewed() }
+        let (distrusted, is_renewed) = (read(&status.distrusted_anchors), status.is_renewed());
+        let is_cut = is_cut && !distrusted.is_empty();
+        Self { is_exact, sufficient, required, distrusted, is_urgent, is_cut, is_renewed }
     }
 
     /// Whether a proxy with these anchors must restart to get the others.
     fn misses(&self, carried: &AnchorSet, bundle: &AnchorSet) -> bool {
         let lacks = |anchors: &AnchorSet, it: &Fingerprint| anchors.fingerprints().binary_search(it).is_err();
+        let is_exposed = || self.distrusted.iter().any(|it| !lacks(carried, it) && lacks(bundle, it));
         // A restart would not help if the bundle did not have it either.
-        self.has_one_in(bundle) && !self.has_one_in(carried)
+        self.has_one_in(bundle) && (!self.has_one_in(carried) || is_exposed())
             || self.required.iter().any(|it| lacks(carried, it) && !lacks(bundle, it))
     }
 
@@ -123,7 +137,15 @@ impl NeededAnchors {
 impl Default for NeededAnchors {
     /// Without a LinkerdTrust that declares anchors.
     fn default() -> Self {
-        Self { is_exact: true, sufficient: Vec::new(), required: Vec::new(), is_renewed: false }
+        Self {
+            is_exact: true,
+            sufficient: Vec::new(),
+            required: Vec::new(),
+            distrusted: Vec::new(),
+            is_urgent: false,
+            is_cut: false,
+            is_renewed: false,
+        }
     }
 }
 
@@ -133,6 +155,11 @@ impl DesiredTrust {
     /// Returns the part of the key of a rollout.
     pub fn key(&self) -> Option<&str> {
         self.wanted.as_ref().map(|wanted| &*wanted.hash)
+    }
+
+    /// Whether proxies trust a distrusted anchor, so that restarts must not take their time.
+    pub fn is_urgent(&self) -> bool {
+        self.wanted.as_ref().is_some_and(|wanted| wanted.needed.is_urgent)
     }
 
     /// Whether a proxy with these anchors is out of date; not if the Pod does not show them.

@@ -280,6 +280,56 @@ fn a_proxy_without_a_required_anchor_of_the_bundle_restarts() {
     }
 }
 
+/// A LinkerdTrust after a rotation from `a` to `b`, which distrusts `a`, and whose status has these proxies with it.
+fn distrusting(connections: &str, exposed: i64) -> serde_json::Value {
+    let mut trust = declaring("b", "ab");
+    let old: Vec<_> = AnchorSet::of(&anchors("a")).fingerprints().iter().map(crate::text::hex).collect();
+    trust["spec"]["distrust"] = json!({"pem": "distrusted", "connections": connections});
+    trust["status"]["distrustedAnchors"] = json!(old);
+    trust["status"]["proxies"]["exposed"] = json!(exposed);
+    trust
+}
+
+#[test]
+fn a_proxy_that_trusts_a_distrusted_anchor_restarts_once_the_bundle_has_none() {
+    for (bundle, carried, restarts) in
+        [("b", "a", true), ("b", "ab", true), ("b", "bc", false), ("ab", "ab", false), ("ab", "a", false)]
+    {
+        let mut trust = distrusting("Keep", 3);
+        trust["status"]["trustRootsSHA256"] = json!(sha256(anchors(bundle)));
+        assert_eq!(decided(&desired(bundle, &trust), carried), (restarts, false), "{carried} with {bundle}");
+    }
+}
+
+#[test]
+fn only_if_connections_may_be_cut_no_approval_is_needed_before_certificates_are_renewed() {
+    for (connections, waits) in [("Keep", true), ("Cut", false)] {
+        let mut trust = distrusting(connections, 6);
+        trust["status"]["phase"] = json!("Spreading");
+        assert_eq!(decided(&desired("b", &trust), "a"), (true, waits), "{connections}");
+        trust["status"]["sufficientAnchors"] = json!([]);
+        assert_eq!(decided(&desired("b", &trust), "a"), (false, true), "the status does not say what is enough");
+    }
+}
+
+#[test]
+fn while_proxies_trust_a_distrusted_anchor_a_quarter_of_the_workloads_restarts_at_once_and_no_window_holds_them() {
+    let mut target = World::new(&json!({})).target;
+    target.rollout = serde_json::from_value(json!({
+        "maxConcurrent": 2, "interval": "10s", "window": {"allow": [{"cron": "0 3 * * *", "duration": "1h"}]},
+    }))
+    .unwrap();
+    for (exposed, at_once, in_namespace, interval) in [(1, 10, 10, 0), (0, 2, 1, 10)] {
+        target.proxies.trust = desired("b", &distrusting("Keep", exposed));
+        assert_eq!((target.max_concurrent(40), target.max_concurrent_per_namespace(40)), (at_once, in_namespace));
+        assert_eq!((target.interval().as_secs(), target.window().is_some()), (interval, exposed == 0));
+        assert_eq!(target.max_concurrent(5), 2);
+    }
+    target.rollout.max_concurrent = serde_json::from_value(json!("50%")).unwrap();
+    target.proxies.trust = desired("b", &distrusting("Keep", 1));
+    assert_eq!(target.max_concurrent(40), 20, "what is declared is more");
+}
+
 /// Returns the counts of Pods: the namespace, the anchors, the number.
 fn counts(pods: &[(&str, &str, i64)]) -> TrustCounts {
     let key = |namespace: &str, letters: &str| (Arc::new(AnchorSet::of(&anchors(letters))), Arc::from(namespace));

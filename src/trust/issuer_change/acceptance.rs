@@ -96,6 +96,24 @@ impl IssuerJudge<'_> {
         }
     }
 
+    /// Whether the present issuer belongs to a distrusted root, and connections may be cut.
+    pub(super) fn is_cut(&self) -> bool {
+        let distrusted = &self.basis.declared.distrusted;
+        let reached = |present: &[ChainCertificate]| {
+            self.reached_of(distrusted.roots(), &self.without_bridges(present), self.basis.now)
+        };
+        distrusted.is_cut && self.present.as_deref().is_some_and(|present| !reached(present).is_empty())
+    }
+
+    /// Verifies that new Pods accept this issuer. While connections are cut, nothing waits for the others.
+    pub(super) fn is_accepted_by_bundle(&self, sent: &Sent) -> Result<(), String> {
+        let reached = self.reached(sent, self.basis.now);
+        match self.bundle.roots().iter().any(|root| reached.contains(&root.id)) {
+            true => Ok(()),
+            false => Err("the bundle does not have its root yet".to_owned()),
+        }
+    }
+
     /// Now, and the times within the lifetime of a leaf at which one of these certificates has ended.
     fn times(&self, certificates: &[ChainCertificate]) -> BTreeSet<Timestamp> {
         let now = self.basis.now;

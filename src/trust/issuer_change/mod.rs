@@ -4,7 +4,7 @@
 //! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
 //! declared root, and the bundle has all declared ones, or it is the present issuer renewed; each proxy that accepts
 //! certificates of the present issuer accepts those of the one to write, as long as it would accept those of the present
-//! one, or the status says of this bundle that all proxies will; a bridge is kept until it ends; a Secret that cert-manager
+//! one, or the status says of this bundle that all proxies will, or connections may be cut from a distrusted root; a bridge is kept until it ends; a Secret that cert-manager
 //! writes is not written.
 
 pub(crate) mod acceptance;
@@ -362,6 +362,7 @@ impl<'a> IssuerJudge<'a> {
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
         }
         let accepted = match self.unknown_signer_lost(sent) {
+            _ if self.is_cut() => self.is_accepted_by_bundle(sent),
             Some(lost) => Err(format!(
                 "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
                  Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \
@@ -418,12 +419,15 @@ impl<'a> IssuerJudge<'a> {
 
     /// The known roots that leaves of the issuer reach without a bridge.
     fn homes(&self, sent: &[ChainCertificate]) -> BTreeSet<Fingerprint> {
+        self.reached(&self.without_bridges(sent), self.basis.now)
+    }
+
+    fn without_bridges(&self, sent: &[ChainCertificate]) -> Sent {
         let is_bridge = |certificate: &ChainCertificate| {
             let is_of = |root: &RootCertificate| certificate.has_name_and_key_of(&root.anchor);
             self.known.iter().any(is_of) && !certificate.is_signed_by(certificate)
         };
-        let alone: Vec<_> = sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect();
-        self.reached(&alone, self.basis.now)
+        sent.iter().filter(|certificate| !is_bridge(certificate)).cloned().collect()
     }
 }
 

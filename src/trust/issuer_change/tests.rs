@@ -14,6 +14,7 @@ use crate::{
     text::sha256,
     trust::{
         accepted::AcceptedWorkloads,
+        distrusted::DistrustedRoots,
         seen::{DeclaredRoots, LeafSettings},
         testing::{Pki, at, root_of},
     },
@@ -55,6 +56,7 @@ impl Situation {
             is_enforced: true,
             manages_issuer: true,
             accepted: AcceptedWorkloads::default(),
+            distrusted: DistrustedRoots::default(),
         };
         let (bundle, bundle_written) = (pem_of(bundle), Some(at(-DAY)));
         Self { declared, bundle, bundle_written, status: LinkerdTrustStatus::default(), now: now() }
@@ -436,4 +438,24 @@ fn an_issuer_that_is_sent_with_more_certificates_than_are_read_of_a_proxy_is_ref
     let situation = Situation::new(&[&pki.new], &[&pki.new]);
     situation.writes(&seen(&[&pki.new_issuer], &of(6)), IssuerPlace::Next, &of(6));
     situation.holds(&seen(&[&pki.new_issuer], &of(7)), TrustReason::IssuerRefused, "more than 6 certificates");
+}
+
+#[test]
+fn while_connections_are_cut_from_the_root_of_the_present_issuer_the_next_one_waits_only_for_the_bundle() {
+    let (pki, newer) = (Pki::new(), root_of("newer", -DAY));
+    let newer_issuer = newer.signs("newer issuer", |_| {});
+    let situation = |bundle: &[&TestCa], declared: &TestCa, is_cut| {
+        let mut situation = Situation::new(bundle, &[declared]);
+        let distrusted = AnchorBundle::parse(pki.old.pem.as_bytes()).unwrap();
+        situation.declared.distrusted = DistrustedRoots::new(distrusted, is_cut);
+        situation
+    };
+    let issuers = seen(&[&pki.old_issuer], &[&pki.new_issuer]);
+    situation(&[&pki.new, &pki.old], &pki.new, true).writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+    situation(&[&pki.new], &pki.new, true).writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+    situation(&[&pki.old], &pki.new, true).holds(&issuers, TrustReason::IssuerHeld, "the bundle lacks new");
+    situation(&[&pki.new, &pki.old], &pki.new, false).holds(&issuers, TrustReason::IssuerHeld, "waits");
+    // After the rotation, what was distrusted makes no other one unsafe.
+    let later = seen(&[&pki.new_issuer, &pki.bridge], &[&newer_issuer]);
+    situation(&[&newer, &pki.new], &newer, true).holds(&later, TrustReason::IssuerHeld, "waits");
 }

@@ -1,0 +1,110 @@
+//! What the certificates of proxies reach. Pure.
+//!
+//! In: the chains that proxies presented, the roots. Out: how many proxies reach which roots. Always holds: certificates that
+//! no root of the mesh verifies, and those that may be forged, hold no step.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
+use super::{
+    roots::MAX_TESTED,
+    seen::{NotSeen, PresentedChain, SeenIssuer, SeenLeaves, SeenTrust},
+};
+use crate::x509::{anchor_set::Fingerprint, anchors::RootCertificate, chain::UnsignedLeaf};
+
+/// A smaller part of all proxies may be those of tenants.
+const FEW: usize = 10;
+
+/// What the certificates of proxies reach.
+pub(super) struct LeafReach<'a> {
+    /// The roots that certificates reach, and the proxies that present such ones.
+    groups: Vec<(BTreeSet<Fingerprint>, &'a PresentedChain)>,
+    /// The number of proxies whose certificates reach no root of the mesh. Everyone who can create a Pod can present such
+    /// ones, so they hold no step.
+    pub(super) unaccepted: usize,
+    /// The number of proxies whose certificates only distrusted roots verify, long after the identity service signed such ones.
+    pub(super) forged: usize,
+    pub(super) unobserved: usize,
+}
+
+// === impl LeafReach ===
+
+impl<'a> LeafReach<'a> {
+    pub(super) fn of(
+        leaves: &'a SeenLeaves,
+        of_bundle: &[&RootCertificate],
+        others: &[&RootCertificate],
+        of_mesh: &BTreeSet<Fingerprint>,
+        seen: &SeenTrust,
+    ) -> Self {
+        let name = seen.identity_service();
+        let reached = |presented: &PresentedChain| -> BTreeSet<Fingerprint> {
+            let leaf = UnsignedLeaf::new(&presented.chain, &name, seen.now);
+            let tested = of_bundle.iter().chain(others.iter().take(MAX_TESTED));
+            let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
+            tested.filter(reaches).map(|root| root.id).collect()
+        };
+        let all = leaves.chains.iter().map(|presented| (reached(presented), presented));
+        let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|(reached, _)| !reached.is_disjoint(of_mesh));
+        let unaccepted = refused.into_iter().map(|(_, presented)| presented.proxies).sum();
+        Self { groups, unaccepted, forged: 0, unobserved: leaves.unobserved }
+    }
+
+    /// Leaves out the certificates that only distrusted roots verify, if no proxy can have one of the identity service: who has
+    /// the key can sign one for any time.
+    pub(super) fn without_forged(
+        mut self,
+        distrusted: &[&RootCertificate],
+        in_bundle: &BTreeSet<Fingerprint>,
+        seen: &SeenTrust,
+    ) -> Self {
+        let ids: BTreeSet<_> = distrusted.iter().map(|root| root.id).collect();
+        let is_old = |(reached, _): &(BTreeSet<Fingerprint>, &PresentedChain)| reached.is_subset(&ids);
+        let old: usize = self.groups.iter().filter(|it| is_old(it)).map(|(_, presented)| presented.proxies).sum();
+        let has_left = ids.is_disjoint(in_bundle) && !seen.may_be_too_early() && old * FEW < self.observed();
+        if has_left || seen.older_end().is_some_and(|end| end <= seen.now) {
+            self.groups.retain(|it| !is_old(it));
+            self.forged = old;
+        }
+        self
+    }
+
+    /// Whether most proxies present certificates of no root of the mesh. A proxy keeps the certificate that it has while its
+    /// own roots do not verify a new one, so a few such proxies are those of tenants.
+    pub(super) fn is_issuer_refused(&self) -> bool {
+        self.unaccepted * 2 > self.observed() + self.unaccepted + self.unobserved
+    }
+
+    /// Returns the issuer of the newest certificate, with the chain that most of its proxies send: each can send any other
+    /// certificates beside its own.
+    pub(super) fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
+        let all = || self.groups.iter().map(|(_, presented)| *presented);
+        let key = |presented: &PresentedChain| presented.chain.first().map(|own| own.key_info.clone());
+        let newest = all().max_by_key(|presented| presented.newest).map(key);
+        let sent = all().filter(|presented| Some(key(presented)) == newest);
+        sent.max_by_key(|presented| (presented.proxies, presented.newest))
+            .map(|presented| SeenIssuer { chain: presented.chain.clone(), written: None })
+            .ok_or_else(|| NotSeen::Unread("no proxy has shown a certificate of the mesh".to_owned()))
+    }
+
+    pub(super) fn with(&self, is_meant: impl Fn(&BTreeSet<Fingerprint>) -> bool) -> usize {
+        self.groups.iter().filter(|(reached, _)| is_meant(reached)).map(|(_, presented)| presented.proxies).sum()
+    }
+
+    /// The number of proxies with certificates of the mesh.
+    pub(super) fn observed(&self) -> usize {
+        self.with(|_| true)
+    }
+
+    /// When the newest certificate was issued that reaches none of these roots.
+    pub(super) fn newest_without(&self, roots: &BTreeSet<Fingerprint>) -> Option<Timestamp> {
+        let without = self.groups.iter().filter(|(reached, _)| reached.is_disjoint(roots));
+        without.map(|(_, presented)| presented.newest).max()
+    }
+
+    /// The number of proxies whose certificate reaches none of these roots.
+    pub(super) fn without(&self, roots: &BTreeSet<Fingerprint>) -> usize {
+        self.with(|reached| reached.is_disjoint(roots))
+    }
+}
