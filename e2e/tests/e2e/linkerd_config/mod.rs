@@ -193,6 +193,11 @@ impl Installation {
         Ok(())
     }
 
+    async fn trust_roots(&self) -> Result<String> {
+        let map = self.maps.get(TRUST_ROOTS).await?;
+        map.data.unwrap_or_default().remove("ca-bundle.crt").context("no bundle")
+    }
+
     async fn map(&self) -> Result<ConfigMap> {
         Ok(self.maps.get(CONFIG_MAP).await?)
     }

@@ -100,6 +100,10 @@ impl IssuerMesh {
         if let Some(spec) = spec.as_object_mut().filter(|_| is_bridged) {
             spec.insert("bridge".to_owned(), bridge);
         }
+        self.put(spec).await
+    }
+
+    async fn put(&self, spec: Value) -> Result<()> {
         let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust",
             "metadata": {"name": "mesh"}, "spec": spec});
         self.mesh.rig.apply(&[trust]).await.map(drop)
@@ -402,4 +406,22 @@ async fn a_writer_that_is_killed_during_a_write_leaves_the_next_and_the_previous
         present = next;
     }
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_connections_are_cut_the_next_issuer_is_written_at_once_and_then_the_root_leaves_the_bundle() -> Result<()>
+{
+    let it = IssuerMesh::start().await?;
+    let distrust = json!({"pem": it.mesh.old.pem(), "connections": "Cut"});
+    let spec = json!({"anchors": {"pem": it.new.pem()}, "mode": "Enforce", "issuer": {"manage": "Secret"}});
+    let mut cut = spec.clone();
+    cut.as_object_mut().context("no spec")?.insert("distrust".to_owned(), distrust);
+    it.put(cut).await?;
+    it.reports(SOON, "IssuerAwaited", "write an issuer of new").await?;
+    let both = format!("{}{}", it.mesh.old.pem(), it.new.pem());
+    super::bundle_becomes(&it.mesh.rig, &both).await?;
+    holds(Duration::from_secs(5), "the bundle", async || super::bundle_is(&it.mesh.rig, &both).await).await?;
+    it.put_next(&[&it.new_issuer]).await?;
+    it.present_becomes(&[&it.new_issuer]).await?;
+    super::bundle_becomes(&it.mesh.rig, &it.new.pem()).await
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -115,6 +115,58 @@ impl RotatedMesh {
             );
             let found: BTreeSet<String> = serde_json::from_value(status["sufficientAnchors"].clone())?;
             ensure!(found == expected, "{status:#}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn status(&self) -> Result<Value> {
+        Ok(self.trusts().get(&self.mesh.installation.namespace).await?.data["status"].clone())
+    }
+
+    async fn next_step(&self, beginning: &str) -> Result<()> {
+        eventually(super::DEADLINE, "the next step", async || {
+            let status = self.status().await?;
+            ensure!(status["nextStep"].as_str().is_some_and(|next| next.starts_with(beginning)), "{status:#}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Says that the next issuer is written, as the process does that writes it.
+    async fn issuer_is_written(&self) -> Result<()> {
+        let name = &self.mesh.installation.namespace;
+        eventually(super::DEADLINE, "the condition of the issuer", async || {
+            let trust = self.trusts().get(name).await?;
+            let mut conditions = trust.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            if conditions.iter().any(|it| it["type"] == json!("IssuerSynced")) {
+                return Ok(());
+            }
+            let condition = json!({"type": "IssuerSynced", "status": "True", "reason": "Synced", "message": "written",
+                "observedGeneration": trust.metadata.generation, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            conditions.push(condition);
+            let version = trust.metadata.resource_version;
+            let patch = json!({"metadata": {"resourceVersion": version}, "status": {"conditions": conditions}});
+            self.trusts().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            bail!("it is not there yet")
+        })
+        .await
+    }
+
+    /// Waits until only the Pod that was created by hand trusts the old root, and deletes it: the resource is Ready then.
+    async fn forgets_the_old_root(&self) -> Result<()> {
+        eventually(super::DEADLINE, "the last proxy with the old root", async || {
+            let status = self.status().await?;
+            let behind = &status["behind"][0];
+            ensure!(status["proxies"]["exposed"] == json!(1) && behind["name"] == json!("shown"), "{status:#}");
+            Ok(())
+        })
+        .await?;
+        let pods: Api<Pod> = Api::namespaced(self.mesh.installation.client.clone(), &self.mesh.app);
+        pods.delete("shown", &DeleteParams::default().grace_period(0)).await?;
+        eventually(super::DEADLINE, "no proxy with the old root", async || {
+            let status = self.status().await?;
+            ensure!(status["proxies"]["exposed"] == json!(0), "{status:#}");
             Ok(())
         })
         .await
@@ -252,7 +304,17 @@ async fn a_rotation_over_a_declared_bridge_restarts_nothing() -> Result<()> {
     eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &new.pem()).await).await?;
     trust.mesh.is_complete().await?;
     assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
-    Ok(())
+
+    // The key of the old root was stolen, and one proxy still accepts others over the bridge.
+    trust.declares(json!({"bridge": {"pem": declared}, "distrust": {"pem": old.pem()}})).await?;
+    eventually(super::DEADLINE, "the exposed proxy", async || {
+        let status = trust.status().await?;
+        let ready = status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == json!("Ready"));
+        ensure!(ready.is_some_and(|ready| ready["reason"] == json!("ProxiesExposed")), "{status:#}");
+        Ok(())
+    })
+    .await?;
+    trust.forgets_the_old_root().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,5 +337,36 @@ async fn a_rotation_without_a_bridge_restarts_each_workload_once() -> Result<()>
     trust.mesh.is_complete().await?;
     has_roots(&trust.web, &both).await?;
     assert_eq!(trust.mesh.counts([&trust.web])?, [1]);
-    Ok(())
+
+    // The key of the old root was stolen: no proxy may keep it, also outside of the window.
+    trust.mesh.change(json!({"rollout": {"window": {"allow": [{"cron": "0 0 1 1 *", "duration": "1m"}]}}})).await?;
+    trust.declares(json!({"mode": "Enforce", "distrust": {"pem": old.pem()}})).await?;
+    // The Pod that was created by hand has no root of the bundle.
+    trust.mesh.rollout_is("False/AwaitingApproval").await?;
+    trust.mesh.annotate("approve-trust-roots", &hash(&new.pem())).await?;
+    eventually(super::DEADLINE, "the last pass", async || has_roots(&trust.web, &new.pem()).await).await?;
+    assert_eq!(trust.mesh.counts([&trust.web])?, [2]);
+    trust.forgets_the_old_root().await
+}
+
+/// One pass, in which connections are refused: the operator waits for neither certificates nor an approval.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_connections_are_cut_a_distrusted_root_leaves_bundle_and_proxies_at_once() -> Result<()> {
+    let mut trust = RotatedMesh::new().await?;
+    let roots = (Arc::clone(&trust.old), Arc::clone(&trust.new));
+    let (old, new) = (&*roots.0, &*roots.1);
+    let closed = json!({"allow": [{"cron": "0 0 1 1 *", "duration": "1m"}]});
+    trust.mesh.change(json!({"rollout": {"window": closed}})).await?;
+    let distrust = json!({"pem": old.pem(), "connections": "Cut"});
+    trust.declares(json!({"mode": "Enforce", "issuer": {"manage": "Secret"}, "distrust": distrust})).await?;
+    let both = pem_of(&[old, new]);
+    trust.next_step("write an issuer of new (").await?;
+    assert_eq!(trust.mesh.installation.trust_roots().await?, both, "no issuer of the new root signs yet");
+    trust.issuer_is_written().await?;
+    eventually(super::DEADLINE, "the new root", async || has_roots(&trust.web, &new.pem()).await).await?;
+    assert_eq!(trust.mesh.installation.trust_roots().await?, new.pem());
+    trust.next_step("create the Pods of ").await?;
+    let issuer = new.signs("new issuer")?;
+    trust.presents(&[&issuer]).await?;
+    trust.forgets_the_old_root().await
 }
