@@ -20,8 +20,7 @@ use crate::{
     api::linkerd_trust::{AcceptedStep, TrustPhase, TrustReason},
     cluster::kinds::linkerd_trust::LinkerdTrust,
     trust::{
-        SeenTrust, TrustReport, accepted::RotationWait, issuer_change::acceptance::INJECTED_AFTER, seen::DeclaredRoots,
-        words::proxies_trust,
+        SeenTrust, TrustReport, accepted::RotationWait, issuer_change::acceptance::INJECTED_AFTER, words::proxies_trust,
     },
 };
 
@@ -115,9 +114,7 @@ impl SwitchGate {
         seen: &SeenTrust,
         is_held: bool,
     ) -> Option<SwitchReadiness> {
-        // While connections are cut, the writer waits for no proxy.
-        let waits = |declared: &DeclaredRoots| declared.manages_issuer && !declared.distrusted.is_cut;
-        let is_managed = seen.desired.as_ref().is_some_and(waits);
+        let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
         let is_asked = match report.progress.phase {
             TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading => false,
             TrustPhase::AwaitingIssuer => true,

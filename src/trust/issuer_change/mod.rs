@@ -362,7 +362,7 @@ impl<'a> IssuerJudge<'a> {
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
         }
         let accepted = match self.unknown_signer_lost(sent) {
-            _ if self.is_cut() => self.is_accepted_by_bundle(sent),
+            _ if self.is_cut() && self.belongs_to_declared(sent) => self.is_accepted_by_bundle(sent),
             Some(lost) => Err(format!(
                 "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
                  Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \

@@ -455,6 +455,13 @@ fn while_connections_are_cut_from_the_root_of_the_present_issuer_the_next_one_wa
     situation(&[&pki.new], &pki.new, true).writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
     situation(&[&pki.old], &pki.new, true).holds(&issuers, TrustReason::IssuerHeld, "the bundle lacks new");
     situation(&[&pki.new, &pki.old], &pki.new, false).holds(&issuers, TrustReason::IssuerHeld, "waits");
+    // A bridge of the present issuer is not lost for a renewal under the stolen root.
+    let carrier = root_of("carrier", -DAY);
+    let (renewed, kept) = (pki.old.signs("renewed", |_| {}), carrier.signs_again(&pki.old, |_| {}));
+    let renewal = seen(&[&pki.old_issuer, &kept], &[&renewed]);
+    let step = situation(&[&pki.new, &pki.old], &pki.new, true).step(&renewal);
+    let kept = situation(&[&pki.new, &pki.old], &pki.new, false).step(&renewal);
+    assert_eq!(step, kept, "Cut changes nothing about an issuer of the stolen root");
     // After the rotation, what was distrusted makes no other one unsafe.
     let later = seen(&[&pki.new_issuer, &pki.bridge], &[&newer_issuer]);
     situation(&[&newer, &pki.new], &newer, true).holds(&later, TrustReason::IssuerHeld, "waits");
