@@ -4,11 +4,16 @@ use std::{
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Once},
 };
 
 use parking_lot::Mutex;
-use tracing::{Level, subscriber::DefaultGuard};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    level_filters::LevelFilter,
+    span::{Attributes, Id, Record},
+    subscriber::DefaultGuard,
+};
 
 /// The root of the repository.
 pub(crate) fn repository() -> &'static Path {
@@ -41,6 +46,9 @@ pub(crate) struct LoggedLines {
 
 impl LoggedLines {
     pub(crate) fn record() -> Self {
+        // Otherwise a line that another thread logs for the first time at this moment may stay off for good.
+        static INTERESTED: Once = Once::new();
+        INTERESTED.call_once(|| _ = tracing::subscriber::set_global_default(Interested));
         let written = Arc::<Mutex<Vec<u8>>>::default();
         let writer = Arc::clone(&written);
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::DEBUG);
@@ -53,6 +61,33 @@ impl LoggedLines {
         let written = String::from_utf8(self.written.lock().clone()).unwrap();
         written.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
     }
+}
+
+/// Makes each line of level DEBUG worth a question, and drops it.
+struct Interested;
+
+impl Subscriber for Interested {
+    fn enabled(&self, line: &Metadata<'_>) -> bool {
+        *line.level() <= Level::DEBUG
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::DEBUG)
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 struct LineWriter(Arc<Mutex<Vec<u8>>>);
