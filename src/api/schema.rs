@@ -103,7 +103,7 @@ pub(in crate::api) fn certificates(_: &mut SchemaGenerator) -> Schema {
 
 pub(in crate::api) fn kind(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [
-        rule("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "must be a kind, such as Deployment"),
+        rule("self.matches('^[A-Z][A-Za-z0-9]*$')", "must be a kind, such as Deployment"),
     ]})
 }
 

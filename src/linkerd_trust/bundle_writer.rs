@@ -143,21 +143,12 @@ impl BundleWriter {
         self.planned(removal(map.bundle.as_deref().unwrap_or_default(), declared), map)
     }
 
-    /// Removes the distrusted roots, whatever needs them; `None` if the bundle has none, or lacks a declared one. The inner
-    /// error is the reason why nothing was written.
+    /// Returns the change that removes the distrusted roots; `None` if the bundle has none, or no declared one.
     ///
     /// # Errors
-    /// When the ConfigMap has changed, or this process does not lead.
-    pub(super) async fn cut(
-        &self,
-        declared: &DeclaredRoots,
-        map: &ConfigMap,
-    ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
-        match self.planned(cut(map.bundle.as_deref().unwrap_or_default(), declared), map) {
-            Ok(Some(change)) => Ok(self.write(change, map).await?.map(Some)),
-            Ok(None) => Ok(Ok(None)),
-            Err(held) => Ok(Err(held)),
-        }
+    /// As for [`BundleWriter::removal`].
+    pub(super) fn cut(&self, declared: &DeclaredRoots, map: &ConfigMap) -> Result<Option<BundleChange>, HeldWrite> {
+        self.planned(cut(map.bundle.as_deref().unwrap_or_default(), declared), map)
     }
 
     fn planned(

@@ -38,9 +38,10 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
     if after.held().is_some() && after.held() != before.held() {
-        let is_contested = after.has(TrustCondition::BundleSynced, TrustReason::Contested);
+        let has = |reason| after.has(TrustCondition::BundleSynced, reason);
         let reason = match after.phase {
-            Some(TrustPhase::Retiring) if !is_contested => Reason::TrustAnchorNotRemoved,
+            _ if has(TrustReason::RemovalHeld) => Reason::TrustAnchorNotRemoved,
+            Some(TrustPhase::Retiring) if !has(TrustReason::Contested) => Reason::TrustAnchorNotRemoved,
             _ => Reason::TrustAnchorNotAdded,
         };
         found.push((reason, message(TrustCondition::BundleSynced)));

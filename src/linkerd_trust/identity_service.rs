@@ -37,7 +37,7 @@ use crate::{
     },
     grpc_client::Http2,
     proto::identity::{CertifyRequest, CertifyResponse},
-    trust::{SeenTrust, signers::Signer},
+    trust::{seen::LeafSettings, signers::Signer},
     x509::{anchor_set::readable_certificates, certificate::ChainCertificate, pem::base64url},
 };
 
@@ -98,13 +98,23 @@ impl IdentityService {
         Ok(Self { cluster: cluster.clone(), control_plane: Arc::clone(control_plane), token, requests })
     }
 
-    /// Returns the chain of each replica.
+    /// The namespace of the control plane.
+    pub(super) fn control_plane(&self) -> &str {
+        &self.control_plane
+    }
+
+    /// The command that restarts Linkerd's.
+    pub(super) fn restart(&self) -> String {
+        format!("kubectl -n {} rollout restart deployment/linkerd-identity", self.control_plane)
+    }
+
+    /// Returns the chain of each replica. It must prove its identity under a root of this bundle.
     ///
     /// # Errors
     /// When a replica does not answer with a certificate, or no replica exists.
-    pub(super) async fn ask(&self, seen: &SeenTrust) -> Result<Vec<Signer>> {
+    pub(super) async fn ask(&self, bundle: &str, settings: &LeafSettings) -> Result<Vec<Signer>> {
         let token = OwnToken::read(&self.token)?;
-        let identity = seen.identity_of(&token.namespace, &token.account);
+        let identity = settings.identity_of(&self.control_plane, &token.namespace, &token.account);
         let key = KeyPair::generate().context("cannot make a key")?;
         let mut params = CertificateParams::new([identity.clone()]).context("the ServiceAccount has no identity")?;
         params.distinguished_name = DistinguishedName::new();
@@ -114,9 +124,8 @@ impl IdentityService {
             token: token.text.into_bytes(),
             certificate_signing_request: signing_request.der().to_vec(),
         };
-        let bundle = seen.bundle.as_ref().map_or("", |bundle| bundle.pem.as_str());
         let roots: Vec<_> = readable_certificates(bundle).filter_map(|der| ChainCertificate::parse(&der)).collect();
-        let (connector, name) = (connector(&roots)?, seen.identity_service());
+        let (connector, name) = (connector(&roots)?, settings.identity_service(&self.control_plane));
         let replicas = self.replicas()?;
         let asked = replicas.into_iter().map(async |replica| {
             let answer = timeout(DEADLINE, certify(replica.address, &name, &connector, request.clone())).await;

@@ -181,23 +181,45 @@ impl LinkerdTrustReconciler {
     }
 
     /// Adds declared trust anchors to the bundle, if the resource says so; and while connections are cut, removes distrusted
-    /// ones, once new Pods get certificates of another issuer.
+    /// ones, once the next issuer is written.
     async fn write_at_once(
         &self,
         trust: &LinkerdTrust,
         desired: Option<&DeclaredRoots>,
         bundle: Option<&ConfigMap>,
     ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
-        match (trust.spec.mode, desired) {
-            (TrustMode::Enforce, Some(desired)) => match (self.bundle.add_missing(desired, bundle).await?, bundle) {
-                (Ok(None), Some(bundle))
-                    if desired.distrusted.is_cut && trust.status.is_issuer_written(trust.generation) =>
-                {
-                    self.bundle.cut(desired, bundle).await
-                }
-                (result, _) => Ok(result),
+        let (TrustMode::Enforce, Some(desired)) = (trust.spec.mode, desired) else { return Ok(Ok(None)) };
+        let added = self.bundle.add_missing(desired, bundle).await?;
+        let is_cut = desired.distrusted.is_cut && trust.status.is_issuer_written(trust.generation);
+        match (added, bundle) {
+            (Ok(Some(written)), _) => Ok(Ok(Some(written))),
+            // What holds an addition does not hold this.
+            (added, Some(bundle)) if is_cut => match self.cut(trust, desired, bundle).await? {
+                Ok(None) => Ok(added),
+                cut => Ok(cut),
             },
-            _ => Ok(Ok(None)),
+            (added, _) => Ok(added),
+        }
+    }
+
+    /// Removes the distrusted roots, once the identity service signs with another issuer.
+    async fn cut(
+        &self,
+        trust: &LinkerdTrust,
+        desired: &DeclaredRoots,
+        map: &ConfigMap,
+    ) -> Result<Result<Option<BundleWritten>, HeldWrite>, WriteError> {
+        let change = match self.bundle.cut(desired, map) {
+            Ok(Some(change)) => change,
+            other => return Ok(other.map(|_| None)),
+        };
+        let text = TrustSettings::text(&self.gate.cluster.read(), &self.control_plane);
+        let (bundle, settings) = (map.bundle.as_deref().unwrap_or_default(), self.settings.of(text));
+        let basis = RetirementBasis { declaration: Declaration::of(trust), bundle: sha256(bundle) };
+        match self.retirement.check_cut(basis, bundle, &change.text, &settings).await {
+            Err(held) => Ok(Err(held)),
+            Ok(()) if self.is_current(trust) => Ok(self.bundle.write(change, map).await?.map(Some)),
+            Ok(()) => Ok(Ok(None)),
         }
     }
 

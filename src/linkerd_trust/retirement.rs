@@ -27,7 +27,7 @@ use crate::{
         SeenTrust,
         accepted::RotationWait,
         seen::LeafSettings,
-        signers::{check_removal, check_signers},
+        signers::{check_cut, check_removal, check_signers},
     },
 };
 
@@ -37,6 +37,8 @@ const CONFIRMED_AFTER: Duration = Duration::from_secs(160);
 /// After this time the first answers do not count any more.
 const CONFIRMED_FOR: Duration = Duration::from_secs(3600);
 const RETRY: Duration = Duration::from_secs(60);
+/// The same while connections are cut.
+const CUT_RETRY: Duration = Duration::from_secs(10);
 /// The interval at which the identity service is asked while proxies renew.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1800);
 /// After a longer time without an answer, the replicas may have signed with another issuer meanwhile.
@@ -129,8 +131,9 @@ impl Retirement {
 
     /// Asks the identity service from time to time.
     pub(super) async fn watch(&self, declaration: &Declaration, seen: SeenTrust) {
-        let is_known = seen.signing_since.is_some();
-        let interval = if is_known { WATCH_INTERVAL } else { RETRY };
+        // The certificates of proxies do not show a change to a distrusted root.
+        let is_enough = seen.signing_since.is_some() && !seen.is_distrusting();
+        let interval = if is_enough { WATCH_INTERVAL } else { RETRY };
         if self.memory.lock().watched.as_ref().is_some_and(|(last, _)| last.elapsed() < interval) {
             return;
         }
@@ -181,9 +184,39 @@ impl Retirement {
         self.memory.lock().hold(basis, held)
     }
 
+    /// Verifies that distrusted roots may leave this bundle although certificates need them: new ones must not. `after`: the
+    /// bundle without them.
+    pub(super) async fn check_cut(
+        &self,
+        basis: RetirementBasis,
+        bundle: &str,
+        after: &str,
+        settings: &LeafSettings,
+    ) -> Result<(), HeldWrite> {
+        if let Some(RetirementStep::Held(held)) = self.memory.lock().known(&basis) {
+            return Err(held);
+        }
+        let control_plane = self.identity.control_plane();
+        let checked = match self.identity.ask(bundle, settings).await {
+            Ok(signers) => check_cut(after, settings, control_plane, &signers, Timestamp::now()).map_err(|why| {
+                let late = "Wait for 2 minutes, or restart it if it started before the bundle had the next root";
+                (format!("{why}. {late}"), vec![self.identity.restart()])
+            }),
+            Err(error) => Err((format!("{error:#}"), Vec::new())),
+        };
+        checked.map_err(|(why, commands)| {
+            let message =
+                format!("the distrusted roots stay in the bundle until new certificates do not need them: {why}");
+            let held = HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(CUT_RETRY), commands };
+            self.memory.lock().hold(basis, held.clone());
+            held
+        })
+    }
+
     /// `after`: the bundle that must be enough, too.
     async fn signing(&self, mut seen: SeenTrust, after: Option<String>) -> Signing {
-        let signers = match self.identity.ask(&seen).await {
+        let bundle = seen.bundle.as_ref().map_or("", |bundle| bundle.pem.as_str());
+        let signers = match self.identity.ask(bundle, &seen.settings).await {
             Ok(signers) => signers,
             Err(error) => return Signing::Unknown(format!("{error:#}")),
         };
@@ -257,7 +290,7 @@ impl RetirementMemory {
             return Some(RetirementStep::After(left));
         }
         let (_, since, held) = self.held.as_ref().filter(|(known, ..)| known == basis)?;
-        let retry = Some(left_of(RETRY, *since)?);
+        let retry = Some(left_of(held.retry?, *since)?);
         Some(RetirementStep::Held(HeldWrite { retry, ..held.clone() }))
     }
 
@@ -276,7 +309,7 @@ impl RetirementMemory {
     fn hold(&mut self, basis: RetirementBasis, held: HeldWrite) -> RetirementStep {
         self.confirmed = None;
         if self.held.as_ref().is_none_or(|(.., known)| known.message != held.message) {
-            info!(why = held.message, "the roots that are not declared stay in the bundle");
+            info!(why = held.message, "a root stays in the bundle");
         }
         self.held = Some((basis, Instant::now(), held.clone()));
         RetirementStep::Held(held)

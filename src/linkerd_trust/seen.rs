@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::observer::is_live;
 use crate::{
-    api::{INJECTORS_CONFIG_MAP, TRUST_ROOTS},
+    api::{FIELD_MANAGER, INJECTORS_CONFIG_MAP, TRUST_ROOTS},
     cluster::{
         Cluster, State,
         index::workload_key::WorkloadKey,
@@ -191,6 +191,7 @@ fn bundle(map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {
     Ok(SeenBundle {
         pem: pem.to_owned(),
         written: map.bundle_written,
+        is_by_operator: map.bundle_writer.as_deref() == Some(FIELD_MANAGER),
         source: map.trust_manager_source.as_deref().map(str::to_owned),
     })
 }

@@ -90,33 +90,34 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
 /// # Errors
 /// When a part of the bundle cannot be read: it could be a root that is needed.
 pub(crate) fn removal(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
-    without(bundle, declared, |known| known.roots().iter().filter(|root| !declared.has(root)).collect())
+    without(bundle, declared, |root| !declared.has(root), |kept| declared.missing_in(kept).is_empty())
 }
 
-/// Returns the bundle without the distrusted roots; `None` if it has none of them, or lacks a declared one.
+/// Returns the bundle without the distrusted roots; `None` if it has none of them, or no declared one.
 ///
 /// # Errors
 /// As for [`removal`].
 pub(crate) fn cut(bundle: &str, declared: &DeclaredRoots) -> Result<Option<BundleChange>, String> {
-    without(bundle, declared, |known| known.roots().iter().filter(|root| declared.distrusted.mean(root)).collect())
+    let has_declared = |kept: &[RootCertificate]| kept.iter().any(|root| declared.has(root));
+    without(bundle, declared, |root| declared.distrusted.mean(root), has_declared)
 }
 
 fn without(
     bundle: &str,
     declared: &DeclaredRoots,
-    removed: impl FnOnce(&AnchorBundle) -> Vec<&RootCertificate>,
+    is_removed: impl Fn(&RootCertificate) -> bool,
+    is_enough: impl FnOnce(&[RootCertificate]) -> bool,
 ) -> Result<Option<BundleChange>, String> {
     let known = AnchorBundle::parse(bundle.as_bytes())?;
     if let Some(warning) = known.warnings().first() {
         return Err(warning.clone());
     }
-    let others = removed(&known);
-    let kept = known.roots().iter().filter(|root| !others.iter().any(|other| other.sha256 == root.sha256));
-    if others.is_empty() || !declared.missing_in(known.roots()).is_empty() {
+    let (others, kept): (Vec<_>, Vec<_>) = known.roots().iter().cloned().partition(is_removed);
+    if others.is_empty() || !is_enough(&kept) {
         return Ok(None);
     }
-    let names: Vec<_> = others.iter().map(|root| named(root)).collect();
-    let mut text: String = kept.map(|root| pem::certificate(&root.der)).collect();
+    let names: Vec<_> = others.iter().map(named).collect();
+    let mut text: String = kept.iter().map(|root| pem::certificate(&root.der)).collect();
     if !bundle.ends_with('\n') {
         text.truncate(text.trim_end().len());
     }
@@ -134,7 +135,6 @@ mod tests {
     use super::*;
     use crate::{
         trust::testing::root_of,
-        trust::{accepted::AcceptedWorkloads, distrusted::DistrustedRoots},
         x509::{
             anchor_set::readable_certificates,
             testing::{DAY, TestCa, pem_of},
@@ -143,16 +143,7 @@ mod tests {
 
     fn declared(roots: &[&TestCa]) -> DeclaredRoots {
         let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-        DeclaredRoots {
-            resource: "mesh".to_owned(),
-            bundle,
-            bridges: Vec::new(),
-            signers: Vec::new(),
-            is_enforced: false,
-            manages_issuer: false,
-            accepted: AcceptedWorkloads::default(),
-            distrusted: DistrustedRoots::default(),
-        }
+        DeclaredRoots::only("mesh", bundle)
     }
 
     #[test]

@@ -23,8 +23,8 @@ const SHOWN: usize = 10;
 /// Returns the declared roots; `None` for those of the bundle.
 ///
 /// # Errors
-/// When a part of the text is not a certificate that proxies can use, or a field needs another one. The error begins with the
-/// field.
+/// When a part of the text is not a certificate that proxies can use, or a field needs another one, which the API server
+/// verifies, too. The error begins with the field.
 pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<Option<DeclaredRoots>, String> {
     let manages_issuer = spec.issuer.manage == IssuerOrigin::Secret;
     if manages_issuer && (spec.anchors.is_none() || spec.mode != TrustMode::Enforce) {
@@ -34,14 +34,13 @@ pub(crate) fn declared_roots(resource: &str, spec: &LinkerdTrustSpec) -> Result<
         );
     }
     let Some(anchors) = &spec.anchors else {
-        return match &spec.bridge {
-            Some(_) => Err("spec.bridge needs the trust anchors that it leads to: set spec.anchors.pem".to_owned()),
-            None if !spec.accept.is_empty() => {
-                Err("spec.accept needs a rotation to a declared trust anchor: set spec.anchors.pem".to_owned())
-            }
-            None if spec.distrust.is_some() => {
-                Err("spec.distrust needs the trust anchors that remain: set spec.anchors.pem".to_owned())
-            }
+        let fields = [
+            ("accept", !spec.accept.is_empty()),
+            ("bridge", spec.bridge.is_some()),
+            ("distrust", spec.distrust.is_some()),
+        ];
+        return match fields.iter().find(|(_, is_set)| *is_set) {
+            Some((field, _)) => Err(format!("spec.{field} needs the trust anchors of the mesh: set spec.anchors.pem")),
             None => Ok(None),
         };
     };

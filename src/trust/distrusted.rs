@@ -122,11 +122,7 @@ mod tests {
     fn a_root_that_was_issued_again_with_the_stolen_key_is_distrusted_too() {
         let pki = Pki::new();
         let again = pki.old.signs_again(&pki.old, |params| valid(params, -DAY, 900 * DAY));
-        let other_name = TestCa::root("other name");
-        let other_name = {
-            let pem = other_name.params.self_signed(&pki.old.key).unwrap().pem();
-            TestCa { pem, ..other_name }
-        };
+        let other_name = pki.old.renamed("other name");
         let mesh = Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&again, &pki.new]);
         let mesh = mesh.pods("db", 2, &[&other_name, &pki.new]);
         let mesh = declaring(presenting(mesh, &[(&[&pki.new_issuer], 5)], 0), &[&pki.new]);
@@ -159,7 +155,7 @@ mod tests {
             let mesh = presenting(Mesh::new(bundle, &[]).pods("web", 11, &[&pki.new, &pki.old]), chains, 0);
             let mut mesh = distrusting(declaring(mesh, &[&pki.new]), distrusted, Keep);
             mesh.0.signing_since = signing_since;
-            mesh.0.desired.as_mut().unwrap().is_enforced = true;
+            mesh.0.bundle.as_mut().unwrap().is_by_operator = true;
             mesh.report()
         };
         let both: &[&TestCa] = &[&pki.new, &pki.old];
@@ -175,15 +171,77 @@ mod tests {
     }
 
     #[test]
+    fn a_forged_certificate_with_a_later_time_names_no_issuer_and_delays_nothing_that_is_counted_from_the_issuer() {
+        let pki = Pki::new();
+        let mesh = |new: usize, written: bool, distrusted: &TestCa| {
+            let (old_chain, new_chain): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&pki.new_issuer]);
+            // The first is the newest.
+            let mut chains = vec![(old_chain, 1), (new_chain, new)];
+            chains.retain(|(_, proxies)| *proxies > 0);
+            let mesh = Mesh::new(&[&pki.new, &pki.old], &[]).pods("web", 11, &[&pki.new, &pki.old]);
+            let mesh = distrusting(declaring(presenting(mesh, &chains, 0), &[&pki.new]), distrusted, Keep);
+            let report = if written { self::written(mesh) } else { mesh }.report();
+            (report.issuer.name.unwrap(), report.progress.phase, report.progress.newest_old.is_some())
+        };
+        let (new, old) = ("new issuer".to_owned(), "old issuer".to_owned());
+        assert_eq!(mesh(10, false, &pki.old), (new.clone(), TrustPhase::Renewing, false));
+        assert_eq!(
+            mesh(9, false, &pki.old),
+            (old.clone(), TrustPhase::AwaitingIssuer, false),
+            "a tenth may be of the mesh"
+        );
+        assert_eq!(mesh(9, true, &pki.old), (new, TrustPhase::Renewing, false), "the operator has written the issuer");
+        assert_eq!(mesh(0, true, &pki.old).0, old, "no proxy has renewed its certificate yet");
+        let other = TestCa::root("other");
+        assert_eq!(mesh(10, false, &other), (old, TrustPhase::AwaitingIssuer, true), "the old root is not distrusted");
+    }
+
+    #[test]
+    fn a_root_that_left_the_bundle_is_distrusted_also_while_another_one_is_in_it_and_not_while_its_key_is() {
+        let (pki, other) = (Pki::new(), TestCa::root("other"));
+        let again = pki.old.signs_again(&pki.old, |params| valid(params, -DAY, 900 * DAY));
+        let distrusted = |bundle: &[&TestCa]| {
+            let mesh = Mesh::new(bundle, &[]).pods("web", 3, &[&pki.new, &pki.old]);
+            let mesh = declaring(presenting(mesh, &[(&[&pki.new_issuer], 3)], 0), &[&pki.new]);
+            let mut mesh = distrusting(mesh, &pki.old, Keep);
+            let both = AnchorBundle::parse(pem_of(&[&pki.old, &other]).as_bytes()).unwrap();
+            mesh.0.desired.as_mut().unwrap().distrusted = DistrustedRoots::new(both, false);
+            mesh.report().distrusted
+        };
+        assert_eq!(distrusted(&[&pki.new, &other]), [hash(&pki.old)]);
+        assert_eq!(distrusted(&[&pki.new, &again]), [""; 0], "new Pods would trust the key");
+    }
+
+    #[test]
+    fn no_step_goes_back_to_what_may_be_distrusted() {
+        let pki = Pki::new();
+        let mesh = |bundle: &[&TestCa], chain: &[&TestCa], distrusted: &TestCa| {
+            let mesh = presenting(Mesh::new(bundle, &[]).pods("web", 8, &[&pki.old, &pki.new]), &[(chain, 8)], 0);
+            distrusting(declaring(mesh, &[&pki.new]), distrusted, Keep)
+        };
+        let unknown = TestCa::root("unknown");
+        let stray = unknown.signs("stray", |_| {});
+        mesh(&[&pki.old, &pki.new], &[&stray], &pki.old).next("write an issuer of new (");
+        let mut managed = mesh(&[&pki.old, &pki.new], &[&stray], &pki.old);
+        managed.0.desired.as_mut().unwrap().manages_issuer = true;
+        managed.next("into the Secret linkerd-identity-issuer-next: the present one is not under a root of the mesh");
+        mesh(&[&pki.new], &[&pki.old_issuer], &pki.old)
+            .next("to Cut, with spec.mode Enforce and spec.issuer.manage Secret:");
+        // Another root is distrusted than the one that certificates need.
+        mesh(&[&pki.new], &[&pki.old_issuer], &unknown).next("put the root old (");
+    }
+
+    #[test]
     fn people_who_remove_a_root_themselves_wait_for_proxies_that_are_not_observed() {
         let pki = Pki::new();
         let both: &[&TestCa] = &[&pki.new, &pki.old];
-        let distrusted = |written, unobserved, is_enforced| {
+        let distrusted = |written, unobserved, is_by_operator| {
             let mesh = Mesh::new(&[&pki.new], &[]).pods("web", 3, both);
             let mesh = presenting(mesh, &[(&[&pki.new_issuer], 3 - unobserved)], unobserved);
             let mut mesh = distrusting(declaring(mesh, &[&pki.new]), &pki.old, Keep);
-            mesh.0.bundle.as_mut().unwrap().written = Some(at(written));
-            mesh.0.desired.as_mut().unwrap().is_enforced = is_enforced;
+            let bundle = mesh.0.bundle.as_mut().unwrap();
+            (bundle.written, bundle.is_by_operator) = (Some(at(written)), is_by_operator);
+            mesh.0.desired.as_mut().unwrap().is_enforced = true;
             mesh.report().distrusted.len()
         };
         assert_eq!(distrusted(-3600, 1, false), 0);
@@ -223,7 +281,11 @@ mod tests {
         mesh(&[&pki.old], old, Cut).next("add new (");
         let waiting = mesh(both, old, Cut);
         waiting.next("write an issuer of new (");
-        assert!(waiting.report().distrusted.is_empty());
+        let report = waiting.report();
+        assert!(
+            report.distrusted.is_empty() && report.sufficient.is_empty(),
+            "no workload restarts twice: {report:#?}"
+        );
         written(mesh(both, old, Cut)).next("remove old (");
 
         let cut = written(mesh(&[&pki.new], old, Cut)).report();
@@ -261,7 +323,13 @@ mod tests {
             })
         };
         assert_eq!(removed(&[&pki.old, &other, &again, &pki.new]), Some(pem_of(&[&other, &pki.new])));
-        assert_eq!(removed(&[&pki.old, &other]), None, "the declared root is missing");
+        assert_eq!(removed(&[&pki.old, &other]), None, "no declared root is there");
+        let one_of_two = {
+            let mesh = declaring(Mesh::new(&[], &[]), &[&pki.new, &TestCa::root("unusable")]);
+            distrusting(mesh, &pki.old, Cut).0.desired.unwrap()
+        };
+        let text = cut(&pem_of(&[&pki.old, &pki.new]), &one_of_two).unwrap().map(|change| change.text);
+        assert_eq!(text, Some(pem_of(&[&pki.new])), "a declared root that cannot be added holds nothing");
         assert_eq!(removed(&[&other, &pki.new]), None);
     }
 

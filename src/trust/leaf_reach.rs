@@ -18,14 +18,22 @@ const FEW: usize = 10;
 
 /// What the certificates of proxies reach.
 pub(super) struct LeafReach<'a> {
-    /// The roots that certificates reach, and the proxies that present such ones.
-    groups: Vec<(BTreeSet<Fingerprint>, &'a PresentedChain)>,
+    groups: Vec<LeafGroup<'a>>,
     /// The number of proxies whose certificates reach no root of the mesh. Everyone who can create a Pod can present such
     /// ones, so they hold no step.
     pub(super) unaccepted: usize,
     /// The number of proxies whose certificates only distrusted roots verify, long after the identity service signed such ones.
     pub(super) forged: usize,
     pub(super) unobserved: usize,
+}
+
+/// The proxies that present one chain.
+struct LeafGroup<'a> {
+    /// The roots that their certificates reach.
+    reached: BTreeSet<Fingerprint>,
+    presented: &'a PresentedChain,
+    /// Whether only distrusted roots verify them, so that their times, and their number, may be forged.
+    is_doubtful: bool,
 }
 
 // === impl LeafReach ===
@@ -45,14 +53,15 @@ impl<'a> LeafReach<'a> {
             let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
             tested.filter(reaches).map(|root| root.id).collect()
         };
-        let all = leaves.chains.iter().map(|presented| (reached(presented), presented));
-        let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|(reached, _)| !reached.is_disjoint(of_mesh));
-        let unaccepted = refused.into_iter().map(|(_, presented)| presented.proxies).sum();
+        let group = |presented| LeafGroup { reached: reached(presented), presented, is_doubtful: false };
+        let all = leaves.chains.iter().map(group);
+        let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|group| !group.reached.is_disjoint(of_mesh));
+        let unaccepted = refused.into_iter().map(|group| group.presented.proxies).sum();
         Self { groups, unaccepted, forged: 0, unobserved: leaves.unobserved }
     }
 
-    /// Leaves out the certificates that only distrusted roots verify, if no proxy can have one of the identity service: who has
-    /// the key can sign one for any time.
+    /// Marks the certificates that only distrusted roots verify: the owner of the key can sign one for any time. Leaves them out
+    /// if no proxy can have one of the identity service.
     pub(super) fn without_forged(
         mut self,
         distrusted: &[&RootCertificate],
@@ -60,14 +69,23 @@ impl<'a> LeafReach<'a> {
         seen: &SeenTrust,
     ) -> Self {
         let ids: BTreeSet<_> = distrusted.iter().map(|root| root.id).collect();
-        let is_old = |(reached, _): &(BTreeSet<Fingerprint>, &PresentedChain)| reached.is_subset(&ids);
-        let old: usize = self.groups.iter().filter(|it| is_old(it)).map(|(_, presented)| presented.proxies).sum();
-        let has_left = ids.is_disjoint(in_bundle) && !seen.may_be_too_early() && old * FEW < self.observed();
+        for group in &mut self.groups {
+            group.is_doubtful = group.reached.is_subset(&ids);
+        }
+        let has_left = ids.is_disjoint(in_bundle) && !seen.may_be_too_early() && self.has_few_doubtful();
         if has_left || seen.older_end().is_some_and(|end| end <= seen.now) {
-            self.groups.retain(|it| !is_old(it));
-            self.forged = old;
+            self.forged = self.doubtful();
+            self.groups.retain(|group| !group.is_doubtful);
         }
         self
+    }
+
+    fn doubtful(&self) -> usize {
+        self.groups.iter().filter(|group| group.is_doubtful).map(|group| group.presented.proxies).sum()
+    }
+
+    fn has_few_doubtful(&self) -> bool {
+        self.doubtful() * FEW < self.observed()
     }
 
     /// Whether most proxies present certificates of no root of the mesh. A proxy keeps the certificate that it has while its
@@ -77,9 +95,13 @@ impl<'a> LeafReach<'a> {
     }
 
     /// Returns the issuer of the newest certificate, with the chain that most of its proxies send: each can send any other
-    /// certificates beside its own.
-    pub(super) fn issuer(&self) -> Result<SeenIssuer, NotSeen> {
-        let all = || self.groups.iter().map(|(_, presented)| *presented);
+    /// certificates beside its own. A doubtful one may have any time, so it does not count if there are few, or if the operator
+    /// has written the issuer, as long as there are others.
+    pub(super) fn issuer(&self, is_written: bool) -> Result<SeenIssuer, NotSeen> {
+        let has_others = self.groups.iter().any(|group| !group.is_doubtful);
+        let without_doubtful = has_others && (is_written || self.has_few_doubtful());
+        let counts = |group: &&LeafGroup<'_>| !(group.is_doubtful && without_doubtful);
+        let all = || self.groups.iter().filter(counts).map(|group| group.presented);
         let key = |presented: &PresentedChain| presented.chain.first().map(|own| own.key_info.clone());
         let newest = all().max_by_key(|presented| presented.newest).map(key);
         let sent = all().filter(|presented| Some(key(presented)) == newest);
@@ -89,7 +111,7 @@ impl<'a> LeafReach<'a> {
     }
 
     pub(super) fn with(&self, is_meant: impl Fn(&BTreeSet<Fingerprint>) -> bool) -> usize {
-        self.groups.iter().filter(|(reached, _)| is_meant(reached)).map(|(_, presented)| presented.proxies).sum()
+        self.groups.iter().filter(|group| is_meant(&group.reached)).map(|group| group.presented.proxies).sum()
     }
 
     /// The number of proxies with certificates of the mesh.
@@ -97,10 +119,10 @@ impl<'a> LeafReach<'a> {
         self.with(|_| true)
     }
 
-    /// When the newest certificate was issued that reaches none of these roots.
+    /// When the newest certificate was issued that reaches none of these roots, by the ones whose time cannot be forged.
     pub(super) fn newest_without(&self, roots: &BTreeSet<Fingerprint>) -> Option<Timestamp> {
-        let without = self.groups.iter().filter(|(reached, _)| reached.is_disjoint(roots));
-        without.map(|(_, presented)| presented.newest).max()
+        let without = self.groups.iter().filter(|group| !group.is_doubtful && group.reached.is_disjoint(roots));
+        without.map(|group| group.presented.newest).max()
     }
 
     /// The number of proxies whose certificate reaches none of these roots.

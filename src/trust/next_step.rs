@@ -14,14 +14,16 @@ use super::{
     seen::{NotSeen, SeenTrust},
     words::{day, named, proxies, proxies_trust, rounded},
 };
-use crate::{api::NEXT_ISSUER, text::and_more, x509::anchors::RootCertificate};
+use crate::{
+    api::{ISSUER, NEXT_ISSUER, TRUST_ROOTS},
+    text::and_more,
+    x509::anchors::RootCertificate,
+};
 
 /// A root should be replaced earlier than this before its end.
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
 /// The maximum number of clusters or roots in a sentence.
 const SHOWN: usize = 10;
-/// The step if the roots that are needed could be those of a tenant.
-const RESTORE: &str = "restore the previous bundle in ConfigMap linkerd-identity-trust-roots";
 /// The maximum number of commands.
 const MAX_COMMANDS: usize = 5;
 
@@ -56,7 +58,7 @@ pub(super) fn next_step(
     behind: &[BehindRow],
     progress: &RotationProgress,
 ) -> RotationStep {
-    if let Some(step) = cut(seen, roots, behind).or_else(|| missed(roots)) {
+    if let Some(step) = cut(seen, roots, behind).or_else(|| missed(seen, roots)) {
         return step;
     }
     if let Some(step) = without_knowledge(seen, roots) {
@@ -116,18 +118,40 @@ fn cut(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> Option<
 }
 
 /// The step if a distrusted root left the bundle while proxies need it: people must choose.
-fn missed(roots: &MeshRoots<'_>) -> Option<RotationStep> {
-    let old = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
-    let names: Vec<_> = roots.distrusted().iter().map(|root| named(root)).collect();
-    (old > 0 && !names.is_empty()).then(|| {
+fn missed(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<RotationStep> {
+    let leaves = roots.leaves.as_ref()?;
+    let needed: Vec<_> = roots.distrusted().into_iter().filter(|root| roots.presented_by(&root.id) > 0).collect();
+    let ids = needed.iter().map(|root| root.id).collect();
+    let old = leaves.with(|reached| reached.is_disjoint(&roots.in_bundle) && !reached.is_disjoint(&ids));
+    let names = needed.iter().map(|root| named(root));
+    let manages_issuer = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
+    let needs = if manages_issuer { "" } else { ", with spec.mode Enforce and spec.issuer.manage Secret" };
+    (old > 0).then(|| {
         RotationStep::only(format!(
-            "the bundle lost the distrusted {}, although {} need it. Set spec.distrust.connections to Cut: then each workload \
-             restarts, and until then connections are refused. Or put it back until these have renewed their certificates: \
-             then new Pods trust it, too",
-            and_more(names.iter().take(SHOWN), names.len(), ", "),
+            "the bundle lost the distrusted {}, although {} need it. Set spec.distrust.connections to Cut{needs}: then each \
+             workload restarts, and until then connections are refused. Or put it back until these have renewed their \
+             certificates: then new Pods trust it, too",
+            and_more(names.take(SHOWN), needed.len(), ", "),
             proxies(old)
         ))
     })
+}
+
+/// Returns how the mesh gets an issuer that its proxies accept: the previous one, unless it may be the one that is distrusted.
+fn other_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>) -> String {
+    match roots.target().zip(seen.desired.as_ref()).filter(|(_, declared)| !declared.distrusted.is_empty()) {
+        Some((target, declared)) => {
+            let secret = if declared.manages_issuer { NEXT_ISSUER } else { ISSUER };
+            format!("write an issuer of {} into the Secret {secret}", named(target))
+        }
+        None => format!("put the previous issuer back into the Secret {ISSUER}"),
+    }
+}
+
+/// Returns how the bundle gets its roots again, if those that are needed could be those of a tenant.
+fn restored_bundle(seen: &SeenTrust) -> String {
+    let without = if seen.is_distrusting() { ", without the roots of spec.distrust" } else { "" };
+    format!("restore the previous bundle in ConfigMap {TRUST_ROOTS}{without}")
 }
 
 /// The step if proxies trust a distrusted root that the bundle does not have.
@@ -167,16 +191,14 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
         _ => {}
     }
     if roots.leaves.as_ref().is_some_and(LeafReach::is_issuer_refused) {
-        return Some(RotationStep::only(
-            "put the previous issuer back into the Secret linkerd-identity-issuer: the present one is not under a root of the \
-             mesh",
-        ));
+        let other = other_issuer(seen, roots);
+        return Some(RotationStep::only(format!("{other}: the present one is not under a root of the mesh")));
     }
     if roots.issuer.is_err() && roots.shares_no_root() {
         let trusted = roots.all.iter().find(|root| !roots.in_bundle.contains(&root.id) && roots.may_return(root));
         return Some(RotationStep::only(match trusted {
             Some(root) => format!("put the root {} back into the bundle: running proxies trust it", named(root)),
-            None => RESTORE.to_owned(),
+            None => restored_bundle(seen),
         }));
     }
     match &roots.issuer {
@@ -212,10 +234,13 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
     if !roots.bundle_accepts() {
         let known = roots.all.iter().find(|root| issuer.reached.contains(&root.id) && roots.may_return(root));
         return Some(RotationStep::only(match known.map(|root| named(root)) {
-            Some(root) => format!("put the root {root} back into the bundle: proxies trust it, and certificates reach it"),
-            None => "put the previous issuer back into the Secret linkerd-identity-issuer: proxies keep the certificates that \
-                     they have until they end"
-                .to_owned(),
+            Some(root) => {
+                format!("put the root {root} back into the bundle: proxies trust it, and certificates reach it")
+            }
+            None => {
+                let other = other_issuer(seen, roots);
+                format!("{other}: proxies keep the certificates that they have until they end")
+            }
         }));
     }
     let needs_more = roots.leaves.as_ref().map_or(0, |leaves| leaves.without(&roots.in_bundle));
@@ -224,7 +249,7 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
             roots.all.iter().filter(|root| !roots.in_bundle.contains(&root.id) && roots.presented_by(&root.id) > 0);
         let left: Vec<_> = left.filter(|root| roots.may_return(root)).map(|root| named(root)).collect();
         if left.is_empty() {
-            return Some(RotationStep::only(RESTORE));
+            return Some(RotationStep::only(restored_bundle(seen)));
         }
         return Some(RotationStep::only(format!(
             "put {} back into the bundle until {} have renewed their certificates",

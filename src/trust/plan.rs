@@ -59,8 +59,8 @@ pub struct PlannedDistrust {
 /// How proxies lose a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum DistrustWay {
-    /// Over a bridge: one restart of each workload after the rotation.
-    OverBridge,
+    /// Over a bridge, or if all proxies trust the next root: one restart of each workload after the rotation.
+    OneRestart,
     /// One restart before the issuer changes, and one after the rotation.
     TwoRestarts,
     /// One restart at once. Until the last, proxies refuse each other.
@@ -116,7 +116,9 @@ impl TrustPlan {
             let desired = roots.target().map_or_else(|| list(&|id| roots.desired.contains(id)), named);
             let bridge = if has_bridge { "the declared bridge after it" } else { "a bridge after it if there is one" };
             steps.push(match manages_issuer {
-                true => format!("write an issuer of {desired} into {NEXT_ISSUER}: the operator makes it the issuer"),
+                true => format!(
+                    "write an issuer of {desired} into {NEXT_ISSUER}: the operator makes it the issuer once all proxies accept it"
+                ),
                 false => format!("write an issuer of {desired}, and {bridge}, into {ISSUER}"),
             });
         }
@@ -131,6 +133,12 @@ impl TrustPlan {
             let removed = by(is_enforced, "remove", &format!("{others} from the bundle"));
             steps.push(format!("{removed}: new Pods then do not trust it any more"));
         }
+        let distrusted = PlannedDistrust::of(seen, &roots, progress.is_bridged);
+        if let Some(PlannedDistrust { roots, workloads: 1.., .. }) = &distrusted {
+            steps.push(format!(
+                "restart the workloads whose proxies trust {roots}: a LinkerdConfig does, for those that opted in"
+            ));
+        }
         let (restarts, more_namespaces) =
             if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
         Ok(Self {
@@ -139,7 +147,7 @@ impl TrustPlan {
             restarts_without_bridge: restarts,
             more_namespaces,
             has_bridge: has_bridge && progress.is_bridged,
-            distrusted: PlannedDistrust::of(seen, &roots, progress.is_bridged),
+            distrusted,
         })
     }
 }
@@ -158,7 +166,7 @@ impl PlannedDistrust {
             pods: pods(exposed()),
             way: match declared.distrusted.is_cut {
                 true => DistrustWay::Cut,
-                false if is_bridged => DistrustWay::OverBridge,
+                false if is_bridged => DistrustWay::OneRestart,
                 false => DistrustWay::TwoRestarts,
             },
             renewed_within: rounded(seen.settings.lifetime),

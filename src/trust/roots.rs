@@ -141,7 +141,7 @@ impl<'a> MeshRoots<'a> {
         };
         let leaves = seen.leaves.as_ref().map(reach);
         let issuer = match &leaves {
-            Some(leaves) => leaves.issuer(),
+            Some(leaves) => leaves.issuer(seen.is_issuer_written()),
             None => seen.issuer.clone(),
         };
         let issuer = issuer
@@ -209,9 +209,10 @@ impl<'a> MeshRoots<'a> {
         self.all.iter().copied().filter(is_other).collect()
     }
 
-    /// The roots outside of the bundle that no proxy may trust any longer; none while the bundle has one of them.
-    pub(super) fn distrusted(&self) -> &[&'a RootCertificate] {
-        if self.distrusted_in_bundle().next().is_some() { &[] } else { &self.distrusted }
+    /// The roots that no proxy may trust any longer, and that new Pods do not get: the bundle does not have their key.
+    pub(super) fn distrusted(&self) -> Vec<&'a RootCertificate> {
+        let is_kept = |root: &&RootCertificate| self.distrusted_in_bundle().any(|it| it.has_key_of(root));
+        self.distrusted.iter().copied().filter(|root| !is_kept(root)).collect()
     }
 
     /// Whether proxies lose distrusted roots at once: new Pods do not get them, and get certificates of another issuer.
@@ -227,11 +228,8 @@ impl<'a> MeshRoots<'a> {
 
     /// The declared ones whose key neither the bundle nor a proxy has.
     pub(super) fn unknown_distrusted(&self, seen: &'a SeenTrust) -> Vec<&'a RootCertificate> {
-        let has_key = |root: &RootCertificate, it: &RootCertificate| {
-            it.anchor.subject_public_key_info == root.anchor.subject_public_key_info
-        };
         let declared = seen.desired.iter().flat_map(|declared| declared.distrusted.roots());
-        declared.filter(|root| !self.distrusted.iter().any(|it| has_key(root, it))).collect()
+        declared.filter(|root| !self.distrusted.iter().any(|it| it.has_key_of(root))).collect()
     }
 
     /// Whether the owner of the key of a distrusted root can deceive these proxies.

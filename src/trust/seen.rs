@@ -95,6 +95,8 @@ pub enum NotSeen {
 pub struct SeenBundle {
     pub pem: String,
     pub written: Option<Timestamp>,
+    /// Whether the operator wrote it last.
+    pub is_by_operator: bool,
     /// The Bundle from which trust-manager writes it, if it does.
     pub source: Option<String>,
 }
@@ -202,7 +204,7 @@ impl SeenTrust {
         (!names.is_empty()).then(|| format!("kubectl -n {} rollout restart {}", self.namespace, names.join(" ")))
     }
 
-    pub(super) fn is_distrusting(&self) -> bool {
+    pub(crate) fn is_distrusting(&self) -> bool {
         self.desired.as_ref().is_some_and(|declared| !declared.distrusted.is_empty())
     }
 
@@ -211,11 +213,10 @@ impl SeenTrust {
         self.issuer_condition.as_ref().is_some_and(|condition| condition.status == "True")
     }
 
-    /// Whether people may have changed the bundle while certificates needed what it had. The operator does not.
+    /// Whether others may have changed the bundle while certificates needed what it had. The operator does not.
     pub(super) fn may_be_too_early(&self) -> bool {
-        let is_enforced = self.desired.as_ref().is_some_and(|declared| declared.is_enforced);
-        let written = self.bundle.as_ref().ok().and_then(|bundle| bundle.written);
-        !is_enforced && written.is_none_or(|written| self.settings.renewed(written) > self.now)
+        let is_early = |written: Timestamp| self.settings.renewed(written) > self.now;
+        self.bundle.as_ref().map_or(true, |bundle| !bundle.is_by_operator && bundle.written.is_none_or(is_early))
     }
 
     /// When all older certificates have ended, also those of proxies that were not observed.
@@ -227,16 +228,25 @@ impl SeenTrust {
     pub(crate) fn identity_service(&self) -> String {
         self.settings.identity_service(&self.namespace)
     }
-
-    /// The identity of a ServiceAccount.
-    pub(crate) fn identity_of(&self, namespace: &str, account: &str) -> String {
-        self.settings.identity_of(&self.namespace, namespace, account)
-    }
 }
 
 // === impl DeclaredRoots ===
 
 impl DeclaredRoots {
+    /// Only these roots are declared.
+    pub(crate) fn only(resource: &str, bundle: AnchorBundle) -> Self {
+        Self {
+            resource: resource.to_owned(),
+            bundle,
+            bridges: Vec::new(),
+            signers: Vec::new(),
+            is_enforced: false,
+            manages_issuer: false,
+            accepted: AcceptedWorkloads::default(),
+            distrusted: DistrustedRoots::default(),
+        }
+    }
+
     /// Returns the declared certificates that a bundle lacks. For proxies a root that was issued again with the same key is
     /// the same one. It counts as missing, because Linkerd's identity does not use a root that has ended.
     pub(crate) fn missing_in(&self, bundle: &[RootCertificate]) -> Vec<&RootCertificate> {
@@ -295,7 +305,7 @@ impl LeafSettings {
     }
 
     /// The name of the identity service of this control plane.
-    pub(super) fn identity_service(&self, control_plane: &str) -> String {
+    pub(crate) fn identity_service(&self, control_plane: &str) -> String {
         self.identity_of(control_plane, control_plane, "linkerd-identity")
     }
 
@@ -304,7 +314,7 @@ impl LeafSettings {
         [self.identity_service(control_plane), self.identity_of(control_plane, "any", "workload")]
     }
 
-    pub(super) fn identity_of(&self, control_plane: &str, namespace: &str, account: &str) -> String {
+    pub(crate) fn identity_of(&self, control_plane: &str, namespace: &str, account: &str) -> String {
         format!("{account}.{namespace}.serviceaccount.identity.{control_plane}.{}", self.trust_domain)
     }
 

@@ -4,8 +4,19 @@
 //! service sends. Out: the first replica whose next certificates would need another root. Always holds: a replica is judged
 //! as if all proxies had its certificates, so one replica with the previous issuer is enough to keep a root.
 
-use super::{SeenTrust, TrustReport, report::TrustVerdict, seen::SeenLeaves};
-use crate::{api::linkerd_trust::TrustPhase, x509::certificate::ChainCertificate};
+use jiff::Timestamp;
+
+use super::{
+    SeenTrust, TrustReport,
+    report::TrustVerdict,
+    seen::{LeafSettings, SeenLeaves},
+    words::named_by,
+};
+use crate::{
+    api::linkerd_trust::TrustPhase,
+    text::sha256,
+    x509::{anchors::AnchorBundle, certificate::ChainCertificate, chain::UnsignedLeaf},
+};
 
 /// What one replica of the identity service signs with.
 #[derive(Debug)]
@@ -40,6 +51,32 @@ pub(crate) fn check_removal(seen: &mut SeenTrust, bundle: &str, signers: &[Signe
     // A certificate of the chain may end soon, and the others may not reach a declared root.
     seen.now = seen.now.checked_add(seen.settings.lifetime).unwrap_or(seen.now);
     check_each(seen, signers, &REMOVED).map_err(|why| format!("when the present certificates have ended, {why}"))
+}
+
+/// Verifies that proxies with this bundle accept new certificates of each replica, whatever other proxies do.
+///
+/// # Errors
+/// As for [`check_signers`].
+pub(crate) fn check_cut(
+    bundle: &str,
+    settings: &LeafSettings,
+    namespace: &str,
+    signers: &[Signer],
+    now: Timestamp,
+) -> Result<(), String> {
+    let bundle = AnchorBundle::parse(bundle.as_bytes())?;
+    let names = settings.tested_names(namespace);
+    let is_accepted = |name: &String, signer: &Signer| {
+        UnsignedLeaf::new(&signer.chain, name, now).is_some_and(|leaf| leaf.reached(bundle.roots()).is_ok())
+    };
+    match signers.iter().find(|signer| !names.iter().all(|name| is_accepted(name, signer))) {
+        None => Ok(()),
+        Some(Signer { pod, chain }) => {
+            let own = chain.first().map(|own| named_by(&own.name(), &sha256(&own.der)));
+            let own = own.unwrap_or_else(|| "an unknown issuer".to_owned());
+            Err(format!("Pod {pod} of the identity service signs with {own}"))
+        }
+    }
 }
 
 fn check_each(seen: &mut SeenTrust, signers: &[Signer], phases: &[TrustPhase]) -> Result<(), String> {
@@ -97,6 +134,19 @@ mod tests {
         assert!(why.starts_with("Pod identity-2 of the identity service signs with old issuer ("), "{why}");
         assert!(why.contains("certificates need a root that is not declared"), "{why}");
         assert_eq!(TrustReport::new(&seen).progress.phase, TrustPhase::Retiring, "what was observed is kept");
+    }
+
+    #[test]
+    fn while_connections_are_cut_only_new_pods_must_accept_what_each_replica_signs() {
+        let pki = Pki::new();
+        let seen = retiring(&pki);
+        let check = |signers: &[Signer]| check_cut(&pki.new.pem, &seen.settings, &seen.namespace, signers, seen.now);
+        let new = || signer("identity-1", &[&pki.new_issuer]);
+        assert_eq!(check(&[new()]), Ok(()), "no running proxy accepts it");
+        for chain in [&[&pki.old_issuer][..], &[]] {
+            let why = check(&[new(), signer("identity-2", chain)]).unwrap_err();
+            assert!(why.starts_with("Pod identity-2 of the identity service signs with "), "{why}");
+        }
     }
 
     #[test]

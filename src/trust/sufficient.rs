@@ -2,8 +2,8 @@
 //!
 //! In: the roots of a mesh, and the declared ones with their bridges. Out: the roots that are enough. Always holds: a proxy
 //! that trusts one accepts what the issuer signs, or what an issuer of a declared root will sign, if the declared bridges are
-//! written after it; while proxies present certificates that new Pods refuse, no root is enough, unless connections may be
-//! cut.
+//! written after it; while proxies present certificates that new Pods refuse, no root is enough, unless connections are
+//! cut; and none is before that.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,9 @@ impl NeededCertificates {
     ) -> Self {
         let (Some(declared), Some(bundle)) = (&seen.desired, bundle) else { return Self::default() };
         let are_refused = roots.leaves.as_ref().is_some_and(|leaves| leaves.without(&roots.in_bundle) > 0);
-        if !roots.is_cut(seen) && (are_refused || reached.is_empty()) {
+        // A workload that restarts now would restart once more for the removal.
+        let awaits_cut = declared.distrusted.is_cut && roots.distrusted_in_bundle().next().is_some();
+        if awaits_cut || !roots.is_cut(seen) && (are_refused || reached.is_empty()) {
             return Self::default();
         }
         // A proxy that was not observed may still present a certificate that only such a root verifies.

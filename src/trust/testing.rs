@@ -6,8 +6,6 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     TrustReport,
-    accepted::AcceptedWorkloads,
-    distrusted::DistrustedRoots,
     report::TrustVerdict,
     seen::{
         DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies,
@@ -65,7 +63,12 @@ impl Mesh {
             signing_since: None,
             held: None,
             issuer_condition: None,
-            bundle: Ok(SeenBundle { pem: pem_of(bundle), written: Some(at(-DAY)), source: None }),
+            bundle: Ok(SeenBundle {
+                pem: pem_of(bundle),
+                written: Some(at(-DAY)),
+                is_by_operator: false,
+                source: None,
+            }),
             issuer: SeenIssuer::read(&pem_of(issuer), Some(at(-2 * DAY))),
             proxies: SeenProxies::default(),
             renewed_root: None,
@@ -124,16 +127,7 @@ pub(super) fn presenting(mut mesh: Mesh, chains: &[(&[&TestCa], usize)], unobser
 
 pub(super) fn declaring(mut mesh: Mesh, roots: &[&TestCa]) -> Mesh {
     let bundle = AnchorBundle::parse(pem_of(roots).as_bytes()).unwrap();
-    mesh.0.desired = Some(DeclaredRoots {
-        resource: "mesh".to_owned(),
-        bundle,
-        bridges: Vec::new(),
-        signers: Vec::new(),
-        is_enforced: false,
-        manages_issuer: false,
-        accepted: AcceptedWorkloads::default(),
-        distrusted: DistrustedRoots::default(),
-    });
+    mesh.0.desired = Some(DeclaredRoots::only("mesh", bundle));
     mesh
 }
 

@@ -77,8 +77,7 @@ impl AnchorBundle {
 
     /// Whether one of them has the key of this root.
     pub(crate) fn has_key_of(&self, root: &RootCertificate) -> bool {
-        let key = |root: &RootCertificate| root.anchor.subject_public_key_info.clone();
-        self.roots.iter().any(|it| key(it) == key(root))
+        self.roots.iter().any(|it| it.has_key_of(root))
     }
 
     /// What is ignored in the bundle, one sentence for each part.
@@ -105,5 +104,9 @@ impl RootCertificate {
             not_after: parsed.map(|certificate| certificate.not_after),
             anchor,
         })
+    }
+
+    pub(crate) fn has_key_of(&self, other: &Self) -> bool {
+        self.anchor.subject_public_key_info == other.anchor.subject_public_key_info
     }
 }

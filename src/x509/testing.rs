@@ -69,6 +69,13 @@ impl TestCa {
         let pem = params.signed_by(&key, &RcgenIssuer::from_params(&self.params, &self.key)).unwrap().pem();
         Self { key, params, pem }
     }
+
+    /// A root with another name and the same key.
+    pub(crate) fn renamed(&self, name: &str) -> Self {
+        let (key, params) = (KeyPair::from_pem(&self.key.serialize_pem()).unwrap(), params(name));
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { key, params, pem }
+    }
 }
 
 fn params(name: &str) -> CertificateParams {

@@ -7,7 +7,7 @@
 mod conditions;
 mod status;
 
-use kube::CustomResource;
+use kube::{CustomResource, core::Rule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +42,7 @@ use super::schema;
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "The age of the resource"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(transform = schema::tidy)]
+#[schemars(transform = schema::tidy, extend("x-kubernetes-validations" = spec_rules()))]
 pub struct LinkerdTrustSpec {
     /// The namespace of Linkerd's control plane. Only the operator of that control plane reads the resource; of several
     /// resources, the oldest is in effect. The default is linkerd.
@@ -78,6 +78,29 @@ pub struct LinkerdTrustSpec {
     /// The trust anchors that no proxy may trust any longer, because their key was stolen. It needs spec.anchors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distrust: Option<DistrustedAnchors>,
+}
+
+/// The fields that need others.
+fn spec_rules() -> Vec<Rule> {
+    let is_set = [
+        ("accept", "has(self.accept) && self.accept.size() > 0"),
+        ("bridge", "has(self.bridge)"),
+        ("distrust", "has(self.distrust)"),
+        ("issuer", "self.issuer.manage != 'None'"),
+    ];
+    let needs_anchors = is_set.map(|(field, is_set)| {
+        let rule = Rule::new(format!("!({is_set}) || has(self.anchors)"));
+        rule.message("needs the trust anchors of the mesh: set spec.anchors.pem").field_path(format!(".{field}"))
+    });
+    let needs_writer = [
+        Rule::new("self.issuer.manage == 'None' || self.mode == 'Enforce'")
+            .message("needs spec.mode Enforce")
+            .field_path(".issuer"),
+        Rule::new("!has(self.distrust) || self.distrust.connections != 'Cut' || self.issuer.manage == 'Secret'")
+            .message("needs spec.mode Enforce and spec.issuer.manage Secret if connections is Cut")
+            .field_path(".distrust"),
+    ];
+    needs_anchors.into_iter().chain(needs_writer).collect()
 }
 
 /// The trust anchors that no proxy may trust any longer.

@@ -52,6 +52,10 @@ pub struct NewRootArgs {
     #[arg(long)]
     pub enforce: bool,
 
+    /// Certificate of a root whose key was stolen: no proxy may trust it any longer
+    #[arg(long, value_name = "FILE")]
+    pub distrust: Option<PathBuf>,
+
     /// Days until the root ends
     #[arg(long, value_name = "DAYS", default_value = "3650", value_parser = days())]
     pub days: u16,
@@ -144,6 +148,10 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
         (Some(certificate), Some(key)) => Some((root(certificate)?, read_key(key)?)),
         _ => None,
     };
+    let distrusted = args.distrust.as_deref().map(root).transpose()?;
+    if let (Some(file), Some(false)) = (&args.distrust, distrusted.as_ref().map(ChainCertificate::is_authority)) {
+        bail!("{} is not the certificate of a certificate authority (CA)", file.display());
+    }
     let made = |made: Result<NewAuthority, _>| made.map_err(|error| anyhow!("cannot make a certificate: {error}"));
     let new = made(NewAuthority::root(&args.trust_domain, now, lifetime(args.days)))?;
     let issuer = made(new.issuer(&args.trust_domain, now, lifetime(args.issuer_days)))?;
@@ -163,7 +171,7 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
             ("ca.key", &new.key, KEY_MODE),
             ("issuer.crt", &chain, CERTIFICATE_MODE),
             ("issuer.key", &issuer.key, KEY_MODE),
-            ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), args), CERTIFICATE_MODE),
+            ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), distrusted, args), CERTIFICATE_MODE),
         ],
     )?;
     write(&advice(folder, args, bridged.is_some()))?;
@@ -171,18 +179,28 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
 }
 
 /// Returns a LinkerdTrust that declares the root, and the bridge to it with its signer.
-fn manifest(certificate: &str, bridge: Option<&str>, args: &NewRootArgs) -> String {
+fn manifest(
+    certificate: &str,
+    bridge: Option<&str>,
+    distrusted: Option<ChainCertificate>,
+    args: &NewRootArgs,
+) -> String {
     let pem = |field: &str, certificate: &str| {
         let lines: String = certificate.lines().map(|line| format!("      {line}\n")).collect();
         format!("  {field}:\n    pem: |\n{lines}")
     };
     let bridge = bridge.map_or_else(String::new, |bridge| pem("bridge", bridge));
+    let distrust = distrusted.map_or_else(String::new, |root| {
+        let connections = "    # Cut is for an attack that goes on: proxies then refuse each other until all have restarted.\n    \
+                           connections: Keep\n";
+        pem("distrust", &pem::certificate(&root.der)) + connections
+    });
     let (namespace, mode) = (&args.namespace, if args.enforce { "Enforce" } else { "Observe" });
     let manage = if args.enforce { "Secret" } else { "None" };
     format!(
         "apiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdTrust\nmetadata:\n  name: mesh\nspec:\n  \
          controlPlaneNamespace: {namespace}\n  # With Enforce, the operator writes the bundle.\n  mode: {mode}\n  issuer:\n    \
-         # With Secret, the operator writes the issuer of Secret linkerd-identity-issuer-next.\n    manage: {manage}\n{}{bridge}",
+         # With Secret, the operator writes the issuer of Secret linkerd-identity-issuer-next.\n    manage: {manage}\n{}{bridge}{distrust}",
         pem("anchors", certificate)
     )
 }
@@ -192,7 +210,13 @@ fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool) -> String {
     let at = quoted(&folder.display().to_string());
     let chain = if is_bridged { "the issuer, and the bridge after it" } else { "the issuer" };
     let namespace = &args.namespace;
-    let steps = if args.enforce { enforced(&at, namespace, is_bridged) } else { by_hand(&at, namespace, is_bridged) };
+    // There is no way back to a distrusted root.
+    let saved = if args.distrust.is_some() { String::new() } else { saved(&at, namespace) };
+    let steps = match args.enforce {
+        true => enforced(&at, args, is_bridged, &saved),
+        false => by_hand(&at, args, is_bridged, &saved),
+    };
+    let back = way_back(&at, args, is_bridged);
     format!(
         "{at}/ca.crt       the new root\n\
          {at}/ca.key       its key: keep it off the cluster, and off this machine\n\
@@ -200,8 +224,28 @@ fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool) -> String {
          {at}/issuer.key   the key of the issuer\n\
          {at}/linkerdtrust.yaml   declares the new root, for trust plan and for the operator, which then reports each phase\n\
          \n\
-         {steps}"
+         {steps}{back}\n"
     )
+}
+
+/// Returns how a rotation is taken back.
+fn way_back(at: &str, args: &NewRootArgs, is_bridged: bool) -> String {
+    // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
+    let last = if is_bridged { 3 } else { 2 };
+    match (&args.distrust, args.enforce) {
+        (Some(_), _) => "The resource is Ready when no proxy trusts the distrusted root: for that, each workload restarts after the \
+                        rotation."
+            .to_owned(),
+        (None, true) => format!(
+            "To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, apply it, and restart the control \
+             plane. {at}/before.yaml has the key of the issuer: delete it afterwards."
+        ),
+        (None, false) => format!(
+            "With --enforce, the operator does these steps. To go back, first declare the old root again, without spec.bridge.\n\
+             Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
+             It has the key of the issuer: delete it afterwards."
+        ),
+    }
 }
 
 /// Returns the command that saves what a rotation changes.
@@ -214,12 +258,14 @@ fn saved(at: &str, namespace: &str) -> String {
 }
 
 /// The steps, if the operator writes the bundle and the issuer.
-fn enforced(at: &str, namespace: &str, is_bridged: bool) -> String {
+fn enforced(at: &str, args: &NewRootArgs, is_bridged: bool, saved: &str) -> String {
+    let namespace = &args.namespace;
     let restarts = match is_bridged {
+        true if args.distrust.is_some() => "No proxy has to restart before the old root has left the bundle.",
         true => "No proxy has to restart.",
         false => "Without a bridge, each workload and the control plane restart once, before the issuer changes.",
     };
-    let (saved, next) = (saved(at, namespace), write_next(at, namespace));
+    let next = write_next(at, namespace);
     let restart = match is_bridged {
         true => String::new(),
         false => format!(
@@ -238,24 +284,24 @@ fn enforced(at: &str, namespace: &str, is_bridged: bool) -> String {
             kubectl apply -f {at}/linkerdtrust.yaml\n\
          {restart}\
          3. Wait until no certificate needs another root. `kubectl get linkerdtrusts -o wide` shows the next step:\n   \
-            kubectl wait --for=condition=Ready linkerdtrust/mesh --timeout=48h\n\
-         To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, apply it, and restart the control plane. \
-         {at}/before.yaml has the key of the issuer: delete it afterwards.\n"
+            kubectl wait --for=condition=Ready linkerdtrust/mesh --timeout=48h\n"
     )
 }
 
 /// The steps, if people write the bundle and the issuer.
-fn by_hand(at: &str, namespace: &str, is_bridged: bool) -> String {
+fn by_hand(at: &str, args: &NewRootArgs, is_bridged: bool, saved: &str) -> String {
+    let namespace = &args.namespace;
     let order = match is_bridged {
+        true if args.distrust.is_some() => {
+            "No proxy has to restart before the old root has left the bundle. In this order:"
+        }
         true => "No proxy has to restart. In this order:",
         false => {
             "Without a bridge, each proxy must restart between step 1 and step 2, those of the control plane first. In this \
              order:"
         }
     };
-    // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
-    let last = if is_bridged { 3 } else { 2 };
-    let (apply, secret, saved) = (APPLY, write_secret(at, namespace), saved(at, namespace));
+    let (apply, secret) = (APPLY, write_secret(at, namespace));
     format!(
         "{order}\n\
          {saved}\
@@ -268,10 +314,7 @@ fn by_hand(at: &str, namespace: &str, is_bridged: bool) -> String {
          2. Write the issuer into its Secret, {secret}\
          3. When `linkerd-operator trust` says so, leave only the new root in the bundle:\n   \
             kubectl -n {namespace} create configmap linkerd-identity-trust-roots --from-file=ca-bundle.crt={at}/ca.crt \
-         {apply}\n\
-         With --enforce, the operator does these steps. To go back, first declare the old root again, without spec.bridge.\n\
-         Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
-         It has the key of the issuer: delete it afterwards.\n"
+         {apply}\n"
     )
 }
 

@@ -92,13 +92,13 @@ fn distrust(text: &mut String, plan: &PlannedDistrust, is_last: bool) {
     }
     for (way, what) in [
         (
-            DistrustWay::OverBridge,
-            format!("with a bridge: each once, after certificates were renewed, within {renewed_within}. No connection is refused"),
+            DistrustWay::OneRestart,
+            format!("with a bridge, or if all proxies trust the next root: each once, after certificates were renewed, within {renewed_within}. No connection is refused"),
         ),
         (
             DistrustWay::TwoRestarts,
             format!(
-                "without a bridge: each once before the issuer changes, and once after certificates were renewed, within \
+                "otherwise: each once before the issuer changes, and once after certificates were renewed, within \
                  {renewed_within}. No connection is refused"
             ),
         ),
@@ -130,7 +130,7 @@ fn text_of(plan: &TrustPlan) -> String {
     let first = match (way, plan.has_bridge) {
         // No restart comes before the issuer.
         _ if plan.restarts_without_bridge.is_empty() => return text,
-        (Some(DistrustWay::Cut | DistrustWay::OverBridge), _) => return text,
+        (Some(DistrustWay::Cut | DistrustWay::OneRestart), _) => return text,
         (Some(DistrustWay::TwoRestarts), _) => "These",
         (None, true) => "With the declared bridge no proxy has to restart. Without it, these",
         (None, false) => "With a bridge no proxy has to restart. Without one, these",
@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn a_plan_that_distrusts_a_root_compares_the_ways_and_marks_that_of_the_file() {
         for (way, marked, has_restarts) in [
-            (DistrustWay::OverBridge, " -> with a bridge: each once", false),
-            (DistrustWay::TwoRestarts, " -> without a bridge: each once before", true),
+            (DistrustWay::OneRestart, " -> with a bridge, or if all proxies trust the next root: each once", false),
+            (DistrustWay::TwoRestarts, " -> otherwise: each once before", true),
             (DistrustWay::Cut, " -> with connections: Cut: each once", false),
         ] {
             let (roots, renewed_within) = ("old (3f2a90c1)".to_owned(), "24 h".to_owned());
@@ -165,7 +165,7 @@ mod tests {
                 steps: vec!["add new".to_owned()],
                 restarts_without_bridge: vec![PlannedRestarts { namespace: "shop".to_owned(), workloads: 2, pods: 9 }],
                 more_namespaces: 0,
-                has_bridge: way == DistrustWay::OverBridge,
+                has_bridge: way == DistrustWay::OneRestart,
                 distrusted: Some(PlannedDistrust { roots, workloads: 57, pods: 412, way, renewed_within }),
             };
             let text = text_of(&plan);

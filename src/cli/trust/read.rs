@@ -16,8 +16,8 @@ use serde::Deserialize;
 use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{
-        CONTROL_PLANE_NAMESPACE_LABEL, INJECTORS_CONFIG_MAP, ISSUER, LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV,
-        TRUST_ROOTS, TRUST_ROOTS_KEY,
+        CONTROL_PLANE_NAMESPACE_LABEL, FIELD_MANAGER, INJECTORS_CONFIG_MAP, ISSUER, LinkerdTrust, PROXY_NAME,
+        TRUST_ANCHORS_ENV, TRUST_ROOTS, TRUST_ROOTS_KEY,
         linkerd_trust::{TrustCondition, TrustReason},
     },
     client,
@@ -108,9 +108,11 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
     let values = values(&config_maps).await;
     let bundle = match config_maps.get_opt(TRUST_ROOTS).await {
         Ok(Some(map)) => {
-            let (written, source) = (written(&map.metadata), trust_manager_source(&map.metadata));
+            let (last, source) = (written(&map.metadata), trust_manager_source(&map.metadata));
+            let (written, is_by_operator) =
+                (last.map(|(time, _)| time), last.is_some_and(|(_, manager)| manager == Some(FIELD_MANAGER)));
             let mut data = map.data.unwrap_or_default();
-            let found = data.remove(TRUST_ROOTS_KEY).map(|pem| SeenBundle { pem, written, source });
+            let found = data.remove(TRUST_ROOTS_KEY).map(|pem| SeenBundle { pem, written, is_by_operator, source });
             let keys = || data.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             found.ok_or_else(|| NotSeen::Missing(format!("it has no key {TRUST_ROOTS_KEY}, but: {}", keys())))
         }
@@ -164,7 +166,7 @@ async fn issuer(client: &Client, namespace: &str, values: Option<&Document>) -> 
         Ok(None) => return Err(NotSeen::Missing(format!("Secret {ISSUER} does not exist in namespace {namespace}"))),
         Err(error) => return Err(NotSeen::Unread(format!("Secret {ISSUER}: {}", client::describe(&error)))),
     };
-    let written = written(&secret.metadata);
+    let written = written(&secret.metadata).map(|(time, _)| time);
     let IssuerCertificates { tls, crt } = secret.data;
     let (found, key) =
         match values.and_then(|values| values.get(&Path::from(&["identity", "issuer", "scheme"][..]))?.as_str()) {
@@ -177,15 +179,15 @@ async fn issuer(client: &Client, namespace: &str, values: Option<&Document>) -> 
     SeenIssuer::read(&pem, written)
 }
 
-/// Returns when the data of an object was written last.
-fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
+/// Returns when the data of an object was written last, and the field manager that wrote it.
+fn written(metadata: &ObjectMeta) -> Option<(Timestamp, Option<&str>)> {
     let of_data = |entry: &ManagedFieldsEntry| {
-        let fields = &entry.fields_v1.as_ref()?.0;
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
         // A manager that applies `stringData` owns that field, although the API server moves it to `data`.
-        fields.get("f:data").or_else(|| fields.get("f:stringData"))?;
-        Some(entry.time.as_ref()?.0)
+        fields.is_some_and(|fields| fields.get("f:data").or_else(|| fields.get("f:stringData")).is_some())
     };
-    metadata.managed_fields.iter().flatten().filter_map(of_data).max()
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| of_data(entry));
+    entries.filter_map(|entry| Some((entry.time.as_ref()?.0, entry.manager.as_deref()))).max_by_key(|(time, _)| *time)
 }
 
 async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {

@@ -49,16 +49,68 @@ impl IssuerJudge<'_> {
         let tested: Vec<_> = self.known.iter().cloned().chain(own).collect();
         let reached = |issuer: &Sent, time: Timestamp| self.reached_of(&tested, issuer, time);
         let is_kept = |time: Timestamp| reached(present, time).is_subset(&reached(sent, time));
-        !self.reached(present, self.basis.now).is_empty()
-            && self.times(&[present, sent].map(Vec::as_slice).concat()).into_iter().all(is_kept)
+        !self.reached(present, self.basis.now).is_empty() && self.times(sent, present).into_iter().all(is_kept)
     }
 
     /// Verifies that the status says that all proxies accept what this issuer reaches.
     pub(super) fn is_accepted_by_status(&self, sent: &Sent) -> Result<(), String> {
         let status = self.basis.status;
+        let declared = self.basis.declared;
         if !self.basis.is_status_current() {
-            return Err("the status is not about the present bundle and spec yet".to_owned());
+            return Err(format!(
+                "the status of LinkerdTrust {} is not about the present bundle and spec yet",
+                declared.resource
+            ));
         }
+        let always = self.times(sent, &[]).into_iter().map(|time| self.reached(sent, time));
+        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
+        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
+        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
+        match declared.manages_issuer {
+            true => self.is_ready()?,
+            // Also the way back, to an issuer of a root that is not declared.
+            false if self.all_trust_one_of(&hashes) => return Ok(()),
+            false => self.may_be_written(sent)?,
+        }
+        let is_enough = !status.sufficient_anchors.is_empty();
+        match is_enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
+            true => Ok(()),
+            false => Err("for the lifetime of a certificate, its certificates do not reach all of \
+                          status.sufficientAnchors: some proxies would refuse them"
+                .to_owned()),
+        }
+    }
+
+    /// Whether each proxy that shows its roots trusts the same one of these, by the status.
+    fn all_trust_one_of(&self, hashes: &BTreeSet<String>) -> bool {
+        let status = self.basis.status;
+        let Some(proxies) = &status.proxies else { return false };
+        let waited_for = proxies.total - proxies.from_config_map - proxies.cut_off - proxies.accepted;
+        status.anchors.iter().any(|anchor| anchor.trusted_by >= waited_for && hashes.contains(&anchor.sha256))
+    }
+
+    /// Verifies that people may write this issuer, by the phase.
+    fn may_be_written(&self, sent: &Sent) -> Result<(), String> {
+        if let Some(lost) = self.unknown_signer_lost(sent) {
+            return Err(format!(
+                "it lacks {lost} of the present one, which an unknown root has signed, and proxies may trust only that root: \
+                 append it, or declare it in spec.bridge"
+            ));
+        }
+        match self.basis.status.phase.unwrap_or(TrustPhase::Unknown) {
+            phase @ (TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading) => Err(format!(
+                "not all proxies accept its certificates yet: LinkerdTrust {} is in the phase {}. Do what status.nextStep says, or \
+                 put the previous issuer back",
+                self.basis.declared.resource,
+                phase.as_str()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Verifies that the operator may write the next issuer.
+    fn is_ready(&self) -> Result<(), String> {
+        let status = self.basis.status;
         // A status of an operator that has ended says nothing about later Pods.
         let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
         if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
@@ -79,30 +131,20 @@ impl IssuerJudge<'_> {
         }
         // The status may be about the same text before another one was there for a while.
         let landed = self.basis.bundle_written.and_then(|written| written.checked_add(INJECTED_AFTER).ok());
-        if let Some(landed) = landed.filter(|landed| *landed > self.basis.now) {
-            return Err(format!("until {landed}, new Pods may still get the previous bundle"));
-        }
-        let always = self.times(sent).into_iter().map(|time| self.reached(sent, time));
-        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
-        let declared = self.basis.declared;
-        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
-        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
-        let is_enough = !status.sufficient_anchors.is_empty();
-        match is_enough && status.sufficient_anchors.iter().all(|needed| hashes.contains(needed)) {
-            true => Ok(()),
-            false => Err("for the lifetime of a certificate, its certificates do not reach all of \
-                          status.sufficientAnchors: some proxies would refuse them"
-                .to_owned()),
+        match landed.filter(|landed| *landed > self.basis.now) {
+            Some(landed) => Err(format!("until {landed}, new Pods may still get the previous bundle")),
+            None => Ok(()),
         }
     }
 
     /// Whether the present issuer belongs to a distrusted root, and connections may be cut.
     pub(super) fn is_cut(&self) -> bool {
         let distrusted = &self.basis.declared.distrusted;
-        let reached = |present: &[ChainCertificate]| {
-            self.reached_of(distrusted.roots(), &self.without_bridges(present), self.basis.now)
+        let is_of_distrusted = |present: &[ChainCertificate]| {
+            let homes = self.homes(present);
+            self.known.iter().any(|root| homes.contains(&root.id) && distrusted.mean(root))
         };
-        distrusted.is_cut && self.present.as_deref().is_some_and(|present| !reached(present).is_empty())
+        distrusted.is_cut && self.present.as_deref().is_some_and(is_of_distrusted)
     }
 
     /// Verifies that new Pods accept this issuer. While connections are cut, nothing waits for the others.
@@ -114,11 +156,15 @@ impl IssuerJudge<'_> {
         }
     }
 
-    /// Now, and the times within the lifetime of a leaf at which one of these certificates has ended.
-    fn times(&self, certificates: &[ChainCertificate]) -> BTreeSet<Timestamp> {
+    /// Now, and the times within the lifetime of a leaf of this issuer at which one of its certificates, or of the others, has
+    /// ended.
+    fn times(&self, sent: &[ChainCertificate], others: &[ChainCertificate]) -> BTreeSet<Timestamp> {
         let now = self.basis.now;
         let end = now.checked_add(self.basis.settings.lifetime).unwrap_or(Timestamp::MAX);
-        let ended = certificates.iter().filter_map(|it| it.not_after.checked_add(SignedDuration::from_secs(1)).ok());
+        // No leaf is valid for longer than its issuer.
+        let end = sent.first().map_or(end, |own| own.not_after.clamp(now, end));
+        let ended =
+            sent.iter().chain(others).filter_map(|it| it.not_after.checked_add(SignedDuration::from_secs(1)).ok());
         ended.filter(|time| (now..end).contains(time)).chain([now, end]).collect()
     }
 

@@ -186,6 +186,23 @@ impl IssuerBasis<'_> {
         }
     }
 
+    /// Verifies that no proxy refuses this issuer, which people have written in place of the present one. Both are files of
+    /// certificates.
+    ///
+    /// # Errors
+    /// The reason why some may.
+    pub(crate) fn check_written(&self, present: &[u8], next: &[u8]) -> Result<(), String> {
+        let bundle = AnchorBundle::parse(self.bundle.as_bytes())?;
+        let file = IssuerFile { certificates: present.to_vec(), ..IssuerFile::default() };
+        let (own, others) = chain::read(next).map_err(|why| format!("it {why}"))?;
+        let sent = chain::sent(own, others, self.now);
+        let judge = IssuerJudge::new(self, bundle, &file);
+        match judge.unknown_signer_lost(&sent).is_none() && judge.is_accepted_as_present(&sent) {
+            true => Ok(()),
+            false => judge.is_accepted_by_status(&sent),
+        }
+    }
+
     fn written_by_cert_manager(&self, certificate: &str, seen: &SeenIssuers) -> IssuerStep {
         let namespace = self.namespace;
         let message = match seen.next_certificate.as_deref() == Some(certificate) {
@@ -209,6 +226,7 @@ impl IssuerBasis<'_> {
 impl<'a> IssuerJudge<'a> {
     fn new(basis: &'a IssuerBasis<'a>, bundle: AnchorBundle, file: &IssuerFile) -> Self {
         let declared = basis.declared.bundle.roots().iter().chain(&basis.declared.signers);
+        let declared = declared.chain(basis.declared.distrusted.roots());
         let mut ids = BTreeSet::new();
         let known = bundle.roots().iter().chain(declared).filter(|root| ids.insert(root.id)).cloned().collect();
         let present = chain::read(&file.certificates).ok().map(|(own, others)| chain::sent(own, others, basis.now));
@@ -356,13 +374,15 @@ impl<'a> IssuerJudge<'a> {
             return IssuerStep::Synced(format!("the issuer is that of Secret {secret}: {name}"));
         }
         let missing = self.basis.declared.missing_in(self.bundle.roots());
-        if !missing.is_empty() && !self.has_roots_of_present(sent) {
+        // One of several may be one that cannot be added.
+        let is_cut = self.is_cut() && self.belongs_to_declared(sent);
+        if !missing.is_empty() && !is_cut && !self.has_roots_of_present(sent) {
             let message =
                 format!("the issuer of Secret {secret} waits: the bundle lacks {}", list(missing.into_iter()));
             return IssuerStep::Held(TrustReason::IssuerHeld, message);
         }
         let accepted = match self.unknown_signer_lost(sent) {
-            _ if self.is_cut() && self.belongs_to_declared(sent) => self.is_accepted_by_bundle(sent),
+            _ if is_cut => self.is_accepted_by_bundle(sent),
             Some(lost) => Err(format!(
                 "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
                  Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \

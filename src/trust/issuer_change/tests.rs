@@ -13,7 +13,6 @@ use crate::{
     },
     text::sha256,
     trust::{
-        accepted::AcceptedWorkloads,
         distrusted::DistrustedRoots,
         seen::{DeclaredRoots, LeafSettings},
         testing::{Pki, at, root_of},
@@ -48,16 +47,9 @@ pub(super) fn seen(present: &[&TestCa], next: &[&TestCa]) -> SeenIssuers {
 impl Situation {
     /// A mesh whose bundle has these roots, and which should have the declared ones.
     pub(super) fn new(bundle: &[&TestCa], declared: &[&TestCa]) -> Self {
-        let declared = DeclaredRoots {
-            resource: "mesh".to_owned(),
-            bundle: AnchorBundle::parse(pem_of(declared).as_bytes()).unwrap(),
-            bridges: Vec::new(),
-            signers: Vec::new(),
-            is_enforced: true,
-            manages_issuer: true,
-            accepted: AcceptedWorkloads::default(),
-            distrusted: DistrustedRoots::default(),
-        };
+        let declared = AnchorBundle::parse(pem_of(declared).as_bytes()).unwrap();
+        let declared =
+            DeclaredRoots { is_enforced: true, manages_issuer: true, ..DeclaredRoots::only("mesh", declared) };
         let (bundle, bundle_written) = (pem_of(bundle), Some(at(-DAY)));
         Self { declared, bundle, bundle_written, status: LinkerdTrustStatus::default(), now: now() }
     }
@@ -158,7 +150,11 @@ fn without_a_bridge_the_next_issuer_waits_until_the_status_says_that_all_proxies
     let pki = Pki::new();
     let both = || Situation::new(&[&pki.old, &pki.new], &[&pki.new]);
     let issuers = seen(&[&pki.old_issuer], &[&pki.new_issuer]);
-    both().holds(&issuers, TrustReason::IssuerHeld, "the status is not about the present bundle and spec yet");
+    both().holds(
+        &issuers,
+        TrustReason::IssuerHeld,
+        "the status of LinkerdTrust mesh is not about the present bundle and spec yet",
+    );
     let mut spreading = both().ready(Ok(&[&pki.new]));
     spreading.status.conditions.clear();
     spreading.status.phase = Some(TrustPhase::Spreading);
@@ -453,8 +449,14 @@ fn while_connections_are_cut_from_the_root_of_the_present_issuer_the_next_one_wa
     let issuers = seen(&[&pki.old_issuer], &[&pki.new_issuer]);
     situation(&[&pki.new, &pki.old], &pki.new, true).writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
     situation(&[&pki.new], &pki.new, true).writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
-    situation(&[&pki.old], &pki.new, true).holds(&issuers, TrustReason::IssuerHeld, "the bundle lacks new");
+    situation(&[&pki.old], &pki.new, true).holds(&issuers, TrustReason::IssuerHeld, "does not have its root yet");
     situation(&[&pki.new, &pki.old], &pki.new, false).holds(&issuers, TrustReason::IssuerHeld, "waits");
+    let odd = root_of("odd", -DAY);
+    let mut one_of_two = situation(&[&pki.new, &pki.old], &pki.new, true);
+    one_of_two.declared.bundle = AnchorBundle::parse(pem_of(&[&pki.new, &odd]).as_bytes()).unwrap();
+    one_of_two.writes(&issuers, IssuerPlace::Next, &[&pki.new_issuer]);
+    one_of_two.declared.distrusted.is_cut = false;
+    one_of_two.holds(&issuers, TrustReason::IssuerHeld, "the bundle lacks odd");
     // A bridge of the present issuer is not lost for a renewal under the stolen root.
     let carrier = root_of("carrier", -DAY);
     let (renewed, kept) = (pki.old.signs("renewed", |_| {}), carrier.signs_again(&pki.old, |_| {}));
@@ -462,6 +464,14 @@ fn while_connections_are_cut_from_the_root_of_the_present_issuer_the_next_one_wa
     let step = situation(&[&pki.new, &pki.old], &pki.new, true).step(&renewal);
     let kept = situation(&[&pki.new, &pki.old], &pki.new, false).step(&renewal);
     assert_eq!(step, kept, "Cut changes nothing about an issuer of the stolen root");
+    let renamed = pki.old.renamed("renamed");
+    let of_renamed = seen(&[&renamed.signs("issuer of renamed", |_| {})], &[&pki.new_issuer]);
+    let situation_of = situation(&[&pki.new, &renamed], &pki.new, true);
+    situation_of.writes(&of_renamed, IssuerPlace::Next, &[&pki.new_issuer]);
+    // The declared root has signed the stolen one, whose issuer does not become one of the declared root by it.
+    let reverse = pki.new.signs_again(&pki.old, |_| {});
+    let reversed = seen(&[&pki.old_issuer, &reverse], &[&pki.new_issuer]);
+    situation(&[&pki.new], &pki.new, true).writes(&reversed, IssuerPlace::Next, &[&pki.new_issuer]);
     // After the rotation, what was distrusted makes no other one unsafe.
     let later = seen(&[&pki.new_issuer, &pki.bridge], &[&newer_issuer]);
     situation(&[&newer, &pki.new], &newer, true).holds(&later, TrustReason::IssuerHeld, "waits");

@@ -188,8 +188,14 @@ impl Installation {
     }
 
     async fn set_trust_roots(&self, bundle: &str) -> Result<()> {
+        self.set_trust_roots_as("e2e", bundle).await
+    }
+
+    /// Writes the bundle as this field manager.
+    async fn set_trust_roots_as(&self, manager: &str, bundle: &str) -> Result<()> {
         let patch = json!({"data": {"ca-bundle.crt": bundle}});
-        self.maps.patch(TRUST_ROOTS, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+        self.maps.patch(TRUST_ROOTS, &params, &Patch::Merge(patch)).await?;
         Ok(())
     }
 

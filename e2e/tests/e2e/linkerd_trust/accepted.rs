@@ -134,20 +134,29 @@ async fn each_workload_that_nothing_restarts_holds_the_issuer_with_its_way_out_u
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acceptance_without_a_fingerprint_or_without_declared_roots_is_rejected_or_invalid() -> Result<()> {
+async fn an_acceptance_without_a_fingerprint_is_rejected_and_so_is_a_field_that_needs_another_one() -> Result<()> {
     let mesh = ReportedMesh::start().await?;
     let accept =
         |anchor: &str| [json!({"kind": "Job", "namespace": "a", "name": "b", "step": "Issuer", "anchor": anchor})];
     let error = declare(&mesh, &mesh.old, &accept("new")).await.expect_err("it has no SHA-256").to_string();
     ensure!(error.contains("spec.accept[0].anchor") && error.contains("must be a SHA-256"), "{error}");
-    let spec = json!({"accept": accept(&"a".repeat(64))});
-    let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"}, "spec": spec});
-    mesh.rig.apply(&[trust]).await?;
-    eventually(SOON, "an invalid resource", async || {
-        let object = mesh.rig.get(&["linkerdtrust", "mesh"]).await?;
-        let message = object.pointer("/status/conditions/0/message").and_then(Value::as_str).unwrap_or_default();
-        ensure!(message.starts_with("spec.accept needs"), "{object:#}");
-        Ok(())
-    })
-    .await
+    let anchors = json!({"pem": mesh.old.pem()});
+    for (spec, part) in [
+        (json!({"accept": accept(&"a".repeat(64))}), "spec.accept: Invalid value: needs the trust anchors of the mesh"),
+        (json!({"bridge": anchors}), "spec.bridge: Invalid value: needs the trust anchors of the mesh"),
+        (json!({"distrust": anchors}), "spec.distrust: Invalid value: needs the trust anchors of the mesh"),
+        (
+            json!({"anchors": anchors, "issuer": {"manage": "Secret"}}),
+            "spec.issuer: Invalid value: needs spec.mode Enforce",
+        ),
+        (
+            json!({"anchors": anchors, "distrust": {"pem": mesh.old.pem(), "connections": "Cut"}}),
+            "spec.distrust: Invalid value: needs spec.mode Enforce and spec.issuer.manage Secret if connections is Cut",
+        ),
+    ] {
+        let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"}, "spec": spec});
+        let error = mesh.rig.apply(&[trust]).await.expect_err("a field is missing").to_string();
+        ensure!(error.contains(part), "{error}");
+    }
+    Ok(())
 }
