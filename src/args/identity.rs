@@ -39,13 +39,10 @@ pub struct IdentityArgs {
     )]
     pub identity_trust_roots: PathBuf,
 
-    /// Watch the Secret linkerd-identity-issuer and the ConfigMap linkerd-identity-trust-roots, in place of these folders
+    /// Watch the Secret linkerd-identity-issuer and the ConfigMap linkerd-identity-trust-roots, in place of these folders; and
+    /// LinkerdTrusts, to hold an issuer that not all proxies accept yet
     #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_WATCH", default_value_t = false)]
     pub identity_watch: bool,
-
-    /// File with the roots that all proxies trust, in JSON; an issuer under another root is held
-    #[arg(long, env = "LINKERD_OPERATOR_IDENTITY_TRUST_STATE", value_name = "FILE")]
-    pub identity_trust_state: Option<PathBuf>,
 
     /// How long certificates are valid
     #[arg(
@@ -121,7 +118,6 @@ impl IdentityArgs {
                 },
             },
             watches_objects: self.identity_watch,
-            trust_state: self.identity_trust_state.clone(),
             issuance_lifetime: self.identity_issuance_lifetime,
             clock_skew_allowance: self.identity_clock_skew_allowance,
             renew_within: self.identity_renew_within,

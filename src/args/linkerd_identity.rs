@@ -65,11 +65,6 @@ pub(super) struct LinkerdIdentityArgs {
     #[arg(long, value_name = "FOLDER", default_value = "/var/run/linkerd/identity/trust-roots")]
     trust_roots: PathBuf,
 
-    /// File with the roots that all proxies trust, in JSON; an issuer under another root is held; only in
-    /// linkerd-operator
-    #[arg(long, value_name = "FILE")]
-    trust_state: Option<PathBuf>,
-
     /// Accept a token without the audience identity.l5d.io if the API server accepts it for itself, as Linkerd does; only
     /// in linkerd-operator
     #[arg(long, default_value_t = true)]
@@ -140,7 +135,6 @@ impl ContainerFlags for LinkerdIdentityArgs {
         identity.identity_addr = address("addr", &self.addr)?;
         identity.identity_issuer = self.issuer;
         identity.identity_trust_roots = self.trust_roots;
-        identity.identity_trust_state = self.trust_state;
         identity.identity_scheme = match self.identity_scheme.as_str() {
             "linkerd.io/tls" => IssuerScheme::Linkerd,
             _ => IssuerScheme::Kubernetes,
@@ -205,11 +199,7 @@ mod tests {
         assert_eq!(identity.clock_skew_allowance, SignedDuration::from_secs(20));
         assert_eq!((identity.max_token_reviews, identity.allow_api_audience), (200, true));
         assert_eq!(identity.files.names, crate::identity::IssuerFileNames::Linkerd);
-        assert_eq!((identity.watches_objects, identity.trust_state), (false, None));
-        assert_eq!(
-            with(&["-trust-state=/state.json"]).unwrap().identity.identity_trust_state,
-            Some("/state.json".into())
-        );
+        assert!(!identity.watches_objects);
         assert!(!manager(&[]).unwrap().enable_identity);
     }
 

@@ -11,7 +11,7 @@ use crate::args::Args;
 
 const CHARTS: [&str; 2] = ["linkerd-operator", "linkerd-operator-crds"];
 /// The flags that the chart sets itself, and those whose ports and files its Pods do not have.
-const SET_BY_THE_CHART: [&str; 26] = [
+const SET_BY_THE_CHART: [&str; 25] = [
     "admin-addr",
     "controller-namespace",
     "destination-addr",
@@ -28,7 +28,6 @@ const SET_BY_THE_CHART: [&str; 26] = [
     "identity-issuer",
     "identity-tls",
     "identity-trust-roots",
-    "identity-trust-state",
     "identity-watch",
     "kubeconfig",
     "leader-election-identity",

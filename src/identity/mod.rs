@@ -20,6 +20,7 @@ pub(crate) mod issuer;
 #[cfg(test)]
 mod issuer_tests;
 mod metrics;
+mod observer;
 mod possession;
 mod rates;
 #[cfg(test)]
@@ -33,7 +34,7 @@ pub(crate) mod testing;
 pub(crate) mod username;
 pub(crate) mod validity;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
@@ -44,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     events::IdentityEvents,
-    follow::{IssuerFollower, IssuerSource, objects::IssuerObjects, trust_state::TrustGuard},
+    follow::{IssuerFollower, IssuerSource, objects::IssuerObjects, trust_guard::TrustGuard},
     metrics::IdentityMetrics,
     possession::ProvenRequests,
     rates::IssuanceRates,
@@ -60,9 +61,10 @@ pub use self::{
         files::{IssuerFileNames, IssuerFiles},
     },
     issued::IssuedLeaves,
+    observer::IdentityObserver,
     validity::{RenewWithin, SHORTEST_RENEW_WITHIN},
 };
-use crate::{events::Events, retry::ReportRate, tasks::Tasks};
+use crate::{cluster::Cluster, events::Events, retry::ReportRate, tasks::Tasks, trust::seen::LeafSettings};
 
 /// The time for calls under way when the process stops.
 pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
@@ -70,6 +72,8 @@ pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
 /// What the service needs of the process.
 pub struct IdentityDeps<'a> {
     pub client: &'a Client,
+    /// Has LinkerdTrusts. `None` if they are not watched: then no new issuer is held.
+    pub cluster: Option<&'a Cluster>,
     pub registry: &'a Registry,
     /// `None` if no Events are written.
     pub events: Option<Events>,
@@ -85,8 +89,6 @@ pub struct IdentitySettings {
     pub files: IssuerFiles,
     /// Whether the Secret and the ConfigMap are watched, in place of the files.
     pub watches_objects: bool,
-    /// The file with the roots that all proxies trust, without which no new issuer is held.
-    pub trust_state: Option<PathBuf>,
     /// How long certificates are valid; zero is a year, as in Linkerd.
     pub issuance_lifetime: SignedDuration,
     /// How soon proxies renew their certificates.
@@ -143,7 +145,19 @@ pub fn spawn(
         false => IssuerSource::Files(settings.files),
     };
     let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
-    let guard = settings.trust_state.map(|path| TrustGuard::new(path, lifetime));
+    let guard = deps.cluster.map(|cluster| {
+        let control_plane = &settings.controller_namespace;
+        let leaf_settings = LeafSettings {
+            trust_domain: settings.trust_domain.clone(),
+            lifetime: settings.issuance_lifetime,
+            clock_skew: settings.clock_skew_allowance,
+        };
+        {
+            let (cluster, namespace) = (cluster.clone(), control_plane.clone());
+            let source = move || cluster.read().linkerd_trusts.in_effect(&namespace).cloned();
+            TrustGuard::new(Box::new(source), control_plane, leaf_settings)
+        }
+    });
     let follower = IssuerFollower::new(source, domain.clone(), &followed, &metrics, events.clone()).guarded_by(guard);
     let access = access::warn_unless_permitted(deps.client.clone());
     // It has a handle to the queue of Events, which ends when the last one is dropped.

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::Code;
@@ -35,6 +35,8 @@ use crate::{
 
 /// The shortest time between two reports of an issuer that has expired: every call finds it.
 pub(super) const REPORTS: Duration = Duration::from_secs(60);
+/// How soon proxies renew during a rotation, so that those that have restarted do not need a day after the issuer has changed.
+const ROTATING: SignedDuration = SignedDuration::from_hours(1);
 /// The maximum length of a token. Those of ServiceAccounts have about 1 KiB.
 const LONGEST_TOKEN: usize = 32 << 10;
 
@@ -118,7 +120,11 @@ impl CertifyService {
         let now = Timestamp::now();
         let leaf = loaded.issuer.issue(&signing_request, &identity, self.lifetime.at(now), rand::random())?;
         self.report_issued(&loaded, &leaf, &identity, reviewed, client, now);
-        let valid_until = self.renew_within.valid_until(leaf.not_after, now, rand::random());
+        let renew_within = match self.followed.is_rotating() {
+            true => self.renew_within.at_most(ROTATING),
+            false => self.renew_within,
+        };
+        let valid_until = renew_within.valid_until(leaf.not_after, now, rand::random());
         Ok(response(leaf, valid_until, &loaded))
     }
 

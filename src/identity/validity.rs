@@ -47,6 +47,10 @@ impl RenewWithin {
         (within >= SHORTEST_RENEW_WITHIN).then_some(Self(Some(within)))
     }
 
+    pub(super) fn at_most(self, within: SignedDuration) -> Self {
+        Self(Some(self.0.map_or(within, |own| own.min(within))))
+    }
+
     /// Returns the end that the answer names: up to 5 % earlier, so that proxies that started together do not renew
     /// together. `random` is from 0 to 1.
     pub(super) fn valid_until(self, not_after: Timestamp, now: Timestamp, random: f64) -> Timestamp {

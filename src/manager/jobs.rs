@@ -20,7 +20,7 @@ use crate::{
     destination::{self, DestinationObserver, LinksObserver, Multicluster},
     drop_in::DropIn,
     external_workload::{self, ExternalWorkloadObserver},
-    identity::{self, ShownIdentity},
+    identity::{self, IdentityObserver, ShownIdentity},
     issuer_writer::{self, IssuerObserver},
     lease::Leadership,
     linkerd_config::{self, LinkerdConfigObserver},
@@ -34,6 +34,7 @@ use crate::{
 pub(super) struct Observers {
     destination: Option<Arc<DestinationObserver>>,
     external_workload: Option<Arc<ExternalWorkloadObserver>>,
+    identity: Option<Arc<IdentityObserver>>,
     issuer_writer: Option<Arc<IssuerObserver>>,
     linkerd_config: Option<(Arc<LinkerdConfigObserver>, Arc<RolloutObserver>)>,
     linkerd_trust: Option<Arc<LinkerdTrustObserver>>,
@@ -56,6 +57,7 @@ impl Observers {
                 .enable_external_workload
                 .then(|| ExternalWorkloadObserver::new(registry))
                 .transpose()?,
+            identity: watches_trust(args).then(|| Arc::new(IdentityObserver)),
             issuer_writer: args.enable_issuer_writer.then(|| IssuerObserver::new(namespace, registry)).transpose()?,
             linkerd_config,
             // It reads what LinkerdConfigs need anyway, and shares their Lease.
@@ -76,6 +78,7 @@ impl Observers {
         let mut all: Vec<Arc<dyn Observer>> = Vec::new();
         all.extend(self.external_workload.clone().map(|observer| observer as Arc<dyn Observer>));
         all.extend(self.destination.clone().map(|observer| observer as Arc<dyn Observer>));
+        all.extend(self.identity.clone().map(|observer| observer as Arc<dyn Observer>));
         if let Some((configs, rollouts)) = &self.linkerd_config {
             all.push(Arc::clone(configs) as Arc<dyn Observer>);
             all.push(Arc::clone(rollouts) as Arc<dyn Observer>);
@@ -223,7 +226,7 @@ impl Parts {
     }
 }
 
-/// Starts the identity service, which reads no watched object.
+/// Starts the identity service.
 pub(super) fn start_identity(
     parts: &Parts,
     listener: Option<TcpListener>,
@@ -233,6 +236,7 @@ pub(super) fn start_identity(
     let args = &parts.args;
     let deps = identity::IdentityDeps {
         client: &parts.client,
+        cluster: parts.cluster.as_ref().filter(|_| watches_trust(args)),
         registry: &parts.registry,
         events: parts.events.clone(),
         listener,
@@ -250,6 +254,10 @@ pub(super) fn start_identity(
 pub(super) fn wait_for_watch(problem: WatchProblem) -> Wait {
     let blocks = if problem.blocks_readiness { Blocks::Always } else { Blocks::Never };
     Wait { text: Some(problem.text), blocks }
+}
+
+fn watches_trust(args: &ManagerArgs) -> bool {
+    args.enable_identity && args.identity.identity_watch
 }
 
 fn enables_multicluster(args: &ManagerArgs) -> bool {

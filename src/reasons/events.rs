@@ -314,8 +314,8 @@ const IDENTITY: &[ReasonEntry] = &[
     entry(
         "IssuerHeld",
         WARNING,
-        "Not all proxies trust the root of the new issuer, so the last issuer stays in use.",
-        "Restart the Pods whose proxies do not trust it.",
+        "Not all proxies accept the new issuer, so the last issuer stays in use.",
+        "Do what status.nextStep of the LinkerdTrust says.",
     ),
     entry(
         "IssuerValidationFailed",

@@ -35,6 +35,8 @@ pub struct IdentityOptions {
     pub memory_limit: Option<u64>,
     /// Whether it terminates TLS itself.
     pub tls: bool,
+    /// Further flags, which take precedence over those of the chart.
+    pub flags: &'static str,
 }
 
 pub struct IdentityProcess {
@@ -43,8 +45,6 @@ pub struct IdentityProcess {
     pub admin: SocketAddr,
     pub issuer: Volume,
     pub roots: Volume,
-    /// It has no `state.json` at first.
-    pub trust_state: Volume,
     arguments: Vec<String>,
     log: PathBuf,
     memory_limit: Option<u64>,
@@ -55,7 +55,7 @@ pub struct IdentityProcess {
 impl Default for IdentityOptions {
     /// As in Linkerd's chart.
     fn default() -> Self {
-        Self { reviews_at_once: 200, memory_limit: None, tls: false }
+        Self { reviews_at_once: 200, memory_limit: None, tls: false, flags: "" }
     }
 }
 
@@ -68,7 +68,6 @@ impl IdentityProcess {
     /// Fails if the process does not start.
     pub fn start(folder: &Path, kubeconfig: &Path, options: IdentityOptions) -> Result<Self> {
         let (issuer, roots) = (Volume::new(folder.join("issuer"))?, Volume::new(folder.join("roots"))?);
-        let trust_state = Volume::new(folder.join("trust-state"))?;
         let (address, admin) = (loopback()?, loopback()?);
         let log = folder.join("identity.log");
         // The flags of Linkerd's chart, and those of this process.
@@ -83,13 +82,14 @@ impl IdentityProcess {
             format!("-admin-addr={admin}"),
             format!("-issuer={}", issuer.0.display()),
             format!("--trust-roots={}", roots.0.display()),
-            format!("--trust-state={}/state.json", trust_state.0.display()),
         ];
         let tls = options.tls.then(|| "--tls".to_owned());
-        let arguments: Vec<_> = chart.split_whitespace().map(str::to_owned).chain(own).chain(tls).collect();
+        let further = options.flags.split_whitespace().map(str::to_owned);
+        let chart = chart.split_whitespace().map(str::to_owned);
+        let arguments: Vec<_> = chart.chain(own).chain(tls).chain(further).collect();
         let process = spawn(&arguments, &log, options.memory_limit)?;
         let memory_limit = options.memory_limit;
-        Ok(Self { process, address, admin, issuer, roots, trust_state, arguments, log, memory_limit })
+        Ok(Self { process, address, admin, issuer, roots, arguments, log, memory_limit })
     }
 
     /// A Pod of this replica in Linkerd's namespace.

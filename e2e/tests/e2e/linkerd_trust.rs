@@ -2,6 +2,7 @@
 
 mod accepted;
 mod crash;
+mod held;
 mod issuer;
 
 use std::{
@@ -41,9 +42,14 @@ struct ReportedMesh {
 impl ReportedMesh {
     /// Starts a mesh with one root, and two proxies that trust it.
     async fn start() -> Result<Self> {
+        Self::with_root(MeshAuthority::root("old")?).await
+    }
+
+    /// The same with this root.
+    async fn with_root(old: MeshAuthority) -> Result<Self> {
         let rig = deployed().await?;
         let manager = manager(&rig, &rig.operator_kubeconfig().await?).await?;
-        let mut mesh = Self { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
+        let mut mesh = Self { rig, manager, old, proxies: HashMap::new() };
         mesh.put_bundle(&mesh.old.pem()).await?;
         let issuer = mesh.old.signs("issuer")?;
         for name in ["web-1", "web-2"] {

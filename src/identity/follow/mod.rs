@@ -2,16 +2,23 @@
 //!
 //! In: their files, or the Secret and the ConfigMap. Out: the issuer in use, and why it is not that of the files. Always
 //! holds: issuer and trust anchors are evaluated together; a pair that cannot be used leaves the last good one in use,
-//! also if the files disappear; a call that has begun finishes with the issuer that it began with; an issuer that the
-//! trust state holds is never used because of the time alone.
+//! also if the files disappear; a call that has begun finishes with the issuer that it began with; an issuer that is
+//! held is never used because of the time alone.
 
 mod expiry;
 pub(super) mod files;
 pub(super) mod objects;
 mod progress;
-pub(super) mod trust_state;
+pub(super) mod trust_guard;
 
-use std::{iter, mem, sync::Arc, time::Duration};
+use std::{
+    iter, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -25,7 +32,7 @@ use self::{
     files::{ContentHash, FileStamp, IssuerFileContents, IssuerFiles},
     objects::IssuerObjects,
     progress::{FollowProgress, FollowStep, RETRY},
-    trust_state::TrustGuard,
+    trust_guard::TrustGuard,
 };
 use super::{
     events::IdentityEvents,
@@ -49,11 +56,15 @@ pub struct FollowedIssuer {
     problem: RwLock<Option<String>>,
     /// Why changes of the files may be unknown.
     watch_problem: RwLock<Option<String>>,
+    /// Whether proxies should renew their certificates soon, because a rotation waits for it.
+    is_rotating: AtomicBool,
 }
 
 /// An issuer with the trust anchors that it was evaluated with.
 pub(super) struct LoadedIssuer {
     pub(super) issuer: Issuer,
+    /// The text of its file.
+    certificates: Vec<u8>,
     anchors: AnchorBundle,
     at: Timestamp,
 }
@@ -76,7 +87,7 @@ pub(super) struct IssuerFollower {
     announced: usize,
     /// Whether the end of the trust anchors was reported for the pair in use.
     has_reported_anchor: bool,
-    /// `None` if this process has no trust state.
+    /// `None` if LinkerdTrusts are not watched.
     guard: Option<TrustGuard>,
     /// The pair with an issuer that is held.
     held: Option<ContentHash>,
@@ -89,7 +100,8 @@ pub(super) struct IssuerFollower {
 impl FollowedIssuer {
     pub(super) fn new() -> Arc<Self> {
         let problem = RwLock::new(Some("its files were not read yet".to_owned()));
-        Arc::new(Self { current: watch::Sender::default(), problem, watch_problem: RwLock::default() })
+        let (current, watch_problem, is_rotating) = Default::default();
+        Arc::new(Self { current, problem, watch_problem, is_rotating })
     }
 
     /// Whether there is an issuer. It stays when its files cannot be used, and when it expires.
@@ -104,7 +116,8 @@ impl FollowedIssuer {
         match self.current() {
             None => Some(format!("no issuer of certificates is loaded: {}", why.unwrap_or("its files are being read"))),
             Some(loaded) if loaded.issuer.not_after() <= Timestamp::now() => {
-                Some(format!("the issuer of certificates expired at {}: replace it", loaded.issuer.not_after()))
+                let (end, what) = (loaded.issuer.not_after(), why.unwrap_or("replace it"));
+                Some(format!("the issuer of certificates expired at {end}: {what}"))
             }
             Some(_) => why.map(|why| format!("the last issuer of certificates stays in use: {why}")),
         }
@@ -118,6 +131,11 @@ impl FollowedIssuer {
         let anchors = current.iter().flat_map(|loaded| loaded.anchors.roots());
         let anchors = anchors.map(|root| (format!("trust anchor {}", label(&text::hex(root.sha256))), root.not_after));
         iter::once(("issuer of proxies".to_owned(), issuer)).chain(anchors.take(LABELS)).collect()
+    }
+
+    /// Whether a rotation waits for the certificates of proxies, or will.
+    pub(super) fn is_rotating(&self) -> bool {
+        self.is_rotating.load(Ordering::Relaxed)
     }
 
     /// Returns a receiver of the issuers that are loaded.
@@ -199,7 +217,7 @@ impl IssuerFollower {
         }
     }
 
-    /// Follows a trust state, too.
+    /// Follows the LinkerdTrust in effect, too.
     pub(super) fn guarded_by(self, guard: Option<TrustGuard>) -> Self {
         Self { guard, ..self }
     }
@@ -220,8 +238,13 @@ impl IssuerFollower {
         let must_reload =
             in_use.as_ref().is_some_and(|it| it.issuer.not_after() <= time && it.at < it.issuer.not_after());
         *self.followed.watch_problem.write() = self.source.problem();
-        if self.guard.as_mut().is_some_and(TrustGuard::has_changed) && self.held.take().is_some() {
-            self.progress.retry_now(now);
+        if let Some(guard) = &mut self.guard
+            && guard.has_changed()
+        {
+            self.followed.is_rotating.store(guard.is_rotating(), Ordering::Relaxed);
+            if self.held.is_some() {
+                self.progress.retry_now(now);
+            }
         }
         if self.progress.must_read(self.source.stamp(), now) || must_reload {
             match self.source.read() {
@@ -250,8 +273,10 @@ impl IssuerFollower {
                 self.clear_problem();
             }
             FollowStep::Load => match self.load(contents, time) {
-                Ok(loaded) if self.must_hold(&loaded.issuer, hash, time) => self.hold(&loaded.issuer, hash, now),
-                Ok(loaded) => self.use_from_now_on(loaded, hash),
+                Ok(loaded) => match self.refusal(contents, hash, time) {
+                    Some(why) => self.hold(&loaded.issuer, &why, hash, now),
+                    None => self.use_from_now_on(loaded, hash),
+                },
                 Err(why) => self.skip(Some(hash), &why, now),
             },
         }
@@ -261,15 +286,16 @@ impl IssuerFollower {
         let anchors = AnchorBundle::parse(&contents.trust_roots).map_err(|why| format!("the trust anchors: {why}"))?;
         let issuer = Issuer::load(&contents.certificates, &contents.key, &anchors, &self.domain, time)
             .map_err(|problem| problem.to_string())?;
-        Ok(LoadedIssuer { issuer, anchors, at: time })
+        Ok(LoadedIssuer { issuer, certificates: contents.certificates.clone(), anchors, at: time })
     }
 
-    /// Whether this issuer is held until all proxies trust one of its roots. The first issuer of a process is never held,
-    /// because without one no proxy gets a certificate.
-    fn must_hold(&self, issuer: &Issuer, contents: ContentHash, time: Timestamp) -> bool {
-        let refuses = |guard: &TrustGuard| guard.refuses(issuer.roots(), time);
-        self.progress.replaces_issuer(contents)
-            && (self.held == Some(contents) || self.guard.as_ref().is_some_and(refuses))
+    /// Returns why this issuer is held. The first one of a process never is, because without one no proxy gets a certificate.
+    fn refusal(&self, contents: &IssuerFileContents, hash: ContentHash, time: Timestamp) -> Option<String> {
+        let guard = self.guard.as_ref().filter(|_| self.progress.replaces_issuer(hash))?;
+        let in_use = self.followed.current()?;
+        // Once the present one has ended, there is nothing to lose by a new one.
+        let is_held = self.held == Some(hash);
+        guard.refusal(&in_use.certificates, contents, time).filter(|_| is_held || in_use.issuer.not_after() > time)
     }
 
     fn use_from_now_on(&mut self, loaded: LoadedIssuer, hash: ContentHash) {
@@ -339,10 +365,10 @@ impl IssuerFollower {
         }
     }
 
-    fn hold(&mut self, issuer: &Issuer, contents: ContentHash, now: Instant) {
+    fn hold(&mut self, issuer: &Issuer, why: &str, contents: ContentHash, now: Instant) {
         self.held = Some(contents);
         let roots: Vec<_> = issuer.roots().iter().map(|root| label(&text::hex(root)).to_owned()).collect();
-        let why = format!("the new issuer is held because not all proxies trust its root: {}", roots.join(", "));
+        let why = format!("the new issuer, of the root {}, is held: {why}", roots.join(", "));
         if self.keep(Reload::Held, Some(contents), &why, now) {
             let note = format!("The last issuer stays in use: {why}");
             warn!("{note}");

@@ -1,6 +1,7 @@
 use std::fs;
 
 use jiff::SignedDuration;
+use parking_lot::Mutex;
 use prometheus::Registry;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
@@ -10,9 +11,10 @@ use tempfile::TempDir;
 
 use super::{files::IssuerFileNames, *};
 use crate::{
+    cluster::{Problems, Projected, kinds::linkerd_trust::LinkerdTrust},
     events::{Events, Notice, Reason},
-    identity::validity::LeafLifetime,
     testing::LoggedLines,
+    trust::seen::LeafSettings,
     x509::testing::{self, DAY, TestCa},
 };
 
@@ -206,9 +208,10 @@ fn the_end_of_the_trust_anchor_is_reported_when_it_comes_and_not_if_a_renewed_on
     assert_eq!(reasons_at(DAY + 2), (vec![Reason::TrustAnchorsUpdated], false));
 }
 
-/// A follower with a trust state, from [`testing::now`] on.
+/// A follower with a LinkerdTrust, from [`testing::now`] on.
 struct GuardedIssuer {
     followed: Followed,
+    trust: Arc<Mutex<Option<Arc<LinkerdTrust>>>>,
     /// In seconds.
     passed: i64,
 }
@@ -216,13 +219,13 @@ struct GuardedIssuer {
 // === impl GuardedIssuer ===
 
 impl GuardedIssuer {
-    /// Starts with these contents. There is no trust state yet.
+    /// Starts with these contents. There is no LinkerdTrust yet.
     fn start(file: &[&TestCa], roots: &[&TestCa]) -> Self {
-        let followed = Followed::new();
-        let lifetime = LeafLifetime::new(SignedDuration::from_hours(24), SignedDuration::from_secs(20));
-        let guard = TrustGuard::new(followed.folder.path().join("state.json"), lifetime);
+        let (followed, trust) = (Followed::new(), Arc::<Mutex<Option<Arc<LinkerdTrust>>>>::default());
+        let source = Arc::clone(&trust);
+        let guard = TrustGuard::new(Box::new(move || source.lock().clone()), "linkerd", LeafSettings::of(None));
         let follower = followed.follower.guarded_by(Some(guard));
-        let guarded = Self { followed: Followed { follower, ..followed }, passed: 0 };
+        let guarded = Self { followed: Followed { follower, ..followed }, trust, passed: 0 };
         guarded.put(file, roots);
         guarded
     }
@@ -234,12 +237,18 @@ impl GuardedIssuer {
         fs::write(path("issuer/tls.key"), file[0].key.serialize_pem()).unwrap();
     }
 
-    /// Writes the trust state, which is as old as this.
-    fn all_trust(&self, roots: &[&TestCa], seconds_ago: i64) {
-        let digests: Vec<_> = roots.iter().map(|root| crate::text::sha256(testing::der(&root.pem))).collect();
-        let time = self.now() - SignedDuration::from_secs(seconds_ago);
-        let state = json!({"time": time.to_string(), "trustedByAll": digests});
-        fs::write(self.followed.folder.path().join("state.json"), state.to_string()).unwrap();
+    /// A LinkerdTrust declares this root. Its status has this phase, and is about a bundle with these roots.
+    fn declares(&self, root: &TestCa, manage: &str, phase: &str, bundle: &[&TestCa]) {
+        let sha256 = |text: &[u8]| crate::text::sha256(text);
+        let object = json!({
+            "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust",
+            "metadata": {"name": "mesh", "uid": "1", "generation": 1},
+            "spec": {"anchors": {"pem": root.pem}, "mode": "Enforce", "issuer": {"manage": manage}},
+            "status": {"observedGeneration": 1, "phase": phase, "trustRootsSHA256": sha256(testing::pem_of(bundle).as_bytes()),
+                "sufficientAnchors": [sha256(&testing::der(&root.pem))]},
+        });
+        let trust = LinkerdTrust::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
+        *self.trust.lock() = Some(Arc::new(trust));
     }
 
     fn now(&self) -> Timestamp {
@@ -264,24 +273,35 @@ impl GuardedIssuer {
 }
 
 #[test]
-fn an_issuer_is_held_until_all_proxies_trust_its_root_and_then_used_at_once() {
+fn an_issuer_is_held_until_the_status_says_that_all_proxies_accept_it_and_then_used_at_once() {
     let (old, new) = (TestCa::root("old"), TestCa::root("new"));
     let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
+    let both: &[&TestCa] = &[&old, &new];
     let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
-    guarded.all_trust(&[&old], 0);
+    guarded.declares(&new, "None", "Adding", &[&old]);
     assert!(guarded.uses(&first, 0));
-    guarded.put(&[&second], &[&old, &new]);
-    for seconds in [1, 1, 30, 120] {
-        guarded.all_trust(&[&old], 0);
-        assert!(guarded.uses(&first, seconds));
+    guarded.put(&[&second], both);
+    for (phase, seconds) in [("Adding", 1), ("Spreading", 1), ("Spreading", 30), ("Unknown", 120)] {
+        guarded.declares(&new, "None", phase, both);
+        assert!(guarded.uses(&first, seconds), "{phase}");
     }
     let digest = crate::text::sha256(testing::der(&new.pem));
-    let held = format!("the new issuer is held because not all proxies trust its root: {}", &digest[..12]);
-    assert_eq!(guarded.followed.problem(), format!("the last issuer of certificates stays in use: {held}"));
-    assert_eq!(guarded.followed.reasons(), [Reason::IssuerHeld]);
+    let held = format!(
+        "the new issuer, of the root {}, is held: not all proxies accept its certificates yet: LinkerdTrust mesh is in the phase \
+         Unknown",
+        &digest[..12]
+    );
+    let problem = guarded.followed.problem();
+    assert!(problem.starts_with(&format!("the last issuer of certificates stays in use: {held}")), "{problem}");
+    assert!(guarded.followed.reasons().iter().all(|reason| *reason == Reason::IssuerHeld));
     let metrics = guarded.held_metrics();
     assert!(metrics.contains(&"held 1".to_owned()) && metrics.contains(&"held_expires 0".to_owned()), "{metrics:?}");
-    guarded.all_trust(&[&old, &new], 0);
+    guarded.declares(&new, "None", "AwaitingIssuer", &[&old]);
+    assert!(guarded.uses(&first, 1), "the status is about another bundle");
+    guarded.declares(&old, "None", "AwaitingIssuer", both);
+    assert!(guarded.uses(&first, 1), "proxies need another root");
+    guarded.followed.reasons();
+    guarded.declares(&new, "None", "AwaitingIssuer", both);
     assert!(guarded.uses(&second, 0));
     assert_eq!(guarded.followed.problem(), "");
     assert_eq!(guarded.followed.reasons(), [Reason::IssuerUpdated, Reason::TrustAnchorsUpdated]);
@@ -289,11 +309,11 @@ fn an_issuer_is_held_until_all_proxies_trust_its_root_and_then_used_at_once() {
 }
 
 #[test]
-fn an_issuer_that_is_held_is_not_used_because_the_trust_state_becomes_old() {
+fn an_issuer_that_is_held_is_not_used_because_time_passes() {
     let (old, new) = (TestCa::root("old"), TestCa::root("new"));
     let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
     let mut guarded = GuardedIssuer::start(&[&first], &[&old, &new]);
-    guarded.all_trust(&[&old], 0);
+    guarded.declares(&new, "None", "Spreading", &[&old, &new]);
     assert!(guarded.uses(&first, 0));
     guarded.put(&[&second], &[&old, &new]);
     for seconds in [1, 599, 60, DAY, 30 * DAY] {
@@ -305,46 +325,112 @@ fn an_issuer_that_is_held_is_not_used_because_the_trust_state_becomes_old() {
     assert!(guarded.uses(&first, 1));
     fs::rename(away, folder).unwrap();
     assert!(guarded.uses(&first, 1));
-    fs::write(guarded.followed.folder.path().join("state.json"), "{").unwrap();
-    assert!(guarded.uses(&first, 1), "a state that cannot be read");
-    fs::remove_file(guarded.followed.folder.path().join("state.json")).unwrap();
-    assert!(guarded.uses(&second, 1), "a state that was removed");
+    *guarded.trust.lock() = None;
+    assert!(guarded.uses(&second, 1), "nothing is declared any more");
 }
 
 #[test]
-fn without_a_fresh_trust_state_a_new_issuer_is_used_as_soon_as_its_root_is_in_the_bundle() {
+fn an_issuer_is_not_held_if_proxies_accept_it_as_the_present_one_or_nothing_declares_another_or_the_operator_writes_it()
+{
     let (old, new) = (TestCa::root("old"), TestCa::root("new"));
     let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
-    for seconds_ago in [None, Some(601)] {
+    let (bridge, renewed) = (old.signs_again(&new, |_| {}), old.signs("renewed", |_| {}));
+    let both: &[&TestCa] = &[&old, &new];
+    let short = old.signs("short", |params| testing::valid(params, -60, DAY / 3));
+    for (next, manage) in
+        [(&[&second, &bridge][..], "None"), (&[&renewed], "None"), (&[&short], "None"), (&[&second], "Secret")]
+    {
         let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
-        if let Some(seconds_ago) = seconds_ago {
-            guarded.all_trust(&[&old], seconds_ago);
-        }
+        guarded.declares(&new, manage, "Spreading", &[&old]);
         assert!(guarded.uses(&first, 0));
-        guarded.put(&[&second], &[&old, &new]);
-        assert!(guarded.uses(&second, 1), "{seconds_ago:?}");
+        guarded.put(next, both);
+        assert!(guarded.uses(next[0], 1), "{manage}");
+    }
+    let mut without = GuardedIssuer::start(&[&first], &[&old]);
+    assert!(without.uses(&first, 0));
+    without.put(&[&second], both);
+    assert!(without.uses(&second, 1));
+}
+
+#[test]
+fn at_the_start_an_issuer_is_used_although_not_all_proxies_accept_it_and_so_it_is_after_the_end_of_the_present_one() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let both: &[&TestCa] = &[&old, &new];
+    let (second, third) = (new.signs("second", |params| testing::valid(params, -60, DAY)), old.signs("third", |_| {}));
+    let mut guarded = GuardedIssuer::start(&[&second], both);
+    guarded.declares(&new, "None", "Spreading", both);
+    assert!(guarded.uses(&second, 0));
+    guarded.put(&[&third], both);
+    assert!(guarded.uses(&second, 1));
+    let fourth = old.signs("fourth", |_| {});
+    assert!(guarded.uses(&second, DAY), "it was held before");
+    guarded.declares(&new, "None", "Spreading", both);
+    assert!(guarded.uses(&second, 1), "the status says the same");
+    assert!(guarded.followed.problem().contains(", is held: "), "{}", guarded.followed.problem());
+    guarded.put(&[&fourth], both);
+    assert!(guarded.uses(&fourth, 1));
+}
+
+#[test]
+fn an_issuer_of_a_root_that_all_proxies_trust_is_not_held_also_if_it_is_not_declared() {
+    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
+    let both: &[&TestCa] = &[&old, &new];
+    let (second, first) = (new.signs("second", |_| {}), old.signs("first", |_| {}));
+    for (trusted_by, is_used) in [(7, false), (8, true)] {
+        let mut guarded = GuardedIssuer::start(&[&second], both);
+        guarded.declares(&new, "None", "Spreading", both);
+        let trust = guarded.trust.lock().clone().unwrap();
+        let mut status = (*trust.status).clone();
+        let anchor = json!({"name": "old", "sha256": crate::text::sha256(testing::der(&old.pem)), "desired": false,
+            "inBundle": true, "trustedBy": trusted_by, "presentedBy": 0});
+        status.anchors = vec![serde_json::from_value(anchor).unwrap()];
+        let proxies = json!({"summary": "", "total": 12, "current": 0, "behind": 0, "refusing": 0, "cutOff": 1, "accepted": 1,
+            "exposed": 0, "fromConfigMap": 2, "unobserved": 0});
+        status.proxies = Some(serde_json::from_value(proxies).unwrap());
+        *guarded.trust.lock() = Some(Arc::new(LinkerdTrust { status: Arc::new(status), ..(*trust).clone() }));
+        assert!(guarded.uses(&second, 0));
+        guarded.put(&[&first], both);
+        assert_eq!(guarded.uses(&first, 1), is_used, "{trusted_by}");
     }
 }
 
 #[test]
-fn an_issuer_with_a_bridge_to_a_trusted_root_is_used() {
-    let (old, new) = (TestCa::root("old"), TestCa::root("new"));
-    let (first, second) = (old.signs("first", |_| {}), new.signs("second", |_| {}));
-    let bridge = old.signs_again(&new, |_| {});
-    let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
-    guarded.all_trust(&[&old], 0);
+fn an_issuer_that_loses_a_bridge_of_an_unknown_root_is_held_and_so_is_one_while_the_declaration_is_invalid() {
+    let (new, unknown) = (TestCa::root("new"), TestCa::root("unknown"));
+    let (first, second, bridge) =
+        (new.signs("first", |_| {}), new.signs("second", |_| {}), unknown.signs_again(&new, |_| {}));
+    let mut guarded = GuardedIssuer::start(&[&first, &bridge], &[&new]);
+    guarded.declares(&new, "None", "Complete", &[&new]);
     assert!(guarded.uses(&first, 0));
-    guarded.put(&[&second, &bridge], &[&old, &new]);
+    guarded.put(&[&second], &[&new]);
+    assert!(guarded.uses(&first, 1));
+    assert!(guarded.followed.problem().contains("it lacks new of the present one"), "{}", guarded.followed.problem());
+    guarded.put(&[&second, &bridge], &[&new]);
     assert!(guarded.uses(&second, 1));
+
+    let other = TestCa::root("other");
+    let (third, both) = (other.signs("third", |_| {}), [&new, &other]);
+    guarded.declares(&other, "None", "AwaitingIssuer", &both);
+    let trust = guarded.trust.lock().clone().unwrap();
+    let mut spec = (*trust.spec).clone();
+    spec.anchors.as_mut().unwrap().pem.push_str("no certificate");
+    *guarded.trust.lock() = Some(Arc::new(LinkerdTrust { spec: Arc::new(spec), ..(*trust).clone() }));
+    guarded.put(&[&third], &both);
+    assert!(guarded.uses(&second, 1));
+    let problem = guarded.followed.problem();
+    assert!(problem.contains("is held: LinkerdTrust mesh is invalid: spec.anchors.pem cannot be used"), "{problem}");
 }
 
 #[test]
-fn at_the_start_an_issuer_is_used_although_not_all_proxies_trust_its_root() {
+fn proxies_renew_soon_while_a_rotation_waits_for_certificates_or_will() {
     let (old, new) = (TestCa::root("old"), TestCa::root("new"));
-    let second = new.signs("second", |_| {});
-    let mut guarded = GuardedIssuer::start(&[&second], &[&old, &new]);
-    guarded.all_trust(&[&old], 0);
-    assert!(guarded.uses(&second, 0));
+    let first = old.signs("first", |_| {});
+    let mut guarded = GuardedIssuer::start(&[&first], &[&old]);
+    for (phase, is_rotating) in [("Spreading", true), ("Steady", false), ("Renewing", true), ("Retiring", false)] {
+        guarded.declares(&new, "Secret", phase, &[&old]);
+        assert!(guarded.uses(&first, 0));
+        assert_eq!(guarded.followed.follower.followed.is_rotating(), is_rotating, "{phase}");
+    }
 }
 
 #[test]
@@ -354,7 +440,7 @@ fn an_issuer_that_is_held_while_the_one_in_use_ends_is_an_error() {
     let first = old.signs("first", |params| testing::valid(params, -60, 5 * DAY));
     let second = new.signs("second", |_| {});
     let mut guarded = GuardedIssuer::start(&[&first], &[&old, &new]);
-    guarded.all_trust(&[&old], 0);
+    guarded.declares(&new, "None", "Spreading", &[&old, &new]);
     assert!(guarded.uses(&first, 0));
     guarded.put(&[&second], &[&old, &new]);
     assert!(guarded.uses(&first, 1));

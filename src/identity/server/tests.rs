@@ -102,7 +102,6 @@ impl Serving {
                 names: IssuerFileNames::Linkerd,
             },
             watches_objects: false,
-            trust_state: None,
             issuance_lifetime: SignedDuration::from_hours(24),
             clock_skew_allowance: SignedDuration::from_secs(20),
             renew_within: RenewWithin::default(),
@@ -112,7 +111,14 @@ impl Serving {
             tls,
         };
         let client = api_server();
-        let deps = IdentityDeps { client: &client, registry: &registry, events: None, listener, connections: 100 };
+        let deps = IdentityDeps {
+            client: &client,
+            cluster: None,
+            registry: &registry,
+            events: None,
+            listener,
+            connections: 100,
+        };
         let shown = identity::spawn(deps, settings, stop.clone(), &mut servers, &mut readers).unwrap();
         let followed = shown.issuer;
         let issuer = issuer.der().to_vec();

@@ -171,7 +171,7 @@ async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
         ("jobs.destination.multicluster=false", &["linkerd-operator-multicluster"]),
         ("jobs.proxyInjector.enabled=false", &["linkerd-operator-proxy-injector"]),
         ("jobs.validation.enabled=false", &["linkerd-operator-validation"]),
-        ("jobs.identity.enabled=false", &["linkerd-operator-identity"]),
+        ("jobs.identity.enabled=false", &["linkerd-operator-identity", "linkerd-operator-identity-watch"]),
         ("jobs.issuerWriter.enabled=false", &["linkerd-operator-issuer"]),
         ("helmTest.enabled=false", &["linkerd-operator-test"]),
         ("admissionPolicies.enabled=false", &[]),

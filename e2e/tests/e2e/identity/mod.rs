@@ -2,7 +2,6 @@
 //! tokens are those of a real API server, and the client is Linkerd's.
 
 mod files;
-mod guard;
 mod hostile;
 mod waiting;
 

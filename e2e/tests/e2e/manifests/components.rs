@@ -21,7 +21,7 @@ const ACCOUNT: &str = "linkerd-operator";
 const DESTINATION: &str = "linkerd-operator-destination";
 const EXTERNAL_WORKLOAD: &str = "linkerd-operator-external-workload";
 
-pub(super) fn components(names: &[&str]) -> String {
+pub(crate) fn components(names: &[&str]) -> String {
     let paths: Vec<_> = names.iter().map(|name| format!("../../config/components/{name}")).collect();
     format!("components: [{}]", paths.join(", "))
 }

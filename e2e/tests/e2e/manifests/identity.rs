@@ -207,9 +207,9 @@ impl WatchingIdentity {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_issuer_that_is_watched_signs_at_once_and_stays_in_use_when_its_secret_is_deleted() -> Result<()> {
-    let control_plane = Rig::bare().namespace(LINKERD).namespace("emojivoto").start().await?;
+    let control_plane = Rig::bare().crds("crd").namespace(LINKERD).namespace("emojivoto").start().await?;
     let mut objects = control_plane.shipped_with(FOLDER, &components(&["identity", "identity/watch"])).await?;
-    objects.retain(|object| is_named(object, IDENTITY));
+    objects.retain(|object| id(object).contains(IDENTITY));
     let (binding, rest): (Vec<_>, Vec<_>) = objects
         .iter()
         .filter(|object| object["kind"] != "Deployment")

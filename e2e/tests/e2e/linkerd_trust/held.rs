@@ -1,0 +1,95 @@
+//! An issuer that people or another program write too early is held by the identity service that watches LinkerdTrusts.
+//! Situations 10 and 11.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually, holds,
+    identity::{AUDIENCE, MeshAuthority, certify, verify},
+    port,
+};
+use serde_json::json;
+
+use super::{ReportedMesh, SOON, bundle_becomes};
+use crate::{
+    identity::WEB,
+    manifests::{
+        components::{components, start_manager},
+        id,
+    },
+};
+
+const IDENTITY: &str = "linkerd-operator-identity";
+/// The longest time from a new status to the certificates that follow from it.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_issuer_that_comes_too_early_signs_within_two_seconds_of_the_end_of_the_last_proxy_that_refuses_it()
+-> Result<()> {
+    let mut mesh = ReportedMesh::start().await?;
+    mesh.permit().await?;
+    let new = MeshAuthority::root("new")?;
+    let (first, second) = (mesh.old.signs("issuer")?, new.signs("second")?);
+    let put_issuer = async |issuer: &MeshAuthority| {
+        let metadata = json!({"name": "linkerd-identity-issuer", "namespace": "linkerd"});
+        let data = json!({"crt.pem": issuer.pem(), "key.pem": issuer.key_pem()});
+        mesh.rig.apply(&[json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})]).await
+    };
+    put_issuer(&first).await?;
+    let component = components(&["identity", "identity/watch"]);
+    let mut objects = mesh.rig.shipped_with("config/control-plane", &component).await?;
+    objects.retain(|object| id(object).contains(IDENTITY));
+    let others: Vec<_> = objects.iter().filter(|object| object["kind"] != "Deployment").cloned().collect();
+    mesh.rig.apply(&others).await?;
+    for created in ["namespace emojivoto", "-n=emojivoto serviceaccount web"] {
+        let words: Vec<_> = created.split(' ').collect();
+        mesh.rig.kubectl(&[&["create"], &words[..]].concat()).await?;
+    }
+    let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
+    let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
+    let mut identity = start_manager(&mesh.rig, &objects, IDENTITY, "linkerd", &flags).await?;
+    identity.ready(SOON).await?;
+    let token = mesh.rig.token_for("emojivoto", "web", &[AUDIENCE]).await?;
+    let signs_with = async |issuer: &MeshAuthority| {
+        let answer = certify(address, WEB, &token).await?;
+        ensure!(answer.intermediate_certificates == [issuer.der()], "another issuer signs");
+        Ok(answer)
+    };
+    signs_with(&first).await?;
+
+    let both = format!("{}{}", mesh.old.pem(), new.pem());
+    mesh.put_trust("mesh", Some(&new.pem())).await?;
+    mesh.enforce().await?;
+    bundle_becomes(&mesh.rig, &both).await?;
+    mesh.reaches(SOON, "Spreading", &[]).await?;
+    // As cert-manager does when the issuerRef of its Certificate changes.
+    put_issuer(&second).await?;
+    eventually(SOON, "/ready to say why", async || {
+        let (_, body) = identity.get("/ready").await?;
+        let held = "is held: not all proxies accept its certificates yet: LinkerdTrust mesh is in the phase ";
+        ensure!(body.contains(held), "{body}");
+        Ok(())
+    })
+    .await?;
+    holds(AT_ONCE, "the last issuer to sign", async || signs_with(&first).await.map(drop)).await?;
+    let held = identity.metric("linkerd_operator_identity_issuer_held", &[]).await.context("no metric")?;
+    ensure!((held - 1.0).abs() < 0.5, "{held}");
+
+    mesh.put_proxy("api", &both, &[&first]).await?;
+    mesh.delete_proxy("web-1").await?;
+    mesh.reaches(SOON, "Spreading", &["TrustSpread=False/ProxiesBehind"]).await?;
+    signs_with(&first).await?;
+    mesh.delete_proxy("web-2").await?;
+    mesh.reaches(SOON, "AwaitingIssuer", &[]).await?;
+    eventually(AT_ONCE, "the new issuer to sign", async || signs_with(&second).await.map(drop)).await?;
+    let answer = signs_with(&second).await?;
+    verify(&answer, WEB, &new)?;
+    // During a rotation, proxies renew within the hour.
+    let until = answer.valid_until.context("no end")?.seconds;
+    let left = until - k8s_openapi::jiff::Timestamp::now().as_second();
+    ensure!((55 * 60..=60 * 60).contains(&left), "{left} s");
+    let events = mesh.rig.kubectl(&["get", "events.events.k8s.io", "-A", "-o=jsonpath={.items[*].reason}"]).await?;
+    ensure!(events.contains("IssuerHeld") && events.contains("IssuerUpdated"), "{events}");
+    Ok(())
+}
