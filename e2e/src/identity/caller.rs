@@ -3,16 +3,28 @@
 //! * In: the address of any identity server, requests. Out: the code of each answer, and the time until it arrived.
 //!   Always: as a proxy's, a call has no deadline, but the wait for all answers has one.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use hyper_util::rt::TokioIo;
 use linkerd2_proxy_api::identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient};
-use tokio::time::{Instant, timeout};
+use rustls::pki_types::ServerName;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, timeout},
+};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
 };
+use tower::service_fn;
+
+use super::MeshAuthority;
+use crate::tls::connector;
+
+/// The name in the service's own certificate.
+const SERVICE: &str = "linkerd-identity.linkerd.serviceaccount.identity.linkerd.cluster.local";
 
 /// The deadline of a connection, and of many calls that begin together.
 const CONNECT: Duration = Duration::from_secs(20);
@@ -40,6 +52,25 @@ impl CertifyCaller {
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(CONNECT).tcp_nodelay(true);
         let channel = endpoint.connect().await.with_context(|| format!("connecting to {address}"))?;
+        Ok(Self(IdentityClient::new(channel)))
+    }
+
+    /// Connects over TLS, as a proxy that trusts this root and has no certificate.
+    ///
+    /// # Errors
+    /// Fails if the server has no certificate of the root for the identity service.
+    pub async fn connect_over_tls(address: SocketAddr, root: &MeshAuthority) -> Result<Self> {
+        let connector = connector(&root.pem())?;
+        let connect = service_fn(move |_| {
+            let connector = connector.clone();
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                let name = ServerName::try_from(SERVICE).map_err(io::Error::other)?;
+                connector.connect(name, stream).await.map(TokioIo::new)
+            }
+        });
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(CONNECT);
+        let channel = endpoint.connect_with_connector(connect).await.with_context(|| format!("TLS with {address}"))?;
         Ok(Self(IdentityClient::new(channel)))
     }
 

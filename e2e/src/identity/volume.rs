@@ -91,6 +91,17 @@ impl MeshAuthority {
         Ok(Self(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?))
     }
 
+    /// A root that ended yesterday.
+    ///
+    /// # Errors
+    /// Fails if no key can be made.
+    pub fn expired_root(name: &str) -> Result<Self> {
+        let mut params = params(name);
+        let now = date_time_ymd(1970, 1, 1) + SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        params.not_after = now - 24 * HOUR;
+        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+    }
+
     pub fn signs(&self, name: &str) -> Result<Self> {
         Ok(Self(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?))
     }

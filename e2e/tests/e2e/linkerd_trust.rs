@@ -2,7 +2,9 @@
 
 mod accepted;
 mod crash;
+mod expired;
 mod held;
+mod helm;
 mod issuer;
 
 use std::{

@@ -47,6 +47,31 @@ async fn a_server_that_is_killed_during_a_swap_signs_with_the_issuer_of_the_file
     Ok(())
 }
 
+/// Situation 13: a proxy whose certificate has ended cannot ask a service behind a proxy any more, which would verify it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_whose_certificate_ended_while_the_service_was_away_gets_another_one_when_it_is_back() -> Result<()> {
+    let flags = "-identity-issuance-lifetime=1s -identity-clock-skew-allowance=1s";
+    let options = IdentityOptions { tls: true, flags, ..IdentityOptions::default() };
+    let mut rig = IdentityRig::start(options).await?;
+    let workload = CertifyWorkload::new("app", "web", "web-1")?;
+    let renewed = async |rig: &IdentityRig| {
+        let caller = CertifyCaller::connect_over_tls(rig.server.address, &rig.root).await?;
+        Ok(caller.call(workload.request(0)).await?)
+    };
+    let first = renewed(&rig).await?;
+    verify(&first, &workload.identity(), &rig.root)?;
+    rig.server.kill().await?;
+    eventually(SOON, "the certificate to end", async || {
+        let ended = verify(&first, &workload.identity(), &rig.root).is_err();
+        ensure!(ended, "it is valid");
+        Ok(())
+    })
+    .await?;
+    rig.server.start_again()?;
+    let second = eventually(SOON, "another certificate", async || renewed(&rig).await).await?;
+    verify(&second, &workload.identity(), &rig.root)
+}
+
 /// Each seventh pair is a certificate with the key of another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_thousand_swaps_the_issuer_of_the_files_signs_or_a_metric_says_why_not() -> Result<()> {
