@@ -64,7 +64,7 @@ pub use self::{
     observer::IdentityObserver,
     validity::{RenewWithin, SHORTEST_RENEW_WITHIN},
 };
-use crate::{cluster::Cluster, events::Events, retry::ReportRate, tasks::Tasks, trust::seen::LeafSettings};
+use crate::{cluster::Cluster, events::Events, retry::ReportRate, tasks::Tasks};
 
 /// The time for calls under way when the process stops.
 pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
@@ -146,17 +146,9 @@ pub fn spawn(
     };
     let lifetime = LeafLifetime::new(settings.issuance_lifetime, settings.clock_skew_allowance);
     let guard = deps.cluster.map(|cluster| {
-        let control_plane = &settings.controller_namespace;
-        let leaf_settings = LeafSettings {
-            trust_domain: settings.trust_domain.clone(),
-            lifetime: settings.issuance_lifetime,
-            clock_skew: settings.clock_skew_allowance,
-        };
-        {
-            let (cluster, namespace) = (cluster.clone(), control_plane.clone());
-            let source = move || cluster.read().linkerd_trusts.in_effect(&namespace).cloned();
-            TrustGuard::new(Box::new(source), control_plane, leaf_settings)
-        }
+        let (cluster, namespace) = (cluster.clone(), settings.controller_namespace.clone());
+        let source = move || cluster.read().linkerd_trusts.in_effect(&namespace).cloned();
+        TrustGuard::new(Box::new(source), &settings.controller_namespace, lifetime.settings(&settings.trust_domain))
     });
     let follower = IssuerFollower::new(source, domain.clone(), &followed, &metrics, events.clone()).guarded_by(guard);
     let access = access::warn_unless_permitted(deps.client.clone());

@@ -5,6 +5,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::trust::seen::LeafSettings;
+
 /// The lifetime that Linkerd takes instead of zero: a year.
 const LONGEST_DEFAULT: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// The allowance that Linkerd takes instead of zero.
@@ -68,6 +70,12 @@ impl LeafLifetime {
         let or = |duration: SignedDuration, default| if duration.is_zero() { default } else { duration };
         let (lifetime, clock_skew) = (or(lifetime, LONGEST_DEFAULT), or(clock_skew_allowance, DEFAULT_CLOCK_SKEW));
         Self { lifetime, clock_skew }
+    }
+
+    /// The same, with the trust domain.
+    pub(super) fn settings(&self, trust_domain: &str) -> LeafSettings {
+        let Self { lifetime, clock_skew } = *self;
+        LeafSettings { trust_domain: trust_domain.to_owned(), lifetime, clock_skew }
     }
 
     /// Returns the validity of a leaf that is issued now.

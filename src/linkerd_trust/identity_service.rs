@@ -170,7 +170,7 @@ impl IdentityReplica {
         let name = &pod.key.name;
         ensure!(
             pod.phase == PodPhase::Running && !pod.terminating,
-            "Pod {name} of the identity service is starting or ending"
+            "Pod {name} of the identity service is starting or ending. Delete it with --force if its node is gone"
         );
         let port = pod.ports.iter().find(|port| PORT_NAMES.contains(&&*port.name));
         let port = port.with_context(|| format!("Pod {name} of the identity service has no port ident-grpc"))?;

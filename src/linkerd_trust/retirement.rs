@@ -3,8 +3,8 @@
 //! In: a mesh whose issuer belongs to a declared root. Out: since when the identity service signs only certificates that
 //! need declared roots; then now, later, or the reason why not. Always holds: before a removal, each replica of the
 //! identity service has shown twice, with [`CONFIRMED_AFTER`] between, that its certificates need only declared roots, and
-//! in between each proxy was asked again; proxies that are not seen from here keep every root; at rest, the identity
-//! service is asked once a minute at most.
+//! in between each proxy was asked again; proxies that are not seen from here keep every root; only while connections are cut,
+//! one answer of each replica is enough; at rest, the identity service is asked once a minute at most.
 
 use std::{sync::Arc, time::Duration};
 

@@ -62,7 +62,7 @@ pub(super) struct LaterWrite {
     /// The time after which roots may be removed, or proxies are asked again.
     pub(super) due: Option<Duration>,
     pub(super) held: Option<HeldWrite>,
-    /// While an issuer is awaited that the operator writes: whether all proxies accept it.
+    /// While an issuer is awaited: whether all proxies accept it.
     pub(super) switch: Option<SwitchReadiness>,
 }
 

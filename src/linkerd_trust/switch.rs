@@ -106,7 +106,7 @@ impl SwitchGate {
         Self { client: client.clone(), last: Mutex::default() }
     }
 
-    /// Returns `None` if the operator would write no issuer. `is_held`: the writer of the issuer waits for this.
+    /// Returns `None` if no issuer is awaited. `is_held`: the writer of the issuer waits for this.
     pub(super) async fn readiness(
         &self,
         trust: &LinkerdTrust,
@@ -114,14 +114,13 @@ impl SwitchGate {
         seen: &SeenTrust,
         is_held: bool,
     ) -> Option<SwitchReadiness> {
-        let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
         let is_asked = match report.progress.phase {
             TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading => false,
             TrustPhase::AwaitingIssuer => true,
             // No proxy has shown yet what the issuer is, or its declaration was taken back before.
             _ => is_held,
         };
-        if !is_managed || !is_asked {
+        if seen.desired.is_none() || !is_asked {
             return None;
         }
         let within = SwitchReadiness::within_cluster(report, seen);

@@ -315,7 +315,7 @@ const IDENTITY: &[ReasonEntry] = &[
         "IssuerHeld",
         WARNING,
         "Not all proxies accept the new issuer, so the last issuer stays in use.",
-        "Do what status.nextStep of the LinkerdTrust says.",
+        "Do what status.nextStep of the LinkerdTrust says. If no operator updates that status, delete the LinkerdTrust: then nothing is held.",
     ),
     entry(
         "IssuerValidationFailed",

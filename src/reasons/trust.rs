@@ -108,7 +108,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
     },
     ConditionReasons {
         condition: "ReadyToSwitch",
-        question: "With spec.issuer.manage, in the phase AwaitingIssuer: do all proxies accept certificates of the next issuer?",
+        question: "In the phase AwaitingIssuer: do all proxies accept certificates of the next issuer?",
         reasons: &[
             fine("Synced", "True", "They do."),
             fine("OverBridge", "True", "They do, over the declared bridges: each accepts at least as much as before."),

@@ -98,7 +98,7 @@ fn cut(seen: &SeenTrust, roots: &MeshRoots<'_>, behind: &[BehindRow]) -> Option<
         return None;
     }
     let listed = |names: &[String]| and_more(names.iter().take(SHOWN), names.len(), ", ");
-    if !roots.missing.is_empty() {
+    if !roots.missing.is_empty() && !seen.is_issuer_written() {
         let missing: Vec<_> = roots.missing.iter().map(|root| named(root)).collect();
         return Some(RotationStep::only(format!("add {} to {}", listed(&missing), place(seen))));
     }

@@ -254,6 +254,11 @@ impl DeclaredRoots {
         self.bundle.roots().iter().filter(|root| !has(root)).collect()
     }
 
+    /// Whether this root is declared, by any certificate.
+    pub(crate) fn has_anchor(&self, root: &RootCertificate) -> bool {
+        self.bundle.roots().iter().any(|it| it.id == root.id)
+    }
+
     /// Whether exactly this certificate is declared.
     pub(crate) fn has(&self, root: &RootCertificate) -> bool {
         self.bundle.roots().iter().any(|it| it.sha256 == root.sha256)

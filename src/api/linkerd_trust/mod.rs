@@ -115,9 +115,9 @@ pub struct DistrustedAnchors {
     #[schemars(schema_with = "schema::certificates")]
     pub pem: String,
     /// Whether proxies stay connected meanwhile. Keep does the rotation in its order, and is the default: with a bridge each
-    /// workload restarts once, and otherwise twice. Cut writes the next issuer as soon as it is there, and then removes the trust
-    /// anchors from the bundle; each workload restarts once. Until all have, the proxies before and after their restart refuse
-    /// each other. It needs mode Enforce and issuer.manage Secret.
+    /// workload restarts once, and otherwise twice. Cut writes the next issuer as soon as it is there, and removes the trust
+    /// anchors from the bundle once the identity service signs with it; each workload restarts once. Until all have, the
+    /// proxies before and after their restart refuse each other. It needs mode Enforce and issuer.manage Secret.
     #[serde(default)]
     pub connections: DistrustConnections,
 }

@@ -19,7 +19,7 @@ pub struct LinkerdTrustStatus {
     /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
     /// trusts that of the issuer, or accepts its certificates over a bridge. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether the
     /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends within 30 days.
-    /// With spec.issuer.manage, ReadyToSwitch: present while the next issuer waits; whether all proxies accept the
+    /// ReadyToSwitch: present while the next issuer is awaited; whether all proxies accept the
     /// certificates of the next issuer. IssuerSynced: whether the issuer is the next one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
@@ -72,7 +72,7 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub distrusted_anchors: Vec<String>,
-    /// With spec.issuer.manage, while the condition ReadyToSwitch is True: the minute in which the operator found that last.
+    /// While the condition ReadyToSwitch is True: the minute in which the operator found that last.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub ready_to_switch_at: Option<Time>,

@@ -57,7 +57,8 @@ impl Stored for LinkerdTrust {
         NamespacedName::cluster_scoped(&self.name)
     }
 
-    /// Whether more than the resourceVersion and the part of the status that no other controller reads differs.
+    /// Whether more than the resourceVersion and the part of the status that no other controller waits for differs. The identity
+    /// service polls the rest.
     fn is_change(&self, known: &Self) -> bool {
         let read = |it: &Self| {
             let status = &it.status;

@@ -240,12 +240,17 @@ impl GuardedIssuer {
     /// A LinkerdTrust declares this root. Its status has this phase, and is about a bundle with these roots.
     fn declares(&self, root: &TestCa, manage: &str, phase: &str, bundle: &[&TestCa]) {
         let sha256 = |text: &[u8]| crate::text::sha256(text);
+        let ready = json!({"type": "ReadyToSwitch", "status": "True", "reason": "Synced", "message": "", "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let is_ready = phase == "AwaitingIssuer";
         let object = json!({
             "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust",
             "metadata": {"name": "mesh", "uid": "1", "generation": 1},
             "spec": {"anchors": {"pem": root.pem}, "mode": "Enforce", "issuer": {"manage": manage}},
             "status": {"observedGeneration": 1, "phase": phase, "trustRootsSHA256": sha256(testing::pem_of(bundle).as_bytes()),
-                "sufficientAnchors": [sha256(&testing::der(&root.pem))]},
+                "sufficientAnchors": [sha256(&testing::der(&root.pem))],
+                "conditions": if is_ready { vec![ready] } else { Vec::new() },
+                "readyToSwitchAt": is_ready.then(|| self.now().to_string())},
         });
         let trust = LinkerdTrust::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
         *self.trust.lock() = Some(Arc::new(trust));
@@ -293,13 +298,22 @@ fn an_issuer_is_held_until_the_status_says_that_all_proxies_accept_it_and_then_u
     );
     let problem = guarded.followed.problem();
     assert!(problem.starts_with(&format!("the last issuer of certificates stays in use: {held}")), "{problem}");
-    assert!(guarded.followed.reasons().iter().all(|reason| *reason == Reason::IssuerHeld));
+    let mut reasons = guarded.followed.reasons();
+    reasons.dedup();
+    assert_eq!(reasons, [Reason::IssuerHeld]);
     let metrics = guarded.held_metrics();
     assert!(metrics.contains(&"held 1".to_owned()) && metrics.contains(&"held_expires 0".to_owned()), "{metrics:?}");
     guarded.declares(&new, "None", "AwaitingIssuer", &[&old]);
     assert!(guarded.uses(&first, 1), "the status is about another bundle");
     guarded.declares(&old, "None", "AwaitingIssuer", both);
     assert!(guarded.uses(&first, 1), "proxies need another root");
+    guarded.declares(&new, "None", "AwaitingIssuer", both);
+    let trust = guarded.trust.lock().clone().unwrap();
+    let mut status = (*trust.status).clone();
+    status.conditions[0].status = "False".to_owned();
+    status.conditions[0].message = "the control plane read the bundle before it was changed".to_owned();
+    *guarded.trust.lock() = Some(Arc::new(LinkerdTrust { status: Arc::new(status), ..(*trust).clone() }));
+    assert!(guarded.uses(&first, 1), "the control plane did not restart");
     guarded.followed.reasons();
     guarded.declares(&new, "None", "AwaitingIssuer", both);
     assert!(guarded.uses(&second, 0));
@@ -376,7 +390,7 @@ fn an_issuer_of_a_root_that_all_proxies_trust_is_not_held_also_if_it_is_not_decl
     let (old, new) = (TestCa::root("old"), TestCa::root("new"));
     let both: &[&TestCa] = &[&old, &new];
     let (second, first) = (new.signs("second", |_| {}), old.signs("first", |_| {}));
-    for (trusted_by, is_used) in [(7, false), (8, true)] {
+    for (trusted_by, is_used) in [(8, false), (9, true)] {
         let mut guarded = GuardedIssuer::start(&[&second], both);
         guarded.declares(&new, "None", "Spreading", both);
         let trust = guarded.trust.lock().clone().unwrap();

@@ -68,8 +68,8 @@ impl IssuerJudge<'_> {
         let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
         match declared.manages_issuer {
             true => self.is_ready()?,
-            // Also the way back, to an issuer of a root that is not declared.
-            false if self.all_trust_one_of(&hashes) => return Ok(()),
+            // The way back, to an issuer of a root that is not declared.
+            false if self.all_trust_another(&hashes) => return Ok(()),
             false => self.may_be_written(sent)?,
         }
         let is_enough = !status.sufficient_anchors.is_empty();
@@ -81,12 +81,18 @@ impl IssuerJudge<'_> {
         }
     }
 
-    /// Whether each proxy that shows its roots trusts the same one of these, by the status.
-    fn all_trust_one_of(&self, hashes: &BTreeSet<String>) -> bool {
-        let status = self.basis.status;
+    /// Whether each proxy that shows its roots trusts the same one of these, by the status, and it is neither declared nor
+    /// distrusted.
+    fn all_trust_another(&self, hashes: &BTreeSet<String>) -> bool {
+        let (status, declared) = (self.basis.status, self.basis.declared);
         let Some(proxies) = &status.proxies else { return false };
-        let waited_for = proxies.total - proxies.from_config_map - proxies.cut_off - proxies.accepted;
-        status.anchors.iter().any(|anchor| anchor.trusted_by >= waited_for && hashes.contains(&anchor.sha256))
+        let shown = proxies.total.saturating_sub(proxies.from_config_map).saturating_sub(proxies.cut_off);
+        let is_other = |sha256: &str| {
+            let root = self.known.iter().find(|root| hex(root.sha256) == sha256);
+            root.is_some_and(|root| !declared.has_anchor(root) && !declared.distrusted.mean(root))
+        };
+        let mut trusted = status.anchors.iter().filter(|anchor| anchor.trusted_by >= shown);
+        trusted.any(|anchor| hashes.contains(&anchor.sha256) && is_other(&anchor.sha256))
     }
 
     /// Verifies that people may write this issuer, by the phase.
@@ -98,6 +104,7 @@ impl IssuerJudge<'_> {
             ));
         }
         match self.basis.status.phase.unwrap_or(TrustPhase::Unknown) {
+            TrustPhase::AwaitingIssuer => self.is_ready(),
             phase @ (TrustPhase::Unknown | TrustPhase::Adding | TrustPhase::Spreading) => Err(format!(
                 "not all proxies accept its certificates yet: LinkerdTrust {} is in the phase {}. Do what status.nextStep says, or \
                  put the previous issuer back",
@@ -108,7 +115,7 @@ impl IssuerJudge<'_> {
         }
     }
 
-    /// Verifies that the operator may write the next issuer.
+    /// Verifies that the next issuer may be written, by the condition ReadyToSwitch.
     fn is_ready(&self) -> Result<(), String> {
         let status = self.basis.status;
         // A status of an operator that has ended says nothing about later Pods.

@@ -4,8 +4,8 @@
 //! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
 //! declared root, and the bundle has all declared ones, or it is the present issuer renewed; each proxy that accepts
 //! certificates of the present issuer accepts those of the one to write, as long as it would accept those of the present
-//! one, or the status says of this bundle that all proxies will, or connections may be cut from a distrusted root; a bridge is kept until it ends; a Secret that cert-manager
-//! writes is not written.
+//! one, or the status says of this bundle that all proxies will; only while connections are cut from a distrusted root, the
+//! root of the issuer in the bundle is enough; a bridge is kept until it ends; a Secret that cert-manager writes is not written.
 
 pub(crate) mod acceptance;
 #[cfg(test)]

@@ -63,6 +63,8 @@ async fn upgraded(version: &str) -> Result<()> {
         "helm3" => {
             ensure!(upgraded.code == Some(0), "{}", upgraded.stderr);
             bundle_becomes(&mesh.rig, both).await?;
+            let written = mesh.manager.metric("linkerd_operator_trust_bundle_writes_total", &[("result", "ok")]).await;
+            ensure!(written == Some(2.0), "Helm has removed the root once: {written:?}");
         }
         _ => {
             ensure!(upgraded.code != Some(0) && upgraded.stderr.contains(".data.ca-bundle.crt"), "{}", upgraded.stderr);
