@@ -2,7 +2,8 @@
 //!
 //! In: the LinkerdTrust in effect, as the cluster state has it. Out: why a new issuer is held, and whether proxies should renew
 //! their certificates soon. Always holds: nothing is held without a LinkerdTrust that declares trust anchors, or if the operator
-//! writes the issuer, which waits for the same condition; what the present issuer's proxies accept is not held, whatever the status says.
+//! writes the issuer, which waits for the same condition; a renewal that each proxy accepts as the present one is not held,
+//! whatever the status says.
 
 use std::sync::Arc;
 
