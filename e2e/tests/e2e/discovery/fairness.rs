@@ -12,7 +12,7 @@ use e2e::{
     load::{self, Method, StreamRequest},
     mesh::SOON,
 };
-use futures::future::try_join_all;
+use futures::future::{try_join, try_join_all};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -75,14 +75,16 @@ async fn connections_without_a_stream_leave_their_places_to_clients_that_wait() 
     let with_stream = connect(&crowd).await?;
     let mut stream = with_stream.get(&path).await?;
     stream.next().await?;
-    let idle = try_join_all((0..2).map(|_| connect(&crowd))).await?;
+    let mut idle = try_join_all((0..2).map(|_| connect(&crowd))).await?;
     for metric in ["linkerd_operator_discovery_connections", "linkerd_operator_discovery_max_connections"] {
         crowd.manager.counts(metric, &[], 3.0).await?;
     }
-    timeout(SOON, crowd.shows("small", 0..1)).await.context("a client that has a request")??;
+    // One client for each idle connection: while none waits, the others may stay.
+    let waiting = || async { timeout(SOON, crowd.shows("small", 0..1)).await.context("a client that has a request")? };
+    let _streams = try_join(waiting(), waiting()).await?;
+    try_join_all(idle.iter_mut().map(|client| client.closed(SOON))).await?;
     crowd.manager.counts(ENDED, &[("reason", "idle")], 2.0).await?;
     ensure!(with_stream.is_open(), "the connection with a stream was closed");
-    drop(idle);
     Ok(())
 }
 
