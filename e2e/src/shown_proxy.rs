@@ -3,7 +3,11 @@
 //! * In: the chain of an issuer, the root that clients must have. Out: an address of the host. Always: it refuses clients
 //!   without a certificate, but only after it has presented its own.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use rustls::{
@@ -48,8 +52,22 @@ impl ShownProxy {
     /// # Errors
     /// Fails if no port is free, or the chain is empty.
     pub async fn start(identity: &str, chain: &[&MeshAuthority], root: &MeshAuthority, age: Duration) -> Result<Self> {
+        Self::start_at(Ipv4Addr::LOCALHOST.into(), identity, chain, root, age).await
+    }
+
+    /// The same, at an address of the host.
+    ///
+    /// # Errors
+    /// As for [`ShownProxy::start`].
+    pub async fn start_at(
+        host: IpAddr,
+        identity: &str,
+        chain: &[&MeshAuthority],
+        root: &MeshAuthority,
+        age: Duration,
+    ) -> Result<Self> {
         let (config, current) = watch::channel(config(identity, chain, root, age)?);
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind((host, 0)).await?;
         let address = listener.local_addr()?;
         let server = tokio::spawn(async move {
             let mut connections = JoinSet::new();
@@ -74,6 +92,15 @@ impl ShownProxy {
         json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "default", "labels": {"linkerd.io/control-plane-ns": "linkerd"}},
             "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy", "env": env}]}})
+    }
+
+    /// An ExternalWorkload in the namespace `default`, of which this is the proxy.
+    pub fn external_workload(&self, name: &str) -> Value {
+        json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"meshTLS": {"identity": self.identity, "serverName": format!("{name}.cluster.local")},
+                "workloadIPs": [{"ip": self.address.ip()}],
+                "ports": [{"name": "linkerd-proxy", "port": self.address.port()}]}})
     }
 
     /// Renews the certificate, from this chain.

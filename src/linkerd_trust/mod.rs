@@ -13,6 +13,7 @@
 mod bundle_writer;
 mod collector;
 mod events;
+mod external_proxies;
 mod identity_service;
 mod leaves;
 mod observer;

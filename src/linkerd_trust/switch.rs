@@ -150,7 +150,7 @@ impl SwitchGate {
             return SwitchReadiness { retry: Some(left), ..last.readiness.clone() };
         }
         let wait = RotationWait { step: AcceptedStep::Issuer, anchors: anchor.clone().into_iter().collect() };
-        let asked = unseen_proxies::check(&self.client, seen.desired.as_ref(), trust.generation, &wait).await;
+        let asked = unseen_proxies::check(&self.client, seen.desired.as_ref(), trust.generation, &wait, None).await;
         let found = match asked {
             Ok(()) => SwitchReadiness::ready(TrustReason::Synced, "all proxies accept certificates of the next issuer"),
             Err(Unseen { why, commands }) => {

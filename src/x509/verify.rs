@@ -68,6 +68,11 @@ impl TestedLeaf<'_> {
         for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
             leaf.verify_for_usage(algorithms, roots, self.chain, now, usage, None, None)?;
         }
+        if self.name.contains("://") {
+            // The identity of a machine, by SPIFFE.
+            let has_name = leaf.valid_uri_names().any(|name| name == self.name);
+            return if has_name { Ok(()) } else { Err(webpki::Error::UnsupportedNameType) };
+        }
         let name = ServerName::try_from(self.name).map_err(|_| webpki::Error::MalformedDnsIdentifier)?;
         leaf.verify_is_valid_for_subject_name(&name)
     }
@@ -105,6 +110,7 @@ pub(crate) fn sentence(error: &webpki::Error) -> String {
         Error::MaximumSignatureChecksExceeded => {
             "its chain is too long, or too many trust anchors have the name of its root"
         }
+        Error::UnsupportedNameType => "it is not a certificate for this identity",
         Error::MalformedDnsIdentifier => "identities of the trust domain are longer than a DNS name can be",
         other => return format!("{other:?}"),
     };

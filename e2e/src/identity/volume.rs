@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
-    PublicKeyData, date_time_ymd,
+    PublicKeyData, SanType, date_time_ymd,
 };
 use sha2::{Digest, Sha256};
 
@@ -117,7 +117,11 @@ impl MeshAuthority {
     /// # Errors
     /// Fails if the name is not a DNS name.
     pub fn signs_leaf(&self, identity: &str, age: Duration) -> Result<(Vec<u8>, Vec<u8>)> {
-        let (key, mut params) = (KeyPair::generate()?, CertificateParams::new(vec![identity.to_owned()])?);
+        let (key, mut params) = (KeyPair::generate()?, CertificateParams::default());
+        params.subject_alt_names = vec![match identity.contains("://") {
+            true => SanType::URI(identity.try_into()?),
+            false => SanType::DnsName(identity.try_into()?),
+        }];
         params.distinguished_name = DistinguishedName::new();
         let now = date_time_ymd(1970, 1, 1) + SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         (params.not_before, params.not_after) = (now - age, now - age + 36 * HOUR);

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     Job, Manager, ManagerOptions, Rig, eventually, holds,
     identity::{AUDIENCE, IdentityOptions, IdentityProcess, MeshAuthority},
+    injector::machine_address,
     shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
     shown_proxy::{IDENTITY, LATE, ShownProxy, runs},
 };
@@ -26,6 +27,8 @@ use serde_json::{Value, json};
 
 /// A proxy is asked again a minute after it did not renew.
 const RENEWED: Duration = Duration::from_secs(90);
+/// The identity of a machine, by SPIFFE.
+const MACHINE: &str = "spiffe://root.linkerd.cluster.local/vm";
 const CLUSTER_ROLES: [&str; 3] =
     ["linkerd-operator-linkerd-config", "linkerd-operator-rollout", "linkerd-operator-events"];
 const SOON: Duration = Duration::from_secs(60);
@@ -377,8 +380,14 @@ async fn roots_that_are_not_declared_leave_the_bundle_once_each_identity_replica
     let held = ["BundleSynced=False/RemovalHeld", "LeavesRenewed=True/Synced", "Ready=False/RotationInProgress"];
     let status = mesh.reaches(SOON, "Retiring", &held).await?;
     ensure!(next_step(&status).contains("Once no certificate there needs them, run the command"), "{status:#}");
-    mesh.expect_event("TrustAnchorNotRemoved", "Service default/shop is for other clusters").await?;
+    mesh.expect_event("TrustAnchorNotRemoved", "Namespace default has Services for other clusters").await?;
+    let vm = ShownProxy::start_at(machine_address()?, MACHINE, &[&mesh.old.signs("spire")?], &mesh.old, LATE).await?;
+    mesh.rig.apply(&[vm.external_workload("vm")]).await?;
     mesh.rig.shell(status["commands"][0].as_str().context("no command")?).await?;
+    let at =
+        format!("ExternalWorkload default/vm is a proxy outside of the cluster whose certificate at {}", vm.address);
+    mesh.expect_problem(&at).await?;
+    vm.renew(&[&new.signs("spire")?], &mesh.old)?;
 
     // A replica was not restarted, and has not accepted the issuer of the new root.
     let _first = mesh.put_identity("linkerd-identity-1", &[&issuer, &bridge], &[&mesh.old, &new]).await?;

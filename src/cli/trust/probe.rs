@@ -49,6 +49,10 @@ pub struct ProbeArgs {
     #[arg(long, value_name = "NAME")]
     pub identity: Option<String>,
 
+    /// Server name of the handshake, which a proxy outside of the cluster needs; if absent, the identity
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Option<String>,
+
     /// Namespace of Linkerd's control plane
     #[arg(long, short, value_name = "NAME", default_value = "linkerd")]
     pub namespace: String,
@@ -88,7 +92,9 @@ pub(super) async fn probe(args: &ProbeArgs) -> Result<ExitCode> {
             (Box::new(stream) as Box<dyn ByteStream>, identity)
         }
     };
-    let chain = timeout(DEADLINE, presented(stream, &identity)).await.context("the proxy did not answer in time")??;
+    let server_name = args.server_name.as_deref().unwrap_or(&identity);
+    let chain =
+        timeout(DEADLINE, presented(stream, server_name)).await.context("the proxy did not answer in time")??;
     let bundle = Api::<ConfigMap>::namespaced(client, &args.namespace).get(TRUST_ROOTS).await;
     let bundle = bundle.with_context(|| format!("cannot read ConfigMap {TRUST_ROOTS}"))?;
     let bundle = bundle.data.and_then(|mut data| data.remove(TRUST_ROOTS_KEY)).unwrap_or_default();

@@ -8,8 +8,8 @@ use std::{
 use super::{owner::Owner, port_ranges::PortRanges};
 use crate::{
     api::{
-        self, ExternalWorkloadPort, NamespacedName, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL, carries_tcp,
-        endpoint_slice::Family,
+        self, ExternalWorkloadPort, NamespacedName, OPAQUE_PORTS_ANNOTATION, PROXY_NAME, WorkloadIp, ZONE_LABEL,
+        carries_tcp, endpoint_slice::Family,
     },
     cluster::{
         Problems, Projected,
@@ -24,6 +24,9 @@ use crate::{
 /// The number of ports up to which a change affects only clients of these ports. A workload may declare fifty thousand
 /// ports, and its changes are processed under the lock of the state.
 const FEW_PORTS: usize = 64;
+
+/// The inbound port of a proxy that declares none.
+const INBOUND_PORT: u16 = 4143;
 
 /// An ExternalWorkload, reduced to the fields that endpoints and clients depend on. Probe times, other conditions and
 /// most annotations are left out, so that their changes cause no work.
@@ -84,6 +87,13 @@ impl ExternalWorkload {
     /// The ports that proxies can forward to.
     pub fn tcp_ports(&self) -> impl Iterator<Item = &WorkloadPort> {
         tcp(&self.all_ports)
+    }
+
+    /// The port at which its proxy accepts connections of other proxies: a declared port with the name of the proxy, else
+    /// Linkerd's default. `None` if the declared one is no port.
+    pub fn inbound_port(&self) -> Option<u16> {
+        let declared = self.tcp_ports().find(|port| port.name == PROXY_NAME);
+        declared.map_or(Some(INBOUND_PORT), |port| u16::try_from(port.number).ok())
     }
 
     fn has_port(&self, port: u16) -> bool {

@@ -13,7 +13,7 @@ use strum::IntoStaticStr;
 
 use super::target::{EndpointTarget, PodTarget, WorkloadTarget};
 use crate::{
-    api::{POD_TEMPLATE_HASH_LABEL, PROXY_NAME},
+    api::POD_TEMPLATE_HASH_LABEL,
     cluster::kinds::endpoint_slice::ready::Mirror,
     destination::settings::{DestinationSettings, TransportMode},
     proto::{
@@ -29,8 +29,6 @@ use crate::{
 const WEIGHT: u32 = 10_000;
 /// The weight of an endpoint in the client's zone, with `--ext-endpoint-zone-weights`.
 const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
-/// The inbound port of an ExternalWorkload's proxy, unless the workload declares another port.
-const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
 /// The properties that an endpoint has from its slice, besides its address.
 #[derive(Clone, Copy, Debug, Default)]
@@ -219,8 +217,6 @@ fn of_workload(
 ) -> WeightedAddr {
     let workload = &target.workload;
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
-    let inbound = workload.tcp_ports().find(|port| port.name == PROXY_NAME);
-    let inbound = inbound.map_or(Some(WORKLOAD_INBOUND_PORT), |port| u16::try_from(port.number).ok());
     let mut labels = BTreeMap::from([("external_workload".to_owned(), workload.key.name.to_string())]);
     if let Some(owner) = &workload.mesh.owner {
         labels.insert(owner.kind.to_lowercase(), owner.name.to_string());
@@ -232,7 +228,8 @@ fn of_workload(
         protocol_hint: Some(ProtocolHint {
             protocol: protocol(opaque, true),
             // Proxies ignore 65535.
-            opaque_transport: inbound
+            opaque_transport: workload
+                .inbound_port()
                 .filter(|inbound| transport && *inbound < u16::MAX)
                 .map(|inbound| OpaqueTransport { inbound_port: inbound.into() }),
         }),

@@ -253,7 +253,7 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
         "metadata": {"name": "shop", "namespace": "default", "labels": {"mirror.linkerd.io/exported": "true"}},
         "spec": {"ports": [{"port": 80}]}});
     mesh.mesh.rig.apply(&[exported]).await?;
-    mesh.reports(INJECTED, "IssuerHeld", "Service default/shop is for other clusters").await?;
+    mesh.reports(INJECTED, "IssuerHeld", "Namespace default has Services for other clusters").await?;
     mesh.present_is(&[&mesh.old_issuer]).await?;
     mesh.accept_unseen().await?;
     eventually(INJECTED, "the issuer to be written", async || mesh.present_is(&[&mesh.new_issuer]).await).await?;
