@@ -40,7 +40,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use parking_lot::Mutex;
 use prometheus::Registry;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -64,10 +64,18 @@ pub use self::{
     observer::IdentityObserver,
     validity::{RenewWithin, SHORTEST_RENEW_WITHIN},
 };
-use crate::{cluster::Cluster, events::Events, retry::ReportRate, tasks::Tasks};
+use crate::{
+    cluster::{Cluster, Kind},
+    events::Events,
+    retry::ReportRate,
+    tasks::Tasks,
+};
 
 /// The time for calls under way when the process stops.
 pub const DRAIN_TIME: Duration = server::DRAIN_TIME;
+
+/// How long the first issuer waits for the list of LinkerdTrusts. Without it, proxies need certificates all the same.
+const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the service needs of the process.
 pub struct IdentityDeps<'a> {
@@ -153,7 +161,14 @@ pub fn spawn(
     let follower = IssuerFollower::new(source, domain.clone(), &followed, &metrics, events.clone()).guarded_by(guard);
     let access = access::warn_unless_permitted(deps.client.clone());
     // It has a handle to the queue of Events, which ends when the last one is dropped.
-    let follow = async { _ = tokio::join!(follower.follow(), access) };
+    let cluster = deps.cluster.cloned();
+    let follow = async {
+        // Whether proxies refuse the first issuer is said by the LinkerdTrust.
+        if let Some(cluster) = cluster {
+            _ = timeout(LISTED_WITHIN, cluster.known(&[Kind::LinkerdTrust])).await;
+        }
+        _ = tokio::join!(follower.follow(), access);
+    };
     let stopped = stop.clone();
     servers.spawn("identity-issuer", async move { _ = stopped.run_until_cancelled(follow).await });
     let reviewer = Reviewer::new(deps.client, settings.max_token_reviews, settings.allow_api_audience, &metrics);

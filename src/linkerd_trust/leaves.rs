@@ -234,7 +234,8 @@ impl LeafBook {
         };
         let is_news = match (&known, before) {
             (Some(known), Some(LeafEntry { known: Some(before), is_stale: false, .. })) => {
-                !Arc::ptr_eq(&before.chain, &known.chain)
+                // What has ended was counted as not observed.
+                !Arc::ptr_eq(&before.chain, &known.chain) || before.not_after <= now
             }
             (None, Some(before)) => before.known.is_some() || before.is_stale,
             _ => true,
@@ -372,6 +373,8 @@ mod tests {
         book.note(&uid(1), Some(short), book.change(), now());
         let after = |seconds: i64| now() + SignedDuration::from_secs(seconds);
         assert_eq!([79, 80].map(|seconds| book.due(&running(), 0, 9, after(seconds)).len()), [0, 1]);
+        assert!(!book.note(&uid(1), Some(leaf(&ca, now(), 1)), book.change(), after(99)), "it is the same chain");
+        assert!(book.note(&uid(1), Some(leaf(&ca, now(), 2)), book.change(), after(3601)), "the one before has ended");
         book.note(&uid(1), None, book.change(), later(24 * 60 - 1));
         // At the latest after a day.
         assert_eq!(numbers(&book.due(&running(), 0, 9, later(24 * 60 + 1))), [1, 2]);

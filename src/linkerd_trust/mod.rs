@@ -55,7 +55,7 @@ use crate::{
     retry::backoff,
     tasks::Tasks,
     text::{hex, sha256},
-    trust::{SeenTrust, TrustReport, declared::declared_roots, report::TrustVerdict, seen::DeclaredRoots},
+    trust::{SeenTrust, TrustReport, declared::declared_roots, problems::TrustVerdict, seen::DeclaredRoots},
     write::WriteError,
 };
 
@@ -293,8 +293,10 @@ impl LinkerdTrustReconciler {
         let parts = SeenParts::read(&self.gate.cluster, &self.control_plane, &self.settings).await;
         let (bundle, trust_domain) = (parts.bundle_digest(), parts.trust_domain());
         let signing_since = self.retirement.signing_since(&Declaration::of(trust));
-        let issuer_condition = trust.status.issuer_condition(Some(trust.generation)).cloned();
-        let seen = parts.seen(desired, leaves, signing_since, issuer_condition, now);
+        let generation = Some(trust.generation);
+        let issuer_condition = trust.status.issuer_condition(generation).cloned();
+        let said = (issuer_condition, trust.status.is_writer_silent(generation));
+        let seen = parts.seen(desired, leaves, signing_since, said, now);
         // Tenants can make it verify many signatures.
         let (report, seen) = match tokio::task::spawn_blocking(move || (TrustReport::new(&seen), seen)).await {
             Ok(made) => made,

@@ -148,7 +148,7 @@ impl SeenParts {
         desired: Option<DeclaredRoots>,
         leaves: SeenLeaves,
         signing_since: Option<Timestamp>,
-        issuer_condition: Option<Condition>,
+        (issuer_condition, is_writer_silent): (Option<Condition>, bool),
         now: Timestamp,
     ) -> SeenTrust {
         let Self { namespace, bundle, settings, proxies, linked_clusters } = self;
@@ -162,6 +162,8 @@ impl SeenParts {
             signing_since,
             held: None,
             issuer_condition,
+            is_writer_silent,
+            is_guarded: false,
             proxies,
             renewed_root: None,
             settings,

@@ -23,7 +23,8 @@ use crate::{
     text::{and_more, truncated},
     trust::{
         RotationStep, TrustReport,
-        report::{ProxyTotals, RootRow, TrustVerdict},
+        problems::TrustVerdict,
+        report::{ProxyTotals, RootRow},
         rotation::RotationProgress,
         words::{proxies as counted_proxies, proxies_trust},
     },
@@ -190,6 +191,7 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
             })
             .collect(),
         trust_roots_sha256: report.bundle_sha256.clone(),
+        trust_roots_written: report.bundle_written.map(Time),
         sufficient_anchors: report.sufficient.clone(),
         required_anchors: report.required.clone(),
         distrusted_anchors: report.distrusted.clone(),
@@ -217,7 +219,18 @@ fn observed(report: &TrustReport, later: &LaterWrite) -> LinkerdTrustStatus {
 }
 
 fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesStatus {
-    let ProxyTotals { total, current, behind, refusing, from_config_map, cut_off, accepted, exposed, .. } = *totals;
+    let ProxyTotals {
+        total,
+        current,
+        behind,
+        refusing,
+        from_config_map,
+        cut_off,
+        accepted,
+        exposed,
+        before_bundle,
+        ..
+    } = *totals;
     TrustProxiesStatus {
         summary: format!("{}/{}", progress.trusting, total.saturating_sub(from_config_map)),
         total: number(total),
@@ -228,6 +241,7 @@ fn proxies(totals: &ProxyTotals, progress: &RotationProgress) -> TrustProxiesSta
         accepted: number(accepted),
         exposed: number(exposed),
         from_config_map: number(from_config_map),
+        before_bundle: number(before_bundle),
         unobserved: number(progress.unobserved),
     }
 }

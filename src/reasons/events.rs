@@ -314,8 +314,8 @@ const IDENTITY: &[ReasonEntry] = &[
     entry(
         "IssuerHeld",
         WARNING,
-        "Not all proxies accept the new issuer, so the last issuer stays in use.",
-        "Do what status.nextStep of the LinkerdTrust says. If no operator updates that status, delete the LinkerdTrust: then nothing is held.",
+        "Not all proxies accept the new issuer, so the last issuer stays in use. A replica that has started since issues nothing.",
+        "Restart no replica of the identity service. Do what status.nextStep of the LinkerdTrust says, or put the previous issuer back. If no operator updates that status, delete the LinkerdTrust: then the new issuer is used.",
     ),
     entry(
         "IssuerValidationFailed",

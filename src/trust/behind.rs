@@ -179,7 +179,7 @@ mod tests {
         trust::{
             TrustReport,
             accepted::AcceptedWorkloads,
-            report::TrustVerdict,
+            problems::TrustVerdict,
             testing::{Mesh, Pki, declaring, declaring_bridged, presenting, root_of, workload},
         },
         x509::{

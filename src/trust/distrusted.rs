@@ -55,7 +55,7 @@ mod tests {
             behind::{BehindRow, BehindState},
             bundle_change::cut,
             declared::declared_roots,
-            report::TrustVerdict,
+            problems::TrustVerdict,
             testing::{Mesh, Pki, at, declaring, declaring_bridged, presenting, reports, workload},
         },
         x509::testing::{DAY, TestCa, der, now, pem_of, valid},
@@ -290,6 +290,8 @@ mod tests {
 
         let cut = written(mesh(&[&pki.new], old, Cut)).report();
         assert!(cut.sufficient.contains(&hash(&pki.new)), "{cut:#?}");
+        reports(&cut, TrustVerdict::Warning, "refuse each other until each workload has restarted");
+        assert_eq!(cut.verdict, TrustVerdict::Warning, "nothing is to be put back: {cut:#?}");
         assert_eq!((cut.distrusted, rows_of(&cut.behind)), (vec![hash(&pki.old)], vec!["web".to_owned()]));
         assert_eq!(cut.next_step.commands, ["kubectl -n app rollout restart deployment/web"]);
         let half: &[(&[&TestCa], usize)] = &[(&[&pki.new_issuer], 4), (&[&pki.old_issuer], 4)];

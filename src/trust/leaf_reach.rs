@@ -32,6 +32,8 @@ struct LeafGroup<'a> {
     /// The roots that their certificates reach.
     reached: BTreeSet<Fingerprint>,
     presented: &'a PresentedChain,
+    /// Whether a root of the bundle, or a declared one, is among these.
+    is_of_bundle: bool,
     /// Whether only distrusted roots verify them, so that their times, and their number, may be forged.
     is_doubtful: bool,
 }
@@ -53,7 +55,12 @@ impl<'a> LeafReach<'a> {
             let reaches = |root: &&&RootCertificate| leaf.as_ref().is_some_and(|leaf| leaf.reaches(root));
             tested.filter(reaches).map(|root| root.id).collect()
         };
-        let group = |presented| LeafGroup { reached: reached(presented), presented, is_doubtful: false };
+        let declared = seen.desired.iter().flat_map(|declared| declared.bundle.roots());
+        let known: BTreeSet<_> = of_bundle.iter().copied().chain(declared).map(|root| root.id).collect();
+        let group = |presented| {
+            let reached = reached(presented);
+            LeafGroup { is_of_bundle: !reached.is_disjoint(&known), reached, presented, is_doubtful: false }
+        };
         let all = leaves.chains.iter().map(group);
         let (groups, refused): (Vec<_>, Vec<_>) = all.partition(|group| !group.reached.is_disjoint(of_mesh));
         let unaccepted = refused.into_iter().map(|group| group.presented.proxies).sum();
@@ -95,12 +102,15 @@ impl<'a> LeafReach<'a> {
     }
 
     /// Returns the issuer of the newest certificate, with the chain that most of its proxies send: each can send any other
-    /// certificates beside its own. A doubtful one may have any time, so it does not count if there are few, or if the operator
+    /// certificates beside its own. Tenants may have certificates of a root of their own, which counts only if no proxy has one of
+    /// a root of the bundle, or of a declared one. A doubtful one may have any time, so it does not count if there are few, or if the operator
     /// has written the issuer, as long as there are others.
     pub(super) fn issuer(&self, is_written: bool) -> Result<SeenIssuer, NotSeen> {
         let has_others = self.groups.iter().any(|group| !group.is_doubtful);
         let without_doubtful = has_others && (is_written || self.has_few_doubtful());
-        let counts = |group: &&LeafGroup<'_>| !(group.is_doubtful && without_doubtful);
+        let has_known = self.groups.iter().any(|group| group.is_of_bundle);
+        let counts =
+            |group: &&LeafGroup<'_>| !(group.is_doubtful && without_doubtful) && (group.is_of_bundle || !has_known);
         let all = || self.groups.iter().filter(counts).map(|group| group.presented);
         let key = |presented: &PresentedChain| presented.chain.first().map(|own| own.key_info.clone());
         let newest = all().max_by_key(|presented| presented.newest).map(key);

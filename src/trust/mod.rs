@@ -15,11 +15,10 @@ mod leaf_reach;
 mod next_step;
 pub(crate) mod obstacle;
 pub mod plan;
+pub mod problems;
 pub mod report;
 mod roots;
 pub mod rotation;
-#[cfg(test)]
-mod rotation_tests;
 pub mod seen;
 pub(crate) mod signers;
 mod sufficient;
@@ -27,8 +26,6 @@ mod sufficient;
 mod testing;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod walk_tests;
 pub mod words;
 
 pub use self::{next_step::RotationStep, plan::TrustPlan, report::TrustReport, seen::SeenTrust};

@@ -269,8 +269,13 @@ fn awaited_by_operator(seen: &SeenTrust, issuer: &str) -> String {
         Some(condition) => condition.message.clone(),
         None => format!(
             "write an issuer of {issuer} into the Secret {NEXT_ISSUER}. The operator makes it the issuer of the mesh, with the \
-             declared bridges, once all proxies accept its certificates. The Deployment linkerd-operator-issuer says in the \
-             condition IssuerSynced what it waits for"
+             declared bridges, once all proxies accept its certificates. {}",
+            match seen.is_writer_silent {
+                true => "The Deployment linkerd-operator-issuer has said nothing about this spec: see that it runs",
+                false => {
+                    "The Deployment linkerd-operator-issuer says in the condition IssuerSynced what it waits for"
+                }
+            }
         ),
     }
 }

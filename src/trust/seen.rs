@@ -53,6 +53,10 @@ pub struct SeenTrust {
     pub held: Option<String>,
     /// What the process that writes the issuer says, by the same status.
     pub issuer_condition: Option<Condition>,
+    /// Whether that process has said nothing about the present spec.
+    pub is_writer_silent: bool,
+    /// Whether the identity service holds an issuer that proxies refuse.
+    pub is_guarded: bool,
     pub proxies: SeenProxies,
     /// The root that cert-manager renews by itself, if it does.
     pub renewed_root: Option<RenewedRoot>,

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::{
     SeenTrust, TrustReport,
-    report::TrustVerdict,
+    problems::TrustVerdict,
     seen::{LeafSettings, SeenLeaves},
     words::named_by,
 };

@@ -93,7 +93,7 @@ fn listed<'a>(roots: impl Iterator<Item = &'a RootCertificate>) -> Vec<String> {
 mod tests {
     use crate::{
         trust::{
-            report::TrustVerdict,
+            problems::TrustVerdict,
             testing::{Mesh, Pki, declaring, declaring_bridged, presenting, reports, root_of},
         },
         x509::testing::{DAY, TestCa, der, valid},

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     TrustReport,
-    report::TrustVerdict,
+    problems::TrustVerdict,
     seen::{
         DeclaredRoots, LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenLeaves, SeenProxies,
         SeenTrust,
@@ -77,6 +77,8 @@ impl Mesh {
                 lifetime: SignedDuration::from_hours(24),
                 clock_skew: SignedDuration::from_secs(20),
             },
+            is_writer_silent: false,
+            is_guarded: false,
             linked_clusters: BTreeSet::new(),
             now: now(),
         })

@@ -1,10 +1,14 @@
 //! The situations of a rotation, with real certificates and the verification of proxies.
 
+mod rotation;
+mod walk;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
     behind::BehindState,
-    report::{ProxyTotals, TrustVerdict},
+    problems::TrustVerdict,
+    report::ProxyTotals,
     seen::{LeafSettings, NotSeen, RenewedRoot, SeenIssuer, SeenProxies},
     testing::{Mesh, Pki, at, declaring, presenting, reports, root_of, workload},
 };

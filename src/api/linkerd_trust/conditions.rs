@@ -115,6 +115,11 @@ impl LinkerdTrustStatus {
         (is_current && condition.reason != TrustReason::IssuerAwaited.as_str()).then_some(condition)
     }
 
+    /// Whether the process that writes the issuer has said nothing about this generation.
+    pub fn is_writer_silent(&self, generation: Option<i64>) -> bool {
+        self.condition(TrustCondition::IssuerSynced).is_none_or(|it| it.observed_generation != generation)
+    }
+
     pub fn condition(&self, condition: TrustCondition) -> Option<&Condition> {
         self.conditions.iter().find(|it| it.type_ == condition.as_str())
     }

@@ -61,6 +61,10 @@ pub struct LinkerdTrustStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub sufficient_anchors: Vec<String>,
+    /// When the bundle was written, as its managed fields say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub trust_roots_written: Option<Time>,
     /// If spec.anchors is set: the SHA-256 of further certificates, each of which a proxy must trust, at most 20: declared trust
     /// anchors of the bundle that the certificates of the issuer do not reach, without a declared bridge. Proxies of other
     /// clusters, or the next issuer, may need them.
@@ -166,6 +170,8 @@ pub struct TrustProxiesStatus {
     pub exposed: i64,
     /// The proxies that read the bundle when they start, such as those of the control plane, and do not show it.
     pub from_config_map: i64,
+    /// The workloads of the control plane that read the bundle before it was written last.
+    pub before_bundle: i64,
     /// The running proxies whose certificate was not observed yet, or cannot be.
     pub unobserved: i64,
 }

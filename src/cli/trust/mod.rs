@@ -26,7 +26,7 @@ use self::{
     probe::ProbeArgs,
 };
 use super::{OutputFormat, cluster_flags::ClusterFlags, completion::CompletedName, terminal::write};
-use crate::trust::{TrustReport, report::TrustVerdict};
+use crate::trust::{TrustReport, problems::TrustVerdict};
 
 /// The exit code for a warning.
 const WARNING: u8 = 2;

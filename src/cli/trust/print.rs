@@ -11,7 +11,7 @@ use crate::{
         printable,
         table::{line, widen},
     },
-    trust::{TrustReport, behind::BehindState, report::TrustVerdict, words::in_time},
+    trust::{TrustReport, behind::BehindState, problems::TrustVerdict, words::in_time},
 };
 
 /// The number of digits of a fingerprint, unless the output is wide.

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use super::{cert_manager, links::linked_clusters};
 use crate::{
     api::{
-        CONTROL_PLANE_NAMESPACE_LABEL, FIELD_MANAGER, INJECTORS_CONFIG_MAP, ISSUER, LinkerdTrust, PROXY_NAME,
-        TRUST_ANCHORS_ENV, TRUST_ROOTS, TRUST_ROOTS_KEY,
+        CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, FIELD_MANAGER, INJECTORS_CONFIG_MAP, ISSUER,
+        LinkerdTrust, PROXY_NAME, TRUST_ANCHORS_ENV, TRUST_ROOTS, TRUST_ROOTS_KEY,
         linkerd_trust::{TrustCondition, TrustReason},
     },
     client,
@@ -32,6 +32,9 @@ use crate::{
 /// The maximum length of the name of an object.
 const LONGEST_NAME: usize = 253;
 const APPS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"];
+/// With this variable, or flag, the identity service holds an issuer.
+const WATCH_ENV: &str = "LINKERD_OPERATOR_IDENTITY_WATCH";
+const WATCH_FLAG: &str = "--identity-watch";
 /// The number of Pods of a page.
 const PAGE: u32 = 200;
 
@@ -77,6 +80,7 @@ struct MeshedPodSpec {
 #[serde(default)]
 struct MeshedContainer {
     name: String,
+    args: Option<Vec<String>>,
     env: Option<Vec<MeshedVariable>>,
 }
 
@@ -134,6 +138,8 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         signing_since: None,
         held: current.and_then(|status| status.held()).map(str::to_owned),
         issuer_condition: current.and_then(|status| status.issuer_condition(generation)).cloned(),
+        is_writer_silent: current.is_some_and(|status| status.is_writer_silent(generation)),
+        is_guarded: is_guarded(client, namespace).await,
         settings: LeafSettings::of(values.as_ref()),
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
@@ -190,6 +196,13 @@ fn written(metadata: &ObjectMeta) -> Option<(Timestamp, Option<&str>)> {
     entries.filter_map(|entry| Some((entry.time.as_ref()?.0, entry.manager.as_deref()))).max_by_key(|(time, _)| *time)
 }
 
+/// Whether each replica of the identity service holds an issuer that proxies refuse. What cannot be read holds nothing.
+async fn is_guarded(client: &Client, namespace: &str) -> bool {
+    let params = ListParams::default().labels(&format!("{CONTROL_PLANE_COMPONENT_LABEL}=identity")).limit(PAGE);
+    let Ok(pods) = Api::<MeshedPod>::namespaced(client.clone(), namespace).list(&params).await else { return false };
+    !pods.items.is_empty() && pods.items.iter().all(MeshedPod::watches)
+}
+
 async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
     let pods = Api::<MeshedPod>::all(client.clone());
     let labels = format!("{CONTROL_PLANE_NAMESPACE_LABEL}={namespace}");
@@ -222,6 +235,14 @@ async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
 // === impl MeshedPod ===
 
 impl MeshedPod {
+    /// Whether this replica of the identity service holds an issuer that proxies refuse.
+    fn watches(&self) -> bool {
+        let is_set = |it: &MeshedVariable| it.name == WATCH_ENV && it.value.as_deref() == Some("true");
+        self.spec.containers.iter().flatten().any(|container| {
+            container.env.iter().flatten().any(is_set) || container.args.iter().flatten().any(|arg| arg == WATCH_FLAG)
+        })
+    }
+
     /// Returns the bundle in the environment of the proxy; the inner `None` if it is a reference. `None` if no proxy runs.
     fn bundle(&self) -> Option<Option<&str>> {
         if matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
@@ -284,6 +305,15 @@ mod tests {
         });
         json_patch::merge(&mut object, over);
         serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_replica_with_the_variable_or_the_flag_holds_an_issuer() {
+        let identity = |container: serde_json::Value| pod(&json!({"spec": {"containers": [container]}}));
+        let set = |value: &str| json!({"name": "manager", "env": [{"name": "LINKERD_OPERATOR_IDENTITY_WATCH", "value": value}]});
+        assert!(identity(set("true")).watches());
+        assert!(identity(json!({"name": "manager", "args": ["identity", "--identity-watch"]})).watches());
+        assert!(!identity(set("false")).watches() && !identity(json!({"name": "identity"})).watches());
     }
 
     #[test]

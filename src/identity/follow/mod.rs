@@ -91,6 +91,8 @@ pub(super) struct IssuerFollower {
     guard: Option<TrustGuard>,
     /// The pair with an issuer that is held.
     held: Option<ContentHash>,
+    /// Why it was held when that was reported last.
+    reported_hold: Option<String>,
     /// Whether an issuer is held although the one in use ends soon.
     is_urgent: bool,
 }
@@ -213,6 +215,7 @@ impl IssuerFollower {
             has_reported_anchor: false,
             guard: None,
             held: None,
+            reported_hold: None,
             is_urgent: false,
         }
     }
@@ -289,13 +292,19 @@ impl IssuerFollower {
         Ok(LoadedIssuer { issuer, certificates: contents.certificates.clone(), anchors, at: time })
     }
 
-    /// Returns why this issuer is held. The first one of a process never is, because without one no proxy gets a certificate.
+    /// Returns why this issuer is held. If it is the first one of a process, no proxy gets a certificate meanwhile; but then
+    /// this replica is not ready, so that a rolling restart keeps the one before, which has the last issuer.
     fn refusal(&self, contents: &IssuerFileContents, hash: ContentHash, time: Timestamp) -> Option<String> {
-        let guard = self.guard.as_ref().filter(|_| self.progress.replaces_issuer(hash))?;
-        let in_use = self.followed.current()?;
+        let guard = self.guard.as_ref()?;
+        let Some(in_use) = self.followed.current() else { return guard.refusal(None, contents, time) };
+        if !self.progress.replaces_issuer(hash) {
+            return None;
+        }
         // Once the present one has ended, there is nothing to lose by a new one.
         let is_held = self.held == Some(hash);
-        guard.refusal(&in_use.certificates, contents, time).filter(|_| is_held || in_use.issuer.not_after() > time)
+        guard
+            .refusal(Some(&in_use.certificates), contents, time)
+            .filter(|_| is_held || in_use.issuer.not_after() > time)
     }
 
     fn use_from_now_on(&mut self, loaded: LoadedIssuer, hash: ContentHash) {
@@ -369,10 +378,22 @@ impl IssuerFollower {
         self.held = Some(contents);
         let roots: Vec<_> = issuer.roots().iter().map(|root| label(&text::hex(root)).to_owned()).collect();
         let why = format!("the new issuer, of the root {}, is held: {why}", roots.join(", "));
-        if self.keep(Reload::Held, Some(contents), &why, now) {
-            let note = format!("The last issuer stays in use: {why}");
-            warn!("{note}");
-            self.events.issuer_held(&note);
+        let is_new = self.keep(Reload::Held, Some(contents), &why, now);
+        if is_new || self.reported_hold.as_ref() != Some(&why) {
+            let note = match self.followed.is_ready() {
+                true => format!("The last issuer stays in use: {why}"),
+                false => format!(
+                    "This replica issues no certificates: {why}. Put the previous issuer back into the Secret; or delete the \
+                     LinkerdTrust, and the issuer is used although proxies refuse it"
+                ),
+            };
+            // The first reason may be that the status is not about the present bundle yet.
+            if is_new {
+                warn!("{note}");
+            } else {
+                self.reported_hold = Some(why);
+                self.events.issuer_held(&note);
+            }
         }
     }
 
@@ -386,7 +407,7 @@ impl IssuerFollower {
     }
 
     fn clear_problem(&mut self) {
-        self.held = None;
+        (self.held, self.reported_hold) = (None, None);
         self.metrics.differs(false);
         *self.followed.problem.write() = None;
     }
@@ -417,5 +438,7 @@ impl IssuerFollower {
     }
 }
 
+#[cfg(test)]
+mod held_tests;
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,8 @@
-//! Whether proxies accept the next issuer, which people or another program have written.
+//! Whether proxies accept the next issuer.
 //!
 //! In: the LinkerdTrust in effect, as the cluster state has it. Out: why a new issuer is held, and whether proxies should renew
-//! their certificates soon. Always holds: nothing is held without a LinkerdTrust that declares trust anchors, or if the operator
-//! writes the issuer, which waits for the same condition; a renewal that each proxy accepts as the present one is not held,
-//! whatever the status says.
+//! their certificates soon. Always holds: nothing is held without a LinkerdTrust that declares trust anchors; it does not matter
+//! who has written the issuer; a renewal that each proxy accepts as the present one is not held, whatever the status says; the first issuer of a process is held only if some proxies certainly refuse it.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use jiff::Timestamp;
 
 use super::files::IssuerFileContents;
 use crate::{
-    api::linkerd_trust::{IssuerOrigin, TrustPhase},
+    api::linkerd_trust::TrustPhase,
     cluster::kinds::linkerd_trust::LinkerdTrust,
     identity::validity::LeafLifetime,
     trust::{
@@ -48,12 +47,14 @@ impl TrustGuard {
         !is_same
     }
 
-    /// Returns why this issuer must not replace the present one, whose file has these certificates.
-    pub(super) fn refusal(&self, present: &[u8], next: &IssuerFileContents, now: Timestamp) -> Option<String> {
-        let trust = self.trust.as_ref().filter(|trust| trust.spec.issuer.manage == IssuerOrigin::None)?;
+    /// Returns why this issuer must not replace the present one, whose file has these certificates; or why it must not be used
+    /// at the start of a process, which knows of no present one.
+    pub(super) fn refusal(&self, present: Option<&[u8]>, next: &IssuerFileContents, now: Timestamp) -> Option<String> {
+        let trust = self.trust.as_ref()?;
         let bundle = str::from_utf8(&next.trust_roots).ok()?;
         let (declared, invalid) = match declared_roots(&trust.name, &trust.spec) {
-            Ok(declared) => (declared?, None),
+            // What the operator has written satisfies the same conditions, and later phases follow its write.
+            Ok(declared) => (DeclaredRoots { manages_issuer: false, ..declared? }, None),
             // What proxies accept is not known then.
             Err(why) => {
                 let bundle = AnchorBundle::parse(bundle.as_bytes()).ok()?;
@@ -68,12 +69,16 @@ impl TrustGuard {
             settings: &self.settings,
             declared: &declared,
             bundle,
-            bundle_written: None,
+            bundle_written: trust.status.trust_roots_written.as_ref().map(|written| written.0),
             status: &trust.status,
             generation: trust.generation,
             now,
         };
-        basis.check_written(present, &next.certificates).err().map(|why| invalid.unwrap_or(why))
+        let checked = match present {
+            Some(present) => basis.check_written(present, &next.certificates),
+            None => basis.check_first(&next.certificates),
+        };
+        checked.err().map(|why| invalid.unwrap_or(why))
     }
 
     /// Whether a rotation waits for certificates, or will.

@@ -10,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{IssuerJudge, Sent};
 use crate::{
-    api::linkerd_trust::{TrustCondition, TrustPhase},
+    api::linkerd_trust::{TrustCondition, TrustPhase, TrustRootStatus},
     text::hex,
+    trust::words::proxies_trust,
     x509::{anchor_set::Fingerprint, anchors::RootCertificate, certificate::ChainCertificate, chain::UnsignedLeaf},
 };
 
@@ -25,9 +26,10 @@ const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
 
 impl IssuerJudge<'_> {
     /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
-    /// issuer may not reach that root. No status is about such a root.
+    /// issuer may not reach that root. No status is about such a root; but nothing is lost if each proxy refuses the present
+    /// issuer.
     pub(super) fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
-        let present = self.present.as_ref()?;
+        let present = self.present.as_ref().filter(|_| !self.is_present_refused_by_all(sent))?;
         let is_of_unknown = |certificate: &ChainCertificate| {
             let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
             !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
@@ -37,6 +39,13 @@ impl IssuerJudge<'_> {
         let is_kept = |it: &ChainCertificate| sent.contains(it) && it.path_length().is_none_or(|most| most >= below);
         let lost = present.iter().find(|certificate| !is_kept(certificate) && is_of_unknown(certificate))?;
         Some(lost.name())
+    }
+
+    /// Whether the present issuer reaches no root that is known here, and each proxy trusts the same root of this one.
+    pub(super) fn is_present_refused_by_all(&self, sent: &Sent) -> bool {
+        let is_unknown = |present: &Sent| self.reached(present, self.basis.now).is_empty();
+        let has_none = self.present.as_ref().is_some_and(is_unknown);
+        has_none && self.basis.is_status_current() && self.all_trust(&self.hashes(sent), |_| true)
     }
 
     /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
@@ -62,10 +71,7 @@ impl IssuerJudge<'_> {
                 declared.resource
             ));
         }
-        let always = self.times(sent, &[]).into_iter().map(|time| self.reached(sent, time));
-        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
-        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
-        let hashes: BTreeSet<_> = all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect();
+        let hashes = self.hashes(sent);
         match declared.manages_issuer {
             true => self.is_ready()?,
             // The way back, to an issuer of a root that is not declared.
@@ -81,18 +87,65 @@ impl IssuerJudge<'_> {
         }
     }
 
+    /// The SHA-256 of each root that leaves of the issuer reach until one that is signed now has ended.
+    fn hashes(&self, sent: &Sent) -> BTreeSet<String> {
+        let declared = self.basis.declared;
+        let always = self.times(sent, &[]).into_iter().map(|time| self.reached(sent, time));
+        let always = always.reduce(|one, other| &one & &other).unwrap_or_default();
+        let all = self.bundle.roots().iter().chain(declared.bundle.roots()).chain(&declared.signers);
+        all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect()
+    }
+
+    /// Verifies that the status does not say that some proxies trust no root of this issuer. What the status does not tell for
+    /// certain refuses nothing: an issuer of a root that is not declared, or of one that is not known.
+    pub(super) fn is_refused_by_none(&self, sent: &Sent) -> Result<(), String> {
+        let status = self.basis.status;
+        let parsed: Vec<_> = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der)).collect();
+        let is_known = |it: &ChainCertificate| parsed.iter().chain(sent).any(|by| it.is_signed_by(by));
+        if !self.basis.is_status_current() || !self.belongs_to_declared(sent) || !sent.iter().all(is_known) {
+            return Ok(());
+        }
+        let hashes = self.hashes(sent);
+        let trusting = status.anchors.iter().filter(|anchor| hashes.contains(&anchor.sha256));
+        let trusting = trusting.map(|anchor| anchor.trusted_by).sum::<i64>();
+        let accepted = status.proxies.as_ref().map_or(0, |proxies| proxies.accepted);
+        match self.showing_proxies().map(|shown| shown - accepted - trusting).and_then(|it| usize::try_from(it).ok()) {
+            None | Some(0) => Ok(()),
+            Some(refusing) => {
+                let trust = proxies_trust(refusing, true);
+                Err(format!("{trust} no root of it, by the status of LinkerdTrust {}", self.basis.declared.resource))
+            }
+        }
+    }
+
+    /// The number of proxies of the mesh that show their roots, by the status.
+    fn showing_proxies(&self) -> Option<i64> {
+        let proxies = self.basis.status.proxies.as_ref()?;
+        Some(proxies.total - proxies.from_config_map - proxies.cut_off)
+    }
+
+    /// Whether each proxy trusts the same one of these roots, by the status, also those of Pods that are created now. What reads
+    /// the bundle when it starts has read the present one.
+    fn all_trust(&self, hashes: &BTreeSet<String>, is_meant: impl Fn(&str) -> bool) -> bool {
+        let status = self.basis.status;
+        let has_control_plane = status.proxies.as_ref().is_some_and(|proxies| proxies.before_bundle == 0);
+        let landed = status.trust_roots_written.as_ref().and_then(|written| written.0.checked_add(INJECTED_AFTER).ok());
+        let Some(shown) = self.showing_proxies().filter(|shown| *shown > 0 && has_control_plane) else { return false };
+        let trusted = |anchor: &TrustRootStatus| anchor.trusted_by >= shown && anchor.in_bundle;
+        let mut trusted = status.anchors.iter().filter(|anchor| trusted(anchor));
+        landed.is_some_and(|landed| landed <= self.basis.now)
+            && trusted.any(|anchor| hashes.contains(&anchor.sha256) && is_meant(&anchor.sha256))
+    }
+
     /// Whether each proxy that shows its roots trusts the same one of these, by the status, and it is neither declared nor
     /// distrusted.
     fn all_trust_another(&self, hashes: &BTreeSet<String>) -> bool {
-        let (status, declared) = (self.basis.status, self.basis.declared);
-        let Some(proxies) = &status.proxies else { return false };
-        let shown = proxies.total.saturating_sub(proxies.from_config_map).saturating_sub(proxies.cut_off);
+        let declared = self.basis.declared;
         let is_other = |sha256: &str| {
             let root = self.known.iter().find(|root| hex(root.sha256) == sha256);
             root.is_some_and(|root| !declared.has_anchor(root) && !declared.distrusted.mean(root))
         };
-        let mut trusted = status.anchors.iter().filter(|anchor| anchor.trusted_by >= shown);
-        trusted.any(|anchor| hashes.contains(&anchor.sha256) && is_other(&anchor.sha256))
+        self.all_trust(hashes, is_other)
     }
 
     /// Verifies that people may write this issuer, by the phase.
@@ -121,7 +174,10 @@ impl IssuerJudge<'_> {
         // A status of an operator that has ended says nothing about later Pods.
         let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
         if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
-            return Err("the operator has not renewed the condition ReadyToSwitch for minutes".to_owned());
+            return Err(format!(
+                "by this clock, which says {}, the operator has not renewed the condition ReadyToSwitch for minutes",
+                self.basis.now
+            ));
         }
         let condition = status
             .condition(TrustCondition::ReadyToSwitch)

@@ -197,10 +197,25 @@ impl IssuerBasis<'_> {
         let (own, others) = chain::read(next).map_err(|why| format!("it {why}"))?;
         let sent = chain::sent(own, others, self.now);
         let judge = IssuerJudge::new(self, bundle, &file);
-        match judge.unknown_signer_lost(&sent).is_none() && judge.is_accepted_as_present(&sent) {
+        if judge.is_cut() && judge.belongs_to_declared(&sent) {
+            return judge.is_accepted_by_bundle(&sent);
+        }
+        let is_accepted = judge.unknown_signer_lost(&sent).is_none() && judge.is_accepted_as_present(&sent);
+        match is_accepted || judge.is_present_refused_by_all(&sent) {
             true => Ok(()),
             false => judge.is_accepted_by_status(&sent),
         }
+    }
+
+    /// Verifies that no running proxy refuses this file of an issuer for certain, if the present issuer is not known.
+    ///
+    /// # Errors
+    /// How many do.
+    pub(crate) fn check_first(&self, first: &[u8]) -> Result<(), String> {
+        let bundle = AnchorBundle::parse(self.bundle.as_bytes())?;
+        let (own, others) = chain::read(first).map_err(|why| format!("it {why}"))?;
+        let sent = chain::sent(own, others, self.now);
+        IssuerJudge::new(self, bundle, &IssuerFile::default()).is_refused_by_none(&sent)
     }
 
     fn written_by_cert_manager(&self, certificate: &str, seen: &SeenIssuers) -> IssuerStep {
@@ -383,11 +398,8 @@ impl<'a> IssuerJudge<'a> {
         }
         let accepted = match self.unknown_signer_lost(sent) {
             _ if is_cut => self.is_accepted_by_bundle(sent),
-            Some(lost) => Err(format!(
-                "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
-                 Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \
-                 a bridge from the root of the present issuer"
-            )),
+            Some(lost) => Err(self.lost(&lost)),
+            _ if self.is_present_refused_by_all(sent) => Ok(()),
             None if self.is_accepted_as_present(sent) => Ok(()),
             None if self.belongs_to_another_declared(sent) => {
                 let message = format!(
@@ -414,6 +426,21 @@ impl<'a> IssuerJudge<'a> {
             Err(why) => {
                 IssuerStep::Held(TrustReason::IssuerHeld, format!("the issuer of Secret {secret} waits: {why}"))
             }
+        }
+    }
+
+    fn lost(&self, lost: &str) -> String {
+        let own = self.present.as_ref().and_then(|present| present.first());
+        match own.is_some_and(|own| own.name() == lost) {
+            true => format!(
+                "an unknown root has signed the present issuer, {lost}, and proxies may trust only that root. It waits until each \
+                 proxy trusts the next root: restart the others"
+            ),
+            false => format!(
+                "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
+                 Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \
+                 a bridge from the root of the present issuer"
+            ),
         }
     }
 

@@ -187,7 +187,7 @@ fn an_issuer_that_does_not_reach_a_root_that_is_unknown_here_is_not_written() {
     let chain: &[&TestCa] = &[&next, &bridge, &pki.bridge];
     situation.writes(&seen(present, &[&next]), IssuerPlace::Next, chain);
     let alone = pki.old.signs("old issuer", |_| {});
-    let unknown = "the present issuer is sent with old issuer, which an unknown root has signed";
+    let unknown = "an unknown root has signed the present issuer, old issuer, and proxies may trust only that root";
     situation.holds(&seen(&[&alone], &[&next]), TrustReason::IssuerHeld, unknown);
     // No status is about proxies that trust only such a root.
     let ready = Situation::new(&[&pki.new, &third], &[&third]).ready(Ok(&[&third]));

@@ -12,6 +12,7 @@ use e2e::{
     identity::{AUDIENCE, MeshAuthority, certify, verify},
     port,
 };
+use hyper::StatusCode;
 use serde_json::json;
 
 use super::{ReportedMesh, SOON, bundle_becomes};
@@ -81,6 +82,21 @@ async fn an_issuer_that_comes_too_early_signs_within_two_seconds_of_the_end_of_t
     holds(AT_ONCE, "the last issuer to sign", async || signs_with(&first).await.map(drop)).await?;
     let held = identity.metric("linkerd_operator_identity_issuer_held", &[]).await.context("no metric")?;
     ensure!((held - 1.0).abs() < 0.5, "{held}");
+
+    // A replica that starts now has never had the last issuer. A rolling update waits until it is ready.
+    let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
+    let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
+    let another = start_manager(&mesh.rig, &objects, IDENTITY, "linkerd", &flags).await?;
+    eventually(SOON, "another replica to say why it is not ready", async || {
+        let (status, body) = another.get("/ready").await?;
+        let why = "no issuer of certificates is loaded: the new issuer, of the root ";
+        ensure!(status == StatusCode::SERVICE_UNAVAILABLE && body.contains(why), "{status} {body}");
+        ensure!(body.contains("2 proxies trust no root of it, by the status of LinkerdTrust mesh"), "{body}");
+        Ok(())
+    })
+    .await?;
+    ensure!(certify(address, WEB, &token).await.is_err(), "it signs");
+    drop(another);
 
     mesh.put_proxy("api", &both, &[&first]).await?;
     mesh.delete_proxy("web-1").await?;

@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use zeroize::Zeroizing;
 
-use super::{
+use super::super::{
     SeenTrust, TrustReport,
     behind::BehindState,
     bundle_change::{BundleChange, addition, removal},
     distrusted::DistrustedRoots,
     issuer_change::{IssuerBasis, IssuerFile, IssuerStep, SeenIssuers},
-    report::TrustVerdict,
+    problems::TrustVerdict,
     seen::{NotSeen, SeenLeaves},
     testing::{Mesh, at, declaring_bridged, root_of, workload},
 };

@@ -1,8 +1,8 @@
 //! The phases of a rotation whose certificates are observed.
 
-use super::{
+use super::super::{
     TrustPlan,
-    report::TrustVerdict,
+    problems::TrustVerdict,
     testing::{Mesh, Pki, at, declaring, presenting, reports, root_of},
 };
 use crate::{
@@ -222,6 +222,26 @@ fn a_root_of_a_tenant_is_not_named_as_one_to_put_back() {
     let mesh = Mesh::new(&[&pki.new], &[]).pods("web", 8, &[&pki.new]).pods("evil", 2, &[&pki.new, &evil]);
     let report = presenting(mesh, &[(forged, 2), (&[&pki.new_issuer], 8)], 0).report();
     assert!(!report.next_step.sentence.contains("evil"), "{report:#?}");
+}
+
+#[test]
+fn certificates_of_a_root_of_tenants_name_no_issuer() {
+    let pki = Pki::new();
+    let own = TestCa::root("own");
+    let issuer = own.signs("own issuer", |_| {});
+    let (of_mesh, of_tenant): (&[&TestCa], &[&TestCa]) = (&[&pki.old_issuer], &[&issuer]);
+    let report = |bundle: &[&TestCa], others: &[(&[&TestCa], usize)]| {
+        let mesh = Mesh::new(bundle, &[]).pods("web", 3, &[&pki.old, &pki.new]).pods("own", others.len(), &[&own]);
+        // The certificate of the tenant is the newest one.
+        let chains = [others, &[(of_mesh, 3)]].concat();
+        declaring(presenting(mesh, &chains, 0), &[&pki.new]).report()
+    };
+    let both: &[&TestCa] = &[&pki.new, &pki.old];
+    let with = report(both, &[(of_tenant, 1)]);
+    assert_eq!((with.issuer.name.as_deref(), with.proxies.refusing), (Some("old issuer"), 1), "the tenant's own");
+    reports(&with, TrustVerdict::Broken, "new Pods refuse the certificates of 1 proxy");
+    let lost = report(&[&pki.new], &[]);
+    assert_eq!(lost.issuer.name.as_deref(), Some("old issuer"), "the bundle lost the root, and no other is known");
 }
 
 /// Each proxy can send any certificates beside its own.
