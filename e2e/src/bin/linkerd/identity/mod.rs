@@ -5,8 +5,8 @@
 //! * Always: certificates live for half a minute, so that a step contains renewals. The application answers only if the
 //!   inbound proxy has verified the client's certificate, so each answer proves mTLS.
 
+mod operated;
 mod policy;
-mod reported;
 mod scene;
 mod steps;
 
@@ -28,6 +28,6 @@ pub(crate) struct IdentityPrograms {
 }
 
 pub(crate) async fn run(programs: IdentityPrograms, course: Course) -> Result<Vec<IdentityStep>> {
-    let steps = async { IdentityRun::start(programs).await?.all(course).await };
+    let steps = async { IdentityRun::start(programs, course).await?.all(course).await };
     timeout(DEADLINE, steps).await.with_context(|| format!("identity took longer than {DEADLINE:?}"))?
 }

@@ -23,7 +23,11 @@ use e2e::{ControlPlane, Options, metric::Sample};
 use serde_json::json;
 use tokio::{sync::Mutex, task::JoinSet};
 
-use super::{IdentityPrograms, policy, reported::TrustReporter};
+use super::{
+    IdentityPrograms,
+    operated::{ShownPod, TrustOperator},
+    policy,
+};
 use crate::{
     replica::{EitherReplica, ServerKind, chart_flags},
     traffic::{
@@ -38,8 +42,8 @@ use crate::{
     },
 };
 
-const WEB: &str = "web";
-const CLIENT_POD: &str = "client";
+pub(super) const WEB: &str = "web";
+pub(super) const CLIENT_POD: &str = "client";
 /// Pods that start later.
 pub(super) const LATE: &str = "late";
 pub(super) const LATEST: &str = "latest";
@@ -87,6 +91,15 @@ pub(super) struct IdentityMesh {
 /// Seconds since 1970.
 pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// The namespace and the ServiceAccount of a Pod.
+fn account_of(pod: &str) -> (&'static str, &'static str) {
+    match pod {
+        IDENTITY => ("linkerd", IDENTITY_ACCOUNT),
+        WEB => (NAMESPACE, SERVER),
+        _ => (NAMESPACE, CLIENT),
+    }
 }
 
 fn any(port: u16) -> SocketAddr {
@@ -163,11 +176,11 @@ impl IdentityMesh {
     /// Starts the proxy of a Pod, and waits until it has its first certificate.
     pub(super) async fn start_proxy(&mut self, pod: &'static str) -> Result<()> {
         let addresses = self.addresses.get(pod).with_context(|| format!("no Pod has the name {pod}"))?;
-        let (namespace, account, port, identity_service) = match pod {
+        let (namespace, account) = account_of(pod);
+        let (port, identity_service) = match pod {
             // Over loopback, as in Linkerd's chart: this proxy must have a certificate before the others can get one.
-            IDENTITY => ("linkerd", IDENTITY_ACCOUNT, IDENTITY_PORT, proxy::IDENTITY),
-            WEB => (NAMESPACE, SERVER, PORT, IDENTITY_SERVICE),
-            _ => (NAMESPACE, CLIENT, PORT, IDENTITY_SERVICE),
+            IDENTITY => (IDENTITY_PORT, proxy::IDENTITY),
+            _ => (PORT, IDENTITY_SERVICE),
         };
         let token = self.control_plane.token_for(namespace, account, &[e2e::identity::AUDIENCE]).await?;
         let own = identity::name(namespace, account);
@@ -181,25 +194,31 @@ impl IdentityMesh {
         Ok(())
     }
 
-    /// Has the operator report about the certificates of the proxies that run.
-    pub(super) async fn report(&self) -> Result<TrustReporter> {
-        let mut reporter = TrustReporter::start(&self.control_plane, self.trust.anchors()).await?;
+    /// Starts an operator, and shows it the proxies that run.
+    pub(super) async fn operate(&self, options: IdentityServiceOptions) -> Result<TrustOperator> {
+        let mut operator = TrustOperator::start(&self.control_plane, &self.trust, options).await?;
         for pod in self.proxies.keys() {
-            let account = match *pod {
-                IDENTITY => ("linkerd", IDENTITY_ACCOUNT),
-                WEB => (NAMESPACE, SERVER),
-                _ => (NAMESPACE, CLIENT),
-            };
-            let network = self.network.pod(pod)?.clone();
-            reporter.add(&self.control_plane, account, self.trust.anchors(), network).await?;
+            self.show(&mut operator, pod).await?;
         }
-        Ok(reporter)
+        Ok(operator)
+    }
+
+    async fn show(&self, operator: &mut TrustOperator, name: &'static str) -> Result<()> {
+        let (namespace, account) = account_of(name);
+        let network = self.network.pod(name)?.clone();
+        let service = match name {
+            IDENTITY => Some((IDENTITY_SERVICE, self.network.pod(LATEST)?.clone())),
+            _ => None,
+        };
+        let pod = ShownPod { name, namespace, account, anchors: self.trust.anchors(), network, service };
+        operator.show(&self.control_plane, pod).await
     }
 
     /// Creates the Pod of a proxy again, with the present bundle.
-    pub(super) async fn restart_proxy(&mut self, pod: &'static str) -> Result<()> {
+    pub(super) async fn restart_proxy(&mut self, operator: &mut TrustOperator, pod: &'static str) -> Result<()> {
         drop(self.proxies.remove(pod).with_context(|| format!("the Pod {pod} has no proxy"))?);
-        self.start_proxy(pod).await
+        self.start_proxy(pod).await?;
+        self.show(operator, pod).await
     }
 
     /// Starts an identity service, and stops the one that runs.

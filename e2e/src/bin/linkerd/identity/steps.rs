@@ -4,9 +4,15 @@
 //! * Always: only certificates that were received after the change of a step count as its renewals. All requests since
 //!   the step began count.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::eventually;
 use tokio::{
     task::JoinHandle,
@@ -15,8 +21,8 @@ use tokio::{
 
 use super::{
     IdentityPrograms,
-    reported::TrustReporter,
-    scene::{IDENTITY, IdentityMesh, LATE, LATEST, ProxyCertificate, now},
+    operated::TrustOperator,
+    scene::{CLIENT_POD, IDENTITY, IdentityMesh, LATE, LATEST, ProxyCertificate, WEB, now},
 };
 use crate::{
     replica::ServerKind::{self, Ours, Theirs},
@@ -30,14 +36,20 @@ const SHORT_NATIVE: IdentityServiceOptions = IdentityServiceOptions { native_tls
 /// The last 30 % of the validity are longer than the outage of the API server.
 const LONG_NATIVE: IdentityServiceOptions =
     IdentityServiceOptions { lifetime: Duration::from_secs(5 * 60), ..SHORT_NATIVE };
+/// The operator asks a proxy again when it must have renewed its certificate, within ten seconds.
+const OBSERVED: IdentityServiceOptions = IdentityServiceOptions { lifetime: Duration::from_secs(60), ..SHORT };
 const RENEWED_AT: f64 = 0.7;
 const API_SERVER_AWAY: Duration = Duration::from_secs(60);
 /// How long before the first renewal the API server stops.
 const BEFORE_RENEWAL: f64 = 5.0;
-/// Longer than the validity of a short certificate.
-const RENEWAL_DEADLINE: Duration = Duration::from_secs(60);
+/// Longer than the validity of a short certificate, and of one that is observed.
+const RENEWAL_DEADLINE: Duration = Duration::from_secs(90);
 /// A proxy with an expired certificate asks again after 10 s.
 const RETRIES: Duration = Duration::from_secs(25);
+/// The operator writes the bundle and the issuer at once. It removes a root when all older certificates have ended, three
+/// minutes later, and the identity service has then shown twice, with three minutes between, that its certificates do not need it.
+const WRITTEN: Duration = Duration::from_secs(60);
+const REMOVED: Duration = Duration::from_secs(720);
 /// The pause between two changes of the Service.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -68,6 +80,8 @@ pub(crate) struct IdentityStep {
 
 pub(super) struct IdentityRun {
     mesh: IdentityMesh,
+    /// Of an identity service without native TLS.
+    options: IdentityServiceOptions,
     done: Vec<IdentityStep>,
 }
 
@@ -98,8 +112,12 @@ impl IdentityStep {
 // === impl IdentityRun ===
 
 impl IdentityRun {
-    pub(super) async fn start(programs: IdentityPrograms) -> Result<Self> {
-        Ok(Self { mesh: IdentityMesh::start(programs, SHORT).await?, done: Vec::new() })
+    pub(super) async fn start(programs: IdentityPrograms, course: Course) -> Result<Self> {
+        let options = match course {
+            Course::Services => SHORT,
+            Course::Roots => OBSERVED,
+        };
+        Ok(Self { mesh: IdentityMesh::start(programs, options).await?, options, done: Vec::new() })
     }
 
     pub(super) async fn all(mut self, course: Course) -> Result<Vec<IdentityStep>> {
@@ -111,36 +129,78 @@ impl IdentityRun {
         Ok(self.done)
     }
 
-    /// Replaces the root of the mesh, with a bridge from the old one.
+    /// Has the operator replace the root of the mesh, with a bridge from the old one, which is then distrusted.
     async fn roots(&mut self) -> Result<()> {
         let begun = self.begin("the old root", Theirs).await?;
         self.renewed(begun).await?;
-        let reporter = self.mesh.report().await?;
-        reporter.presented(&self.mesh.control_plane, false).await?;
-        let mut begun = self.begin("both roots in the bundle; the new issuer and the bridge", Theirs).await?;
+        let mut operator = self.mesh.operate(self.options).await?;
+        operator.presented(&self.mesh.control_plane, false).await?;
+        let mut begun = self.begin("the operator writes the new root, its issuer and the bridge", Theirs).await?;
         let directory = self.mesh.control_plane.directory().to_owned();
-        let root = self.mesh.trust.rotate(&directory).await?;
-        TrustReporter::put_bundle(&self.mesh.control_plane, self.mesh.trust.anchors()).await?;
+        let next = self.mesh.trust.next(&directory).await?;
+        TrustOperator::declare(&self.mesh.control_plane, &next).await?;
+        self.mounted(WRITTEN, &["ca.crt", "issuer.crt"].map(|file| next.join(file)), None).await?;
         begun.certificates = self.mesh.certificates().await?;
         self.renewed(begun).await?;
         // Over the bridge, they reach both.
         for is_next in [true, false] {
-            reporter.presented(&self.mesh.control_plane, is_next).await?;
+            operator.presented(&self.mesh.control_plane, is_next).await?;
         }
-        let mut begun = self.begin("the container is replaced", Ours).await?;
-        self.mesh.replace(Ours, SHORT).await?;
-        begun.certificates = self.mesh.certificates().await?;
+        let begun = self.begin("the operator removes the old root", Theirs).await?;
+        self.mounted(REMOVED, &[next.join("ca.crt")], Some(&directory.join("old.crt"))).await?;
         self.renewed(begun).await?;
-        self.mesh.trust.retire_others(root)?;
-        TrustReporter::put_bundle(&self.mesh.control_plane, self.mesh.trust.anchors()).await?;
-        reporter.presented(&self.mesh.control_plane, true).await?;
-        self.starts(LATE, "the old root left the bundle; a new proxy starts").await?;
+        operator.presented(&self.mesh.control_plane, true).await?;
+        self.replaced(Ours).await?;
+        self.starts(LATE, "a new proxy starts").await?;
+
+        operator.behind(&self.mesh.control_plane, &[CLIENT_POD, IDENTITY, WEB]).await?;
         let mut begun = self.begin("the Pod of the identity service is created again", Ours).await?;
-        self.mesh.restart_proxy(IDENTITY).await?;
+        self.mesh.restart_proxy(&mut operator, IDENTITY).await?;
         begun.certificates = self.mesh.certificates().await?;
         self.renewed(begun).await?;
-        let mut begun = self.begin("the container is replaced", Theirs).await?;
-        self.mesh.replace(Theirs, SHORT).await?;
+        operator.behind(&self.mesh.control_plane, &[CLIENT_POD, WEB]).await?;
+        let mut begun =
+            self.begin("the only Pods of the client and of the application are created again", Ours).await?;
+        for pod in [WEB, CLIENT_POD] {
+            self.mesh.restart_proxy(&mut operator, pod).await?;
+        }
+        begun.certificates = self.mesh.certificates().await?;
+        let without_pods = begun.counts.clone();
+        sleep(PAUSE).await;
+        self.end(begun, false, 0, Some(without_pods)).await?;
+        operator.is_ready(&self.mesh.control_plane).await?;
+        self.replaced(Theirs).await
+    }
+
+    /// Waits until the objects have what is in these files, and not what is in another one. Then the kubelet updates the
+    /// files of the identity service.
+    async fn mounted(&mut self, deadline: Duration, has: &[PathBuf], not: Option<&Path>) -> Result<()> {
+        let read = |file: &Path| fs::read_to_string(file).with_context(|| format!("reading {}", file.display()));
+        let has: Vec<_> = has.iter().map(|file| read(file)).collect::<Result<_>>()?;
+        let not = not.map(read).transpose()?;
+        let changes = Arc::clone(&self.mesh.changes);
+        let mesh = &mut self.mesh;
+        let end = Instant::now() + deadline;
+        loop {
+            mesh.trust.mount(&mesh.control_plane).await?;
+            let files = format!("{}{}", mesh.trust.anchors(), mesh.trust.issuer()?.0);
+            let is_written = has.iter().all(|text| files.contains(text.trim()));
+            if is_written && not.as_ref().is_none_or(|text| !files.contains(text.trim())) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                let trust = mesh.control_plane.get(&["linkerdtrust", "mesh"]).await?;
+                bail!("not written in {deadline:?}: {trust:#}\nthe objects have\n{files}");
+            }
+            changes.lock().await.change().await?;
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Replaces the container of the identity service.
+    async fn replaced(&mut self, to: ServerKind) -> Result<()> {
+        let mut begun = self.begin("the container is replaced", to).await?;
+        self.mesh.replace(to, self.options).await?;
         begun.certificates = self.mesh.certificates().await?;
         self.renewed(begun).await
     }
@@ -150,10 +210,7 @@ impl IdentityRun {
         let begun = self.begin("the first service", Theirs).await?;
         self.renewed(begun).await?;
         for to in [Ours, Theirs, Ours] {
-            let mut begun = self.begin("the container is replaced", to).await?;
-            self.mesh.replace(to, SHORT).await?;
-            begun.certificates = self.mesh.certificates().await?;
-            self.renewed(begun).await?;
+            self.replaced(to).await?;
         }
         let mut begun = self.begin("the issuer is replaced by one of the same root", Ours).await?;
         self.mesh.trust.renew_issuer()?;

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use e2e::{
     ControlPlane, Spawn,
     command::Ended,
@@ -24,6 +25,7 @@ use e2e::{
 };
 use hyper::{Method, StatusCode};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use serde_json::Value;
 
 use crate::replica::ServerKind;
 
@@ -33,6 +35,9 @@ const RUN: &str = "mount -t tmpfs tmpfs /run; mkdir -p /var/run/linkerd/identity
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
+/// The ConfigMap of the bundle, and the Secret of the issuer.
+pub(crate) const BUNDLE: &str = "linkerd-identity-trust-roots";
+pub(crate) const ISSUER: &str = "linkerd-identity-issuer";
 /// The number of services that were started; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -100,28 +105,43 @@ impl MeshTrust {
         &self.anchors
     }
 
-    /// Makes a new root, its issuer and a bridge from the old root with the operator's command. Writes both roots into the
-    /// bundle, and the new issuer with the bridge into its files. Returns the new root.
-    pub(crate) async fn rotate(&mut self, directory: &Path) -> Result<String> {
+    /// The certificate of the issuer with what is sent after it, and its key.
+    pub(crate) fn issuer(&self) -> Result<(String, String)> {
+        let read = |name: &str| fs::read_to_string(self.issuer.0.join(name)).with_context(|| format!("no {name}"));
+        Ok((read("crt.pem")?, read("key.pem")?))
+    }
+
+    /// Makes a new root, its issuer, a bridge from the old root, and the LinkerdTrust that has the operator replace that one
+    /// because its key was stolen. Returns the folder, which the operator's command has filled.
+    pub(crate) async fn next(&self, directory: &Path) -> Result<PathBuf> {
         let (old, key, new) = (directory.join("old.crt"), directory.join("old.key"), directory.join("pki"));
         fs::write(&old, self.root.pem())?;
         fs::write(&key, self.root.key_pem())?;
         let path = |path: &Path| path.to_str().map(str::to_owned).context("a path is not UTF-8");
         let (old, key, folder) = (path(&old)?, path(&key)?, path(&new)?);
-        let made = ["trust", "new", &folder, "--bridge-from", &old, "--old-key", &key];
+        let made = ["trust", "new", &folder, "--bridge-from", &old, "--old-key", &key, "--distrust", &old, "--enforce"];
         let ended = Ended::operator(&made, COMMAND_DEADLINE).await?;
         ensure!(ended.code == Some(0), "trust new: {}", ended.stderr);
-        let read = |name: &str| fs::read_to_string(new.join(name)).with_context(|| format!("no {name}"));
-        self.issuer.put(&[("crt.pem", &read("issuer.crt")?), ("key.pem", &read("issuer.key")?)])?;
-        self.anchors = format!("{}{}", read("ca.crt")?, self.root.pem());
-        self.roots.put(&[("ca-bundle.crt", &self.anchors)])?;
-        read("ca.crt")
+        Ok(new)
     }
 
-    /// Leaves only this root in the bundle.
-    pub(crate) fn retire_others(&mut self, root: String) -> Result<()> {
-        self.roots.put(&[("ca-bundle.crt", &root)])?;
-        self.anchors = root;
+    /// Does what the kubelet does: the files have what the ConfigMap and the Secret have.
+    pub(crate) async fn mount(&mut self, control_plane: &ControlPlane) -> Result<()> {
+        let map = control_plane.get(&["configmap", BUNDLE, "--namespace=linkerd"]).await?;
+        let bundle = map.pointer("/data/ca-bundle.crt").and_then(Value::as_str).context("no bundle")?;
+        let secret = control_plane.get(&["secret", ISSUER, "--namespace=linkerd"]).await?;
+        let text = |path: &str| -> Result<String> {
+            let text = secret.pointer(path).and_then(Value::as_str).with_context(|| format!("no {path}"))?;
+            Ok(String::from_utf8(BASE64_STANDARD.decode(text)?)?)
+        };
+        let (certificates, key) = (text("/data/crt.pem")?, text("/data/key.pem")?);
+        if bundle != self.anchors {
+            self.roots.put(&[("ca-bundle.crt", bundle)])?;
+            bundle.clone_into(&mut self.anchors);
+        }
+        if self.issuer()?.0 != certificates {
+            self.issuer.put(&[("crt.pem", &certificates), ("key.pem", &key)])?;
+        }
         Ok(())
     }
 
