@@ -33,7 +33,10 @@ use crate::{
     },
 };
 
-const PAGE: u32 = 500;
+/// An object of a tenant may have a megabyte.
+const PAGE: u32 = 50;
+/// The maximum number of addresses of one workload.
+const MAX_ADDRESSES: usize = 16;
 /// The maximum number of proxies that are asked at the same time.
 const MAX_CONCURRENT: usize = 50;
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -71,7 +74,7 @@ pub(super) async fn needing_others(
 /// A proxy outside of the cluster.
 struct ExternalProxy {
     workload: MeshedWorkload,
-    /// None if one of them is not valid, or the object cannot be read.
+    /// None if one of them is not valid, there are too many, or the object cannot be read.
     addresses: Vec<SocketAddr>,
     identity: String,
     server_name: String,
@@ -93,10 +96,11 @@ impl ExternalProxy {
         let port = read.inbound_port();
         let address = |address: &Address| match address {
             Address::Valid { text, .. } => Some(SocketAddr::new(text.parse().ok()?, port?)),
-            // It may be one of the operator's own host.
+            // A loopback or link-local address is one of the operator's own host.
             Address::Invalid { .. } => None,
         };
-        let addresses = read.addresses.iter().map(address).collect::<Option<_>>().unwrap_or_default();
+        let addresses = read.addresses.iter().map(address).collect::<Option<Vec<_>>>();
+        let addresses = addresses.filter(|all| all.len() <= MAX_ADDRESSES).unwrap_or_default();
         let mesh = read.mesh;
         Self { workload, addresses, identity: mesh.identity.to_string(), server_name: mesh.server_name.to_string() }
     }
@@ -104,14 +108,18 @@ impl ExternalProxy {
     /// Returns why the proxy may need another root than these.
     async fn need(&self, staying: &AnchorBundle, end: Instant) -> Option<String> {
         if self.addresses.is_empty() {
-            return Some("without a valid address, so the operator does not see its certificate".to_owned());
+            let why =
+                format!("without valid addresses, or with more than {MAX_ADDRESSES}: its certificate is not seen");
+            return Some(why);
         }
         for address in &self.addresses {
             let shown = timeout_at(end.min(Instant::now() + DEADLINE), async {
                 presented(TcpStream::connect(address).await.ok()?, &self.server_name).await.ok()
             });
             let Ok(Some(shown)) = shown.await else {
-                return Some(format!("that does not show its certificate at {address}"));
+                let late = format!("that was not asked within {} s, because others are slow", ALL_DEADLINE.as_secs());
+                let silent = format!("that does not show its certificate at {address}");
+                return Some(if Instant::now() < end { silent } else { late });
             };
             let shown: Vec<_> = shown.iter().map(AsRef::as_ref).collect();
             if !is_enough(staying.roots(), &shown, &self.identity, Timestamp::now()) {
@@ -192,7 +200,7 @@ mod tests {
             assert_eq!((&*proxy.workload.kind, &*proxy.workload.name), ("ExternalWorkload", "vm"));
             let staying = AnchorBundle::parse(root.pem.as_bytes()).unwrap();
             let why = proxy.need(&staying, Instant::now() + DEADLINE).await;
-            assert!(why.is_some_and(|why| why.starts_with("without a valid address")), "{spec}");
+            assert!(why.is_some_and(|why| why.starts_with("without valid addresses")), "{spec}");
         }
     }
 }

@@ -115,6 +115,11 @@ impl LinkerdTrustStatus {
         (is_current && condition.reason != TrustReason::IssuerAwaited.as_str()).then_some(condition)
     }
 
+    /// Whether a proxy presents a certificate that reaches a declared trust anchor.
+    pub fn presents_declared(&self) -> bool {
+        self.anchors.iter().any(|anchor| anchor.desired && anchor.presented_by > 0)
+    }
+
     /// Whether the process that writes the issuer has said nothing about this generation.
     pub fn is_writer_silent(&self, generation: Option<i64>) -> bool {
         self.condition(TrustCondition::IssuerSynced).is_none_or(|it| it.observed_generation != generation)

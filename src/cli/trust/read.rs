@@ -139,7 +139,8 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         held: current.and_then(|status| status.held()).map(str::to_owned),
         issuer_condition: current.and_then(|status| status.issuer_condition(generation)).cloned(),
         is_writer_silent: current.is_some_and(|status| status.is_writer_silent(generation)),
-        is_guarded: is_guarded(client, namespace).await,
+        // One that proxies present certificates of is in use.
+        is_guarded: current.is_some_and(|status| !status.presents_declared()) && is_guarded(client, namespace).await,
         settings: LeafSettings::of(values.as_ref()),
         linked_clusters: linked_clusters(client).await,
         now: Timestamp::now(),
@@ -239,7 +240,8 @@ impl MeshedPod {
     fn watches(&self) -> bool {
         let is_set = |it: &MeshedVariable| it.name == WATCH_ENV && it.value.as_deref() == Some("true");
         self.spec.containers.iter().flatten().any(|container| {
-            container.env.iter().flatten().any(is_set) || container.args.iter().flatten().any(|arg| arg == WATCH_FLAG)
+            let is_flag = |arg: &String| arg.strip_prefix(WATCH_FLAG).is_some_and(|rest| matches!(rest, "" | "=true"));
+            container.env.iter().flatten().any(is_set) || container.args.iter().flatten().any(is_flag)
         })
     }
 
@@ -312,7 +314,9 @@ mod tests {
         let identity = |container: serde_json::Value| pod(&json!({"spec": {"containers": [container]}}));
         let set = |value: &str| json!({"name": "manager", "env": [{"name": "LINKERD_OPERATOR_IDENTITY_WATCH", "value": value}]});
         assert!(identity(set("true")).watches());
-        assert!(identity(json!({"name": "manager", "args": ["identity", "--identity-watch"]})).watches());
+        for flag in ["--identity-watch", "--identity-watch=true"] {
+            assert!(identity(json!({"name": "manager", "args": ["identity", flag]})).watches(), "{flag}");
+        }
         assert!(!identity(set("false")).watches() && !identity(json!({"name": "identity"})).watches());
     }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{tests::Followed, trust_guard::TrustGuard};
 use crate::{
-    api::LinkerdTrustStatus,
+    api::{LinkerdTrustStatus, linkerd_trust::TrustPhase},
     cluster::{Problems, Projected, kinds::linkerd_trust::LinkerdTrust},
     events::Reason,
     testing::LoggedLines,
@@ -222,6 +222,8 @@ fn at_the_start_an_issuer_is_not_used_if_proxies_certainly_refuse_it() {
     let mut reasons = held.followed.reasons();
     reasons.dedup();
     assert_eq!(reasons, [Reason::IssuerHeld]);
+    let metrics = held.held_metrics();
+    assert!(metrics.contains(&"held 1".to_owned()) && metrics.contains(&"held_expires 1".to_owned()), "{metrics:?}");
     held.trusted_by(&new, 9, 0);
     assert!(held.uses(&of_new, 0), "the last proxy was created again");
     assert!(start(&[&of_new], 9).uses(&of_new, 0));
@@ -236,6 +238,22 @@ fn at_the_start_an_issuer_is_not_used_if_proxies_certainly_refuse_it() {
         status.anchors.push(of_old);
     });
     assert!(bridged.uses(&of_new, 0));
+    for phase in
+        [TrustPhase::Unknown, TrustPhase::Renewing, TrustPhase::Retiring, TrustPhase::Complete, TrustPhase::Steady]
+    {
+        let mut later = start(&[&of_new], 8);
+        later.status(|status| status.phase = Some(phase));
+        assert!(later.uses(&of_new, 0), "a Pod of a tenant holds no issuer that has signed for months: {phase:?}");
+    }
+    let mut presented = start(&[&of_new], 8);
+    presented.status(|status| (status.anchors[0].desired, status.anchors[0].presented_by) = (true, 1));
+    assert!(presented.uses(&of_new, 0), "it has signed before");
+    let mut over = start(&[&of_new], 8);
+    over.status(|status| {
+        let issuer = json!({"name": "old", "expires": testing::now().to_string()});
+        status.issuer = Some(serde_json::from_value(issuer).unwrap());
+    });
+    assert!(over.uses(&of_new, 0), "the issuer before has ended");
     let mut stale = start(&[&of_new], 8);
     stale.status(|status| status.observed_generation = Some(0));
     assert!(stale.uses(&of_new, 0), "the status is about another spec");

@@ -264,6 +264,9 @@ impl IssuerFollower {
                 self.has_reported_anchor = true;
                 self.report_anchor();
             }
+        } else {
+            // Without an issuer in use, no proxy gets a certificate.
+            self.metrics.held(self.held.is_some(), self.held.is_some());
         }
     }
 

@@ -96,10 +96,20 @@ impl IssuerJudge<'_> {
         all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect()
     }
 
-    /// Verifies that the status does not say that some proxies trust no root of this issuer. What the status does not tell for
-    /// certain refuses nothing: an issuer of a root that is not declared, or of one that is not known.
+    /// Verifies that the status does not say that some proxies trust no root of this issuer, while they still accept the present
+    /// one. What the status does not tell for certain refuses nothing: an issuer of a root that is not declared, or of one that is
+    /// not known; and one of a declared root that proxies present certificates of, because it has signed before.
     pub(super) fn is_refused_by_none(&self, sent: &Sent) -> Result<(), String> {
         let status = self.basis.status;
+        let has_ended = |end: &Time| end.0 <= self.basis.now;
+        let is_over = status.issuer.as_ref().and_then(|issuer| issuer.expires.as_ref()).is_some_and(has_ended);
+        if status.phase != Some(TrustPhase::Spreading)
+            || status.presents_declared()
+            || is_over
+            || self.basis.declared.distrusted.is_cut
+        {
+            return Ok(());
+        }
         let parsed: Vec<_> = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der)).collect();
         let is_known = |it: &ChainCertificate| parsed.iter().chain(sent).any(|by| it.is_signed_by(by));
         if !self.basis.is_status_current() || !self.belongs_to_declared(sent) || !sent.iter().all(is_known) {
@@ -174,10 +184,9 @@ impl IssuerJudge<'_> {
         // A status of an operator that has ended says nothing about later Pods.
         let is_fresh = |at: &Time| self.basis.now.duration_since(at.0) <= READY_FOR;
         if status.ready_to_switch_at.as_ref().is_some_and(|at| !is_fresh(at)) {
-            return Err(format!(
-                "by this clock, which says {}, the operator has not renewed the condition ReadyToSwitch for minutes",
-                self.basis.now
-            ));
+            return Err(
+                "by the clock here, the operator has not renewed the condition ReadyToSwitch for minutes".to_owned()
+            );
         }
         let condition = status
             .condition(TrustCondition::ReadyToSwitch)

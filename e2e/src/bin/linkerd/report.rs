@@ -213,7 +213,7 @@ pub(crate) fn identity(title: &str, steps: &[IdentityStep]) -> String {
         let renewals: Vec<String> = step.renewals.iter().map(|(pod, count)| format!("{pod} {count}")).collect();
         let failed = match step.unavoidable {
             0 => step.failed().to_string(),
-            unavoidable => format!("{} ({unavoidable} with expired certificates)", step.failed()),
+            unavoidable => format!("{} ({unavoidable} unavoidable)", step.failed()),
         };
         let _ = writeln!(
             text,

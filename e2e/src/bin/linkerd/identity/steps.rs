@@ -73,7 +73,7 @@ pub(crate) struct IdentityStep {
     /// The changes of the Service, each of which needed a new connection with mTLS.
     pub(crate) connections: usize,
     pub(crate) counts: RequestCounts,
-    /// The failures of new connections while the certificates were expired.
+    /// The failures of new connections while the certificates were expired, or the only Pod did not run.
     pub(crate) unavoidable: u64,
     pub(crate) took: Duration,
 }
