@@ -7,7 +7,10 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -28,7 +31,8 @@ static VERSION: AtomicUsize = AtomicUsize::new(0);
 pub struct Volume(pub PathBuf);
 
 /// A certificate authority: a root, or an issuer that a root has signed.
-pub struct MeshAuthority(CertifiedIssuer<'static, KeyPair>);
+#[derive(Clone)]
+pub struct MeshAuthority(Arc<CertifiedIssuer<'static, KeyPair>>);
 
 // === impl Volume ===
 
@@ -88,7 +92,7 @@ impl Volume {
 
 impl MeshAuthority {
     pub fn root(name: &str) -> Result<Self> {
-        Ok(Self(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?))
+        Ok(Self(Arc::new(CertifiedIssuer::self_signed(params(name), KeyPair::generate()?)?)))
     }
 
     /// A root that ended yesterday.
@@ -99,17 +103,17 @@ impl MeshAuthority {
         let mut params = params(name);
         let now = date_time_ymd(1970, 1, 1) + SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         params.not_after = now - 24 * HOUR;
-        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+        Ok(Self(Arc::new(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?)))
     }
 
     pub fn signs(&self, name: &str) -> Result<Self> {
-        Ok(Self(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?))
+        Ok(Self(Arc::new(CertifiedIssuer::signed_by(params(name), KeyPair::generate()?, &self.0)?)))
     }
 
     /// Signs another certificate for the name and the key of that authority.
     pub fn bridges(&self, other: &Self, name: &str) -> Result<Self> {
         let key = KeyPair::from_pem(&other.key_pem())?;
-        Ok(Self(CertifiedIssuer::signed_by(params(name), key, &self.0)?))
+        Ok(Self(Arc::new(CertifiedIssuer::signed_by(params(name), key, &self.0)?)))
     }
 
     /// Signs a certificate of 36 hours for a proxy, which has this age. Returns it in DER, and its key in PKCS #8.

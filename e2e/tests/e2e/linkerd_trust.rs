@@ -1,6 +1,7 @@
 //! LinkerdTrusts on a real API server, with proxies that present certificates.
 
 mod accepted;
+mod clusters;
 mod crash;
 mod expired;
 mod held;
