@@ -43,7 +43,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// The deadline for all handshakes together.
 const ALL_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns the first `limit` workloads that may need another root than these, and why, of those that are open.
+/// Returns the first `limit` open workloads that may need a root which is not among these, and why.
 pub(super) async fn needing_others(
     client: &Client,
     resource: &ApiResource,

@@ -190,7 +190,7 @@ fn an_issuer_is_not_held_if_proxies_accept_it_as_the_present_one_or_nothing_decl
         guarded.declares(&new, "Secret", phase, both);
         assert!(guarded.uses(&first, 0));
         guarded.put(&[&second], both);
-        assert_eq!(guarded.uses(&second, 1), is_used, "whoever writes it, in the phase {phase}");
+        assert_eq!(guarded.uses(&second, 1), is_used, "the operator writes it, in the phase {phase}");
     }
     let mut without = GuardedIssuer::start(&[&first], &[&old]);
     assert!(without.uses(&first, 0));

@@ -96,9 +96,9 @@ impl IssuerJudge<'_> {
         all.filter(|root| always.contains(&root.id)).map(|root| hex(root.sha256)).collect()
     }
 
-    /// Verifies that the status does not say that some proxies trust no root of this issuer, while they still accept the present
-    /// one. What the status does not tell for certain refuses nothing: an issuer of a root that is not declared, or of one that is
-    /// not known; and one of a declared root that proxies present certificates of, because it has signed before.
+    /// Verifies that proxies do not certainly refuse this issuer, by the status: in the phase Spreading, some trust none of its
+    /// roots, and no proxy presents a certificate of a declared root yet, so it has not signed before. An issuer of a root that is
+    /// not declared, or not known, is used.
     pub(super) fn is_refused_by_none(&self, sent: &Sent) -> Result<(), String> {
         let status = self.basis.status;
         let has_ended = |end: &Time| end.0 <= self.basis.now;

@@ -42,7 +42,7 @@ const RENEWED_AT: f64 = 0.7;
 const API_SERVER_AWAY: Duration = Duration::from_secs(60);
 /// How long before the first renewal the API server stops.
 const BEFORE_RENEWAL: f64 = 5.0;
-/// Longer than the validity of a short certificate, and of one that is observed.
+/// Longer than a certificate of [`SHORT`] or [`OBSERVED`] is valid.
 const RENEWAL_DEADLINE: Duration = Duration::from_secs(90);
 /// A proxy with an expired certificate asks again after 10 s.
 const RETRIES: Duration = Duration::from_secs(25);
