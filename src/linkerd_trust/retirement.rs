@@ -3,9 +3,9 @@
 //! In: a mesh whose issuer belongs to a declared root. Out: since when the identity service signs only certificates that
 //! need declared roots; then now, later, or the reason why not. Always holds: before a removal, each replica of the
 //! identity service has shown twice, with [`CONFIRMED_AFTER`] between, that its certificates need only declared roots, and
-//! in between each proxy was asked again; proxies that are not seen from here keep every root, unless
-//! they show that they need none that leaves; only while connections are cut,
-//! one answer of each replica is enough; at rest, the identity service is asked once a minute at most.
+//! in between each proxy was asked again; proxies that are not seen from here keep every root, unless they show that they
+//! need none that leaves; only while connections are cut, one answer of each replica is enough; at rest, the identity
+//! service is asked once a minute at most.
 
 use std::{sync::Arc, time::Duration};
 
@@ -161,28 +161,28 @@ impl Retirement {
         let generation = basis.declaration.generation;
         let staying = AnchorBundle::parse(after.as_bytes()).ok();
         let declared = seen.desired.as_ref();
-        let (why, commands) =
-            match unseen_proxies::check(&self.client, declared, generation, &wait, staying.as_ref()).await {
-                Err(Unseen { why, commands }) => {
-                    self.watch(&basis.declaration, seen).await;
-                    let remedy = "Once no certificate there needs them, run the command in status.commands";
-                    (if commands.is_empty() { why } else { format!("{why}. {remedy}") }, commands)
-                }
-                Ok(()) => {
-                    let signing = self.signing(seen, Some(after.to_owned())).await;
-                    self.memory.lock().signed(&basis.declaration, &signing, now);
-                    match signing {
-                        Signing::Declared => {
-                            let step = self.memory.lock().confirm(basis);
-                            if let RetirementStep::After(_) = step {
-                                self.leaves.ask_all(now);
-                            }
-                            return step;
+        let unseen = unseen_proxies::check(&self.client, declared, generation, &wait, staying.as_ref()).await;
+        let (why, commands) = match unseen {
+            Err(Unseen { why, commands }) => {
+                self.watch(&basis.declaration, seen).await;
+                let remedy = "Once no certificate there needs them, run the command in status.commands";
+                (if commands.is_empty() { why } else { format!("{why}. {remedy}") }, commands)
+            }
+            Ok(()) => {
+                let signing = self.signing(seen, Some(after.to_owned())).await;
+                self.memory.lock().signed(&basis.declaration, &signing, now);
+                match signing {
+                    Signing::Declared => {
+                        let step = self.memory.lock().confirm(basis);
+                        if let RetirementStep::After(_) = step {
+                            self.leaves.ask_all(now);
                         }
-                        Signing::Others(why) | Signing::Unknown(why) => (why, Vec::new()),
+                        return step;
                     }
+                    Signing::Others(why) | Signing::Unknown(why) => (why, Vec::new()),
                 }
-            };
+            }
+        };
         let message = format!("the roots that are not declared stay in the bundle: {why}");
         let held = HeldWrite { reason: TrustReason::RemovalHeld, message, retry: Some(RETRY), commands };
         self.memory.lock().hold(basis, held)

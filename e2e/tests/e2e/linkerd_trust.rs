@@ -137,6 +137,18 @@ impl ReportedMesh {
         .await
     }
 
+    /// Runs the command of the status that accepts what the operator does not see.
+    async fn accept_unseen(&self) -> Result<()> {
+        let command = eventually(SOON, "the command", async || {
+            let object = self.rig.get(&["linkerdtrust", "mesh"]).await?;
+            let is_current = object.pointer("/status/observedGeneration") == object.pointer("/metadata/generation");
+            let command = object.pointer("/status/commands/0").and_then(Value::as_str);
+            let command = command.filter(|it| is_current && it.starts_with("kubectl patch linkerdtrust mesh"));
+            Ok(command.with_context(|| format!("{object:#}"))?.to_owned())
+        });
+        self.rig.shell(&command.await?).await
+    }
+
     /// Waits until the status reports this first.
     async fn expect_problem(&self, text: &str) -> Result<()> {
         eventually(RENEWED, format_args!("the problem {text:?}"), async || {

@@ -13,7 +13,7 @@ use e2e::{
     tls::certificate_of,
 };
 use futures::future::try_join;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{REMOVED, RENEWED, ReportedMesh, SOON, bundle_becomes, bundle_is, next_step};
 
@@ -124,18 +124,6 @@ impl LinkedMeshes {
         }
         Ok(())
     }
-
-    /// Runs the command of the status that accepts what the operator does not see.
-    async fn accept(&self, cluster: usize) -> Result<()> {
-        let rig = &self.mesh(cluster)?.rig;
-        let command = eventually(SOON, "the command", async || {
-            let object = rig.get(&["linkerdtrust", "mesh"]).await?;
-            let command = object.pointer("/status/commands/0").and_then(Value::as_str);
-            let command = command.filter(|it| it.starts_with("kubectl patch linkerdtrust mesh"));
-            Ok(command.with_context(|| format!("{object:#}"))?.to_owned())
-        });
-        rig.shell(&command.await?).await
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +145,7 @@ async fn over_a_bridge_each_of_two_clusters_rotates_alone_and_the_old_root_leave
     }
     // No certificate of any cluster needs the old root.
     for cluster in [0, 1] {
-        linked.accept(cluster).await?;
+        linked.mesh(cluster)?.accept_unseen().await?;
     }
     for cluster in [0, 1] {
         let rig = &linked.mesh(cluster)?.rig;
@@ -187,7 +175,7 @@ async fn without_a_bridge_the_issuer_of_one_cluster_waits_until_the_proxies_of_t
     linked.create_again(1, &pki.both(), &[&pki.old_issuer]).await?;
     for cluster in [0, 1] {
         linked.mesh(cluster)?.reaches(INJECTED, "AwaitingIssuer", &["ReadyToSwitch=False/ProxiesNotSeen"]).await?;
-        linked.accept(cluster).await?;
+        linked.mesh(cluster)?.accept_unseen().await?;
     }
     for cluster in [0, 1] {
         linked.mesh(cluster)?.reaches(SOON, "AwaitingIssuer", &["ReadyToSwitch=True/Synced"]).await?;

@@ -157,18 +157,6 @@ impl IssuerMesh {
         Ok(())
     }
 
-    /// Runs the command of the status that accepts what the operator does not see.
-    async fn accept_unseen(&self) -> Result<()> {
-        let command = eventually(SOON, "the command", async || {
-            let object = self.mesh.rig.get(&["linkerdtrust", "mesh"]).await?;
-            let is_current = object.pointer("/status/observedGeneration") == object.pointer("/metadata/generation");
-            let command = object.pointer("/status/commands/0").and_then(Value::as_str);
-            let command = command.filter(|it| is_current && it.starts_with("kubectl patch linkerdtrust mesh"));
-            Ok(command.with_context(|| format!("{object:#}"))?.to_owned())
-        });
-        self.mesh.rig.shell(&command.await?).await
-    }
-
     /// A Pod of the control plane, whose proxy reads the ConfigMap when it starts.
     async fn put_control_plane(&self, name: &str) -> Result<()> {
         let anchors = json!({"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "valueFrom":
@@ -255,7 +243,7 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
     mesh.mesh.rig.apply(&[exported]).await?;
     mesh.reports(INJECTED, "IssuerHeld", "Namespace default has Services for other clusters").await?;
     mesh.present_is(&[&mesh.old_issuer]).await?;
-    mesh.accept_unseen().await?;
+    mesh.mesh.accept_unseen().await?;
     eventually(INJECTED, "the issuer to be written", async || mesh.present_is(&[&mesh.new_issuer]).await).await?;
     mesh.mesh.proxies["web-3"].renew(&[&mesh.new_issuer], &mesh.mesh.old)?;
     mesh.mesh.reaches(RENEWED, "Retiring", &["IssuerSynced=True/Synced"]).await?;
@@ -263,7 +251,7 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
     // Back to the old root. All proxies trust it.
     mesh.declare(&mesh.mesh.old, false).await?;
     // The other clusters were accepted for the next root.
-    mesh.accept_unseen().await?;
+    mesh.mesh.accept_unseen().await?;
     mesh.present_becomes(&[&mesh.old_issuer]).await?;
     mesh.reports(SOON, "Synced", "That of Secret linkerd-identity-issuer-next does not").await?;
     super::bundle_is(&mesh.mesh.rig, &both).await
