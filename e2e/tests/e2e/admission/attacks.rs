@@ -79,8 +79,14 @@ impl ConnectionAttack {
         }
     }
 
+    /// The request that is sent again and again. It is made once: a client that makes long ones on each connection has no
+    /// time to create Pods.
+    fn request(self) -> String {
+        if matches!(self, Self::UnreadLong) { request(&long_review()) } else { request("{}") }
+    }
+
     /// Attacks on one connection until the server closes it.
-    async fn attack(self, server: SocketAddr, connector: &TlsConnector) -> Result<()> {
+    async fn attack(self, server: SocketAddr, connector: &TlsConnector, request: &str) -> Result<()> {
         let socket = TcpSocket::new_v4()?;
         if matches!(self, Self::Unread | Self::UnreadLong) {
             // Otherwise the kernel takes the answers.
@@ -116,13 +122,10 @@ impl ConnectionAttack {
                     sleep(Duration::from_millis(62)).await;
                 }
             }
-            Self::Unread | Self::UnreadLong => {
-                let request = if matches!(self, Self::Unread) { request("{}") } else { request(&long_review()) };
-                loop {
-                    stream.write_all(request.as_bytes()).await?;
-                    sleep(Duration::from_secs(1)).await;
-                }
-            }
+            Self::Unread | Self::UnreadLong => loop {
+                stream.write_all(request.as_bytes()).await?;
+                sleep(Duration::from_secs(1)).await;
+            },
             Self::Silent | Self::Handshake | Self::Idle => {}
         }
         until_closed(&mut stream).await
@@ -174,12 +177,13 @@ async fn attacks_on_the_webhook_port_take_bounded_memory_and_pods_are_injected()
     has_long_answer(replica.address, &connector).await?;
     for attack in ConnectionAttack::ALL {
         let mut attackers = JoinSet::new();
+        let request: Arc<str> = attack.request().into();
         for _ in 0..attack.connections() {
-            let (connector, server) = (Arc::clone(&connector), replica.address);
+            let (connector, server, request) = (Arc::clone(&connector), replica.address, Arc::clone(&request));
             attackers.spawn(async move {
                 loop {
                     // The server may close the connection at any time.
-                    drop(attack.attack(server, &connector).await);
+                    drop(attack.attack(server, &connector, &request).await);
                     sleep(AGAIN).await;
                 }
             });
