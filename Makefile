@@ -124,7 +124,7 @@ e2e-node-packages: ## Install the Debian packages that e2e-node needs, with apt-
 # Linkerd's programs are not part of this repository: give the paths of your own builds. A part whose program is not
 # given is left out, and the report says so.
 .PHONY: e2e-linkerd
-e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_CONTROLLER=, LINKERD_CLI=, LINKERD_CHARTS=, and as root LINKERD_PROXY= and LINKERD_POLICY_CONTROLLER= (paths; SEEDS="1 2 3", PARTS="answers table clusters traffic identity trust injector reviews bursts service-profiles cli")
+e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_CONTROLLER=, LINKERD_CLI=, LINKERD_CHARTS=, and as root LINKERD_PROXY= and LINKERD_POLICY_CONTROLLER= (paths; SEEDS="1 2 3", PARTS="answers table clusters traffic identity trust distrust injector reviews bursts service-profiles cli")
 	@$(PHASE); phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "against Linkerd" $(TARGET)/debug/linkerd
 

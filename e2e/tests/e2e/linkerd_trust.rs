@@ -6,6 +6,7 @@ mod crash;
 mod expired;
 mod held;
 mod helm;
+mod identity;
 mod issuer;
 
 use std::{

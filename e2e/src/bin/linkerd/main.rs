@@ -2,7 +2,7 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic identity trust injector reviews bursts service-profiles cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table clusters traffic identity trust distrust injector reviews bursts service-profiles cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
@@ -70,7 +70,12 @@ async fn run() -> Result<bool> {
     if is_wanted("traffic") {
         is_explained &= traffic().await?;
     }
-    for (part, title, course) in [("identity", "Identity", Course::Services), ("trust", "Trust", Course::Roots)] {
+    let courses = [
+        ("identity", "Identity", Course::Services),
+        ("trust", "Trust", Course::Roots),
+        ("distrust", "Distrust", Course::Distrusted),
+    ];
+    for (part, title, course) in courses {
         if is_wanted(part) {
             is_explained &= identity(title, course).await?;
         }

@@ -1,30 +1,19 @@
 //! An issuer that people or another program write too early is held by the identity service that watches LinkerdTrusts.
 //! Situations 10 and 11.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
     eventually, holds,
-    identity::{AUDIENCE, MeshAuthority, certify, verify},
-    port,
+    identity::{MeshAuthority, verify},
 };
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::{ReportedMesh, SOON, bundle_becomes};
-use crate::{
-    identity::WEB,
-    manifests::{
-        components::{components, start_manager},
-        id,
-    },
-};
+use super::{ReportedMesh, SOON, bundle_becomes, identity::ShippedIdentity};
+use crate::identity::WEB;
 
-const IDENTITY: &str = "linkerd-operator-identity";
 /// The longest time from a new status to the certificates that follow from it.
 const AT_ONCE: Duration = Duration::from_secs(2);
 /// The time for which no issuer is ready after a change of the bundle.
@@ -43,26 +32,9 @@ async fn an_issuer_that_comes_too_early_signs_within_two_seconds_of_the_end_of_t
         mesh.rig.apply(&[json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})]).await
     };
     put_issuer(&first).await?;
-    let component = components(&["identity", "identity/watch"]);
-    let mut objects = mesh.rig.shipped_with("config/control-plane", &component).await?;
-    objects.retain(|object| id(object).contains(IDENTITY));
-    let others: Vec<_> = objects.iter().filter(|object| object["kind"] != "Deployment").cloned().collect();
-    mesh.rig.apply(&others).await?;
-    for created in ["namespace emojivoto", "-n=emojivoto serviceaccount web"] {
-        let words: Vec<_> = created.split(' ').collect();
-        mesh.rig.kubectl(&[&["create"], &words[..]].concat()).await?;
-    }
-    let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
-    let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
-    let mut identity = start_manager(&mesh.rig, &objects, IDENTITY, "linkerd", &flags).await?;
-    identity.ready(SOON).await?;
-    let token = mesh.rig.token_for("emojivoto", "web", &[AUDIENCE]).await?;
-    let signs_with = async |issuer: &MeshAuthority| {
-        let answer = certify(address, WEB, &token).await?;
-        ensure!(answer.intermediate_certificates == [issuer.der()], "another issuer signs");
-        Ok(answer)
-    };
-    signs_with(&first).await?;
+    let shipped = ShippedIdentity::permit(&mesh).await?;
+    let identity = shipped.ready(&mesh).await?;
+    identity.signs_with(&[&first]).await?;
 
     let both = format!("{}{}", mesh.old.pem(), new.pem());
     mesh.put_trust("mesh", Some(&new.pem())).await?;
@@ -73,41 +45,39 @@ async fn an_issuer_that_comes_too_early_signs_within_two_seconds_of_the_end_of_t
     // As cert-manager does when the issuerRef of its Certificate changes.
     put_issuer(&second).await?;
     eventually(SOON, "/ready to say why", async || {
-        let (_, body) = identity.get("/ready").await?;
+        let (_, body) = identity.manager.get("/ready").await?;
         let held = "is held: not all proxies accept its certificates yet: LinkerdTrust mesh is in the phase ";
         ensure!(body.contains(held), "{body}");
         Ok(())
     })
     .await?;
-    holds(AT_ONCE, "the last issuer to sign", async || signs_with(&first).await.map(drop)).await?;
-    let held = identity.metric("linkerd_operator_identity_issuer_held", &[]).await.context("no metric")?;
+    holds(AT_ONCE, "the last issuer to sign", async || identity.signs_with(&[&first]).await.map(drop)).await?;
+    let held = identity.manager.metric("linkerd_operator_identity_issuer_held", &[]).await.context("no metric")?;
     ensure!((held - 1.0).abs() < 0.5, "{held}");
 
     // A replica that starts now has never had the last issuer. A rolling update waits until it is ready.
-    let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
-    let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
-    let another = start_manager(&mesh.rig, &objects, IDENTITY, "linkerd", &flags).await?;
+    let another = shipped.start(&mesh).await?;
     eventually(SOON, "another replica to say why it is not ready", async || {
-        let (status, body) = another.get("/ready").await?;
+        let (status, body) = another.manager.get("/ready").await?;
         let why = "no issuer of certificates is loaded: the new issuer, of the root ";
         ensure!(status == StatusCode::SERVICE_UNAVAILABLE && body.contains(why), "{status} {body}");
         ensure!(body.contains("2 proxies trust no root of it, by the status of LinkerdTrust mesh"), "{body}");
         Ok(())
     })
     .await?;
-    ensure!(certify(address, WEB, &token).await.is_err(), "it signs");
+    ensure!(another.certify().await.is_err(), "it signs");
     drop(another);
 
     mesh.put_proxy("api", &both, &[&first]).await?;
     mesh.delete_proxy("web-1").await?;
     mesh.reaches(SOON, "Spreading", &["TrustSpread=False/ProxiesBehind"]).await?;
-    signs_with(&first).await?;
+    identity.signs_with(&[&first]).await?;
     // Injectors may serve the bundle before for four minutes.
     tokio::time::sleep(INJECTED.saturating_sub(added.elapsed())).await;
     mesh.delete_proxy("web-2").await?;
     mesh.reaches(SOON, "AwaitingIssuer", &["ReadyToSwitch=True/Synced"]).await?;
-    eventually(AT_ONCE, "the new issuer to sign", async || signs_with(&second).await.map(drop)).await?;
-    let answer = signs_with(&second).await?;
+    eventually(AT_ONCE, "the new issuer to sign", async || identity.signs_with(&[&second]).await.map(drop)).await?;
+    let answer = identity.signs_with(&[&second]).await?;
     verify(&answer, WEB, &new)?;
     // During a rotation, proxies renew within the hour.
     let until = answer.valid_until.context("no end")?.seconds;

@@ -5,13 +5,13 @@ use std::{collections::HashMap, path::Path, time::Duration};
 use anyhow::{Context, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use e2e::{
-    Fault, FaultProxy, Manager, Rule, WriteEnd, eventually, holds,
+    Action, Fault, FaultProxy, Manager, Rule, WriteEnd, eventually, holds,
     identity::MeshAuthority,
     shipped::{OPERATOR_NAMESPACE, is_named},
 };
 use serde_json::{Value, json};
 
-use super::{RENEWED, ReportedMesh, SOON, deployed, manager, next_step};
+use super::{RENEWED, ReportedMesh, SOON, deployed, identity::ShippedIdentity, manager, next_step};
 use crate::manifests::components::manager_options;
 
 const ACCOUNT: &str = "linkerd-operator-issuer";
@@ -68,6 +68,22 @@ impl IssuerMesh {
         permit_writer(&mesh).await?;
         let writer = writer(&mesh, None).await?;
         Self::of(mesh, writer).await
+    }
+
+    /// The writer sends its requests through the proxy. The root of the present issuer is declared.
+    async fn with_fault_proxy() -> Result<(Self, FaultProxy)> {
+        let rig = deployed().await?;
+        let manager = manager(&rig, &rig.operator_kubeconfig().await?).await?;
+        let mesh = ReportedMesh { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
+        mesh.put_bundle(&mesh.old.pem()).await?;
+        permit_writer(&mesh).await?;
+        let token = mesh.rig.service_account_token(OPERATOR_NAMESPACE, ACCOUNT).await?;
+        let proxy = FaultProxy::start_with_token(&mesh.rig, ACCOUNT, &token).await?;
+        let writer = writer(&mesh, Some(proxy.kubeconfig())).await?;
+        let mesh = Self::of(mesh, writer).await?;
+        mesh.declare(&mesh.mesh.old, false).await?;
+        mesh.reports(SOON, "Synced", "").await?;
+        Ok((mesh, proxy))
     }
 
     /// The Secret is that of Linkerd's chart.
@@ -221,6 +237,11 @@ async fn with_a_declared_bridge_the_next_issuer_is_written_by_a_process_that_rea
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previous_one_comes_back() -> Result<()> {
     let mut mesh = IssuerMesh::start().await?;
+    let identity = ShippedIdentity::permit(&mesh.mesh).await?.ready(&mesh.mesh).await?;
+    let signs_with = async |issuer: &MeshAuthority| {
+        let signs = async || identity.signs_with(&[issuer]).await.map(drop);
+        eventually(SOON, "a certificate of the issuer that was written", signs).await
+    };
     mesh.put_control_plane("linkerd-destination-1").await?;
     mesh.put_next(&[&mesh.new_issuer]).await?;
     mesh.declare(&mesh.new, false).await?;
@@ -243,8 +264,10 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
     mesh.mesh.rig.apply(&[exported]).await?;
     mesh.reports(INJECTED, "IssuerHeld", "Namespace default has Services for other clusters").await?;
     mesh.present_is(&[&mesh.old_issuer]).await?;
+    signs_with(&mesh.old_issuer).await?;
     mesh.mesh.accept_unseen().await?;
     eventually(INJECTED, "the issuer to be written", async || mesh.present_is(&[&mesh.new_issuer]).await).await?;
+    signs_with(&mesh.new_issuer).await?;
     mesh.mesh.proxies["web-3"].renew(&[&mesh.new_issuer], &mesh.mesh.old)?;
     mesh.mesh.reaches(RENEWED, "Retiring", &["IssuerSynced=True/Synced"]).await?;
 
@@ -253,6 +276,7 @@ async fn without_a_bridge_the_next_issuer_waits_for_the_last_proxy_and_the_previ
     // The other clusters were accepted for the next root.
     mesh.mesh.accept_unseen().await?;
     mesh.present_becomes(&[&mesh.old_issuer]).await?;
+    signs_with(&mesh.old_issuer).await?;
     mesh.reports(SOON, "Synced", "That of Secret linkerd-identity-issuer-next does not").await?;
     super::bundle_is(&mesh.mesh.rig, &both).await
 }
@@ -358,27 +382,12 @@ const WRITES: [(&str, &str); 3] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_is_killed_during_a_write_leaves_the_next_and_the_previous_issuer() -> Result<()> {
-    let rig = deployed().await?;
-    let kubeconfig = rig.operator_kubeconfig().await?;
-    let manager = manager(&rig, &kubeconfig).await?;
-    let mesh = ReportedMesh { rig, manager, old: MeshAuthority::root("old")?, proxies: HashMap::new() };
-    mesh.put_bundle(&mesh.old.pem()).await?;
-    permit_writer(&mesh).await?;
-    let token = mesh.rig.service_account_token(OPERATOR_NAMESPACE, ACCOUNT).await?;
-    let proxy = FaultProxy::start_with_token(&mesh.rig, ACCOUNT, &token).await?;
-    let writer_of = async |mesh: &ReportedMesh| writer(mesh, Some(proxy.kubeconfig())).await;
-    let first = writer_of(&mesh).await?;
-    let mut mesh = IssuerMesh::of(mesh, first).await?;
-    let old = MeshAuthority::root("same")?;
-    mesh.mesh.put_bundle(&old.pem()).await?;
-    let mut present = old.signs("issuer 0")?;
-    mesh.put_present(&present).await?;
-    mesh.declare(&old, false).await?;
-    mesh.reports(SOON, "Synced", "").await?;
+    let (mut mesh, proxy) = IssuerMesh::with_fault_proxy().await?;
+    let mut present = mesh.old_issuer.clone();
     let ends = [WriteEnd::Lost, WriteEnd::Unknown];
     for (number, (write, end)) in (1..).zip(WRITES.into_iter().flat_map(|write| ends.map(|end| (write, end)))) {
         let what = format!("{write:?} {end:?}");
-        let next = old.signs(&format!("issuer {number}"))?;
+        let next = mesh.mesh.old.signs(&format!("issuer {number}"))?;
         let fault: Fault = proxy.inject(Rule::path(write.1).method(write.0).times(1), end.action());
         mesh.put_next(&[&next]).await?;
         eventually(SOON, &what, async || {
@@ -388,7 +397,7 @@ async fn a_writer_that_is_killed_during_a_write_leaves_the_next_and_the_previous
         .await?;
         mesh.writer.kill().await?;
         fault.release();
-        mesh.writer = writer_of(&mesh.mesh).await?;
+        mesh.writer = writer(&mesh.mesh, Some(proxy.kubeconfig())).await?;
         mesh.present_becomes(&[&next]).await.context(what.clone())?;
         mesh.reports(SOON, "Synced", &format!("issuer {number}")).await.context(what.clone())?;
         mesh.previous_is(&present).await.context(what)?;
@@ -397,6 +406,23 @@ async fn a_writer_that_is_killed_during_a_write_leaves_the_next_and_the_previous
         present = next;
     }
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_issuer_is_not_written_while_the_present_one_cannot_be_saved() -> Result<()> {
+    let (mesh, proxy) = IssuerMesh::with_fault_proxy().await?;
+    let [(method, path), ..] = WRITES;
+    let unavailable = Action::Status { code: 503, retry_after: None };
+    let fault = proxy.inject(Rule::path(path).method(method), unavailable);
+    let next = mesh.mesh.old.signs("next issuer")?;
+    mesh.put_next(&[&next]).await?;
+    mesh.reports(SOON, "WriteFailed", "could not be written: injected 503").await?;
+    mesh.present_is(&[&mesh.old_issuer]).await?;
+    fault.is_hit(|hits| hits > 2).await?;
+    mesh.present_is(&[&mesh.old_issuer]).await?;
+    fault.remove();
+    mesh.present_becomes(&[&next]).await?;
+    mesh.previous_is(&mesh.old_issuer).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@
 
 mod operated;
 mod policy;
+mod roots;
 mod scene;
 mod steps;
 
@@ -19,7 +20,7 @@ use self::steps::IdentityRun;
 pub(crate) use self::steps::{Course, IdentityStep};
 
 /// The whole part.
-const DEADLINE: Duration = Duration::from_secs(25 * 60);
+const DEADLINE: Duration = Duration::from_secs(40 * 60);
 
 /// Linkerd's programs.
 pub(crate) struct IdentityPrograms {

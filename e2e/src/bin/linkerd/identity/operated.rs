@@ -7,7 +7,6 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
-    path::Path,
     time::Duration,
 };
 
@@ -25,12 +24,11 @@ use tokio::{
 };
 
 use crate::traffic::{
-    identity::{BUNDLE, ISSUER, IdentityServiceOptions, MeshTrust},
+    identity::{BUNDLE, ISSUER, IdentityServiceOptions, MeshTrust, RootFolder},
     network::PodNetwork,
 };
 
 const ADMIN_PORT: u16 = 4191;
-const FIRST_ROOT: &str = "root.linkerd.cluster.local";
 /// Longer than the validity of a certificate.
 const OBSERVED: Duration = Duration::from_secs(90);
 
@@ -64,10 +62,6 @@ impl TrustOperator {
         control_plane.create_namespaces(&[OPERATOR_NAMESPACE]).await?;
         let metadata = |name: &str| json!({"name": name, "namespace": "linkerd"});
         let (certificate, key) = trust.issuer()?;
-        // The Pods that only the destination reads have no proxy that can be asked: after this time, they have no certificate of
-        // the old root.
-        let [lifetime, skew] = [options.lifetime, options.clock_skew].map(|time| format!("{}s", time.as_secs()));
-        let values = json!({"identity": {"issuer": {"issuanceLifetime": lifetime, "clockSkewAllowance": skew}}});
         control_plane
             .apply(&[
                 json!({"apiVersion": "v1", "kind": "ServiceAccount",
@@ -76,8 +70,7 @@ impl TrustOperator {
                     "data": {"ca-bundle.crt": trust.anchors()}}),
                 json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata(ISSUER),
                     "stringData": {"crt.pem": certificate, "key.pem": key}}),
-                json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("linkerd-config"),
-                    "data": {"values": values.to_string()}}),
+                settings(options),
                 json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"},
                     "spec": {}}),
             ])
@@ -125,8 +118,15 @@ impl TrustOperator {
         Ok(port)
     }
 
+    /// Does not wait until all proxies have been created again.
+    pub(super) async fn cut(control_plane: &ControlPlane) -> Result<()> {
+        let patch = r#"{"spec":{"distrust":{"connections":"Cut"}}}"#;
+        control_plane.kubectl(&["patch", "linkerdtrust", "mesh", "--type=merge", "-p", patch]).await.map(drop)
+    }
+
     /// Declares what is in the folder of the next root, and writes the next issuer.
-    pub(super) async fn declare(control_plane: &ControlPlane, folder: &Path) -> Result<()> {
+    pub(super) async fn declare(control_plane: &ControlPlane, next: &RootFolder) -> Result<()> {
+        let RootFolder(folder) = next;
         let read = |name: &str| fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"));
         let next = json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
             "metadata": {"name": format!("{ISSUER}-next"), "namespace": "linkerd"},
@@ -136,12 +136,13 @@ impl TrustOperator {
         control_plane.kubectl(&["apply", "-f", manifest.to_str().context("the path is not UTF-8")?]).await.map(drop)
     }
 
-    /// Waits until the certificates of all proxies reach the first root, or the one that replaces it, and nothing is broken.
-    pub(super) async fn presented(&self, control_plane: &ControlPlane, is_next: bool) -> Result<()> {
+    /// Waits until the certificates of all proxies reach the root that the bundle shall have, or the one that it
+    /// replaces, and nothing is broken.
+    pub(super) async fn presented(&self, control_plane: &ControlPlane, is_desired: bool) -> Result<()> {
         self.reports(control_plane, "the certificates of all proxies", |status| {
-            let named = |anchor: &&Value| (anchor.get("name") == Some(&json!(FIRST_ROOT))) != is_next;
             let anchors = status.get("anchors").and_then(Value::as_array).context("no anchors")?;
-            let root = anchors.iter().find(named).context("no such root")?;
+            let mut roots = anchors.iter().filter(|anchor| anchor.get("desired") == Some(&json!(is_desired)));
+            let root = roots.next().context("no such root")?;
             ensure!(root.get("presentedBy") == Some(&json!(self.pods)), "others present certificates of this root");
             let broken = conditions(status).any(|it| it.get("reason") == Some(&json!("Broken")));
             ensure!(!broken, "something is broken");
@@ -186,6 +187,15 @@ impl TrustOperator {
         })
         .await
     }
+}
+
+/// The ConfigMap with the lifetime of certificates. The Pods that only the destination reads have no proxy that can be asked:
+/// after this time, they have no certificate of an earlier root.
+pub(super) fn settings(options: IdentityServiceOptions) -> Value {
+    let [lifetime, skew] = [options.lifetime, options.clock_skew].map(|time| format!("{}s", time.as_secs()));
+    let values = json!({"identity": {"issuer": {"issuanceLifetime": lifetime, "clockSkewAllowance": skew}}});
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "linkerd-config", "namespace": "linkerd"},
+        "data": {"values": values.to_string()}})
 }
 
 fn conditions(status: &Value) -> impl Iterator<Item = &Value> {

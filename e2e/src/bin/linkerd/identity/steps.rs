@@ -4,15 +4,9 @@
 //! * Always: only certificates that were received after the change of a step count as its renewals. All requests since
 //!   the step began count.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::eventually;
 use tokio::{
     task::JoinHandle,
@@ -21,8 +15,7 @@ use tokio::{
 
 use super::{
     IdentityPrograms,
-    operated::TrustOperator,
-    scene::{CLIENT_POD, IDENTITY, IdentityMesh, LATE, LATEST, ProxyCertificate, WEB, now},
+    scene::{IdentityMesh, LATE, LATEST, ProxyCertificate, now},
 };
 use crate::{
     replica::ServerKind::{self, Ours, Theirs},
@@ -46,20 +39,18 @@ const BEFORE_RENEWAL: f64 = 5.0;
 const RENEWAL_DEADLINE: Duration = Duration::from_secs(90);
 /// A proxy with an expired certificate asks again after 10 s.
 const RETRIES: Duration = Duration::from_secs(25);
-/// The operator writes the bundle and the issuer at once. It removes a root when all older certificates have ended, three
-/// minutes later, and the identity service has then shown twice, with three minutes between, that its certificates do not need it.
-const WRITTEN: Duration = Duration::from_secs(60);
-const REMOVED: Duration = Duration::from_secs(720);
 /// The pause between two changes of the Service.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     /// The identity service and its issuer, under one root.
     Services,
-    /// The root.
+    /// The root, over a bridge.
     Roots,
+    /// The root, without a bridge.
+    Distrusted,
 }
 
 /// One step.
@@ -79,20 +70,20 @@ pub(crate) struct IdentityStep {
 }
 
 pub(super) struct IdentityRun {
-    mesh: IdentityMesh,
+    pub(super) mesh: IdentityMesh,
     /// Of an identity service without native TLS.
-    options: IdentityServiceOptions,
+    pub(super) options: IdentityServiceOptions,
     done: Vec<IdentityStep>,
 }
 
 /// The state at the beginning of a step.
-struct BegunStep {
+pub(super) struct BegunStep {
     name: &'static str,
     server: String,
     at: Instant,
-    counts: RequestCounts,
+    pub(super) counts: RequestCounts,
     /// After the change of the step.
-    certificates: BTreeMap<&'static str, ProxyCertificate>,
+    pub(super) certificates: BTreeMap<&'static str, ProxyCertificate>,
 }
 
 // === impl IdentityStep ===
@@ -115,7 +106,7 @@ impl IdentityRun {
     pub(super) async fn start(programs: IdentityPrograms, course: Course) -> Result<Self> {
         let options = match course {
             Course::Services => SHORT,
-            Course::Roots => OBSERVED,
+            Course::Roots | Course::Distrusted => OBSERVED,
         };
         Ok(Self { mesh: IdentityMesh::start(programs, options).await?, options, done: Vec::new() })
     }
@@ -123,82 +114,15 @@ impl IdentityRun {
     pub(super) async fn all(mut self, course: Course) -> Result<Vec<IdentityStep>> {
         let ran = match course {
             Course::Services => self.services().await,
-            Course::Roots => self.roots().await,
+            Course::Roots => self.over_a_bridge().await,
+            Course::Distrusted => self.without_a_bridge().await,
         };
         ran.with_context(|| self.mesh.logs())?;
         Ok(self.done)
     }
 
-    /// Has the operator replace the root of the mesh, with a bridge from the old one, which is then distrusted.
-    async fn roots(&mut self) -> Result<()> {
-        let begun = self.begin("the old root", Theirs).await?;
-        self.renewed(begun).await?;
-        let mut operator = self.mesh.operate(self.options).await?;
-        operator.presented(&self.mesh.control_plane, false).await?;
-        let mut begun = self.begin("the operator writes the new root, its issuer and the bridge", Theirs).await?;
-        let directory = self.mesh.control_plane.directory().to_owned();
-        let next = self.mesh.trust.next(&directory).await?;
-        TrustOperator::declare(&self.mesh.control_plane, &next).await?;
-        self.mounted(WRITTEN, &["ca.crt", "issuer.crt"].map(|file| next.join(file)), None).await?;
-        begun.certificates = self.mesh.certificates().await?;
-        self.renewed(begun).await?;
-        // Over the bridge, they reach both.
-        for is_next in [true, false] {
-            operator.presented(&self.mesh.control_plane, is_next).await?;
-        }
-        let begun = self.begin("the operator removes the old root", Theirs).await?;
-        self.mounted(REMOVED, &[next.join("ca.crt")], Some(&directory.join("old.crt"))).await?;
-        self.renewed(begun).await?;
-        operator.presented(&self.mesh.control_plane, true).await?;
-        self.replaced(Ours).await?;
-        self.starts(LATE, "a new proxy starts").await?;
-
-        operator.behind(&self.mesh.control_plane, &[CLIENT_POD, IDENTITY, WEB]).await?;
-        let mut begun = self.begin("the Pod of the identity service is created again", Ours).await?;
-        self.mesh.restart_proxy(&mut operator, IDENTITY).await?;
-        begun.certificates = self.mesh.certificates().await?;
-        self.renewed(begun).await?;
-        operator.behind(&self.mesh.control_plane, &[CLIENT_POD, WEB]).await?;
-        let mut begun =
-            self.begin("the only Pods of the client and of the application are created again", Ours).await?;
-        for pod in [WEB, CLIENT_POD] {
-            self.mesh.restart_proxy(&mut operator, pod).await?;
-        }
-        begun.certificates = self.mesh.certificates().await?;
-        let without_pods = begun.counts.clone();
-        sleep(PAUSE).await;
-        self.end(begun, false, 0, Some(without_pods)).await?;
-        operator.is_ready(&self.mesh.control_plane).await?;
-        self.replaced(Theirs).await
-    }
-
-    /// Waits until the objects have what is in these files, and not what is in another one. Then the kubelet updates the
-    /// files of the identity service.
-    async fn mounted(&mut self, deadline: Duration, has: &[PathBuf], not: Option<&Path>) -> Result<()> {
-        let read = |file: &Path| fs::read_to_string(file).with_context(|| format!("reading {}", file.display()));
-        let has: Vec<_> = has.iter().map(|file| read(file)).collect::<Result<_>>()?;
-        let not = not.map(read).transpose()?;
-        let changes = Arc::clone(&self.mesh.changes);
-        let mesh = &mut self.mesh;
-        let end = Instant::now() + deadline;
-        loop {
-            mesh.trust.mount(&mesh.control_plane).await?;
-            let files = format!("{}{}", mesh.trust.anchors(), mesh.trust.issuer()?.0);
-            let is_written = has.iter().all(|text| files.contains(text.trim()));
-            if is_written && not.as_ref().is_none_or(|text| !files.contains(text.trim())) {
-                return Ok(());
-            }
-            if Instant::now() >= end {
-                let trust = mesh.control_plane.get(&["linkerdtrust", "mesh"]).await?;
-                bail!("not written in {deadline:?}: {trust:#}\nthe objects have\n{files}");
-            }
-            changes.lock().await.change().await?;
-            sleep(PAUSE).await;
-        }
-    }
-
     /// Replaces the container of the identity service.
-    async fn replaced(&mut self, to: ServerKind) -> Result<()> {
+    pub(super) async fn replaced(&mut self, to: ServerKind) -> Result<()> {
         let mut begun = self.begin("the container is replaced", to).await?;
         self.mesh.replace(to, self.options).await?;
         begun.certificates = self.mesh.certificates().await?;
@@ -228,7 +152,7 @@ impl IdentityRun {
     }
 
     /// Changes the Service until each proxy has renewed its certificate.
-    async fn renewed(&mut self, begun: BegunStep) -> Result<()> {
+    pub(super) async fn renewed(&mut self, begun: BegunStep) -> Result<()> {
         let end = Instant::now() + RENEWAL_DEADLINE;
         let mut connections = 0;
         loop {
@@ -245,7 +169,7 @@ impl IdentityRun {
     }
 
     /// Starts a proxy, which receives its first certificate.
-    async fn starts(&mut self, pod: &'static str, name: &'static str) -> Result<()> {
+    pub(super) async fn starts(&mut self, pod: &'static str, name: &'static str) -> Result<()> {
         let mut begun = self.begin(name, Ours).await?;
         self.mesh.start_proxy(pod).await?;
         begun.certificates = BTreeMap::from([(pod, ProxyCertificate::default())]);
@@ -326,7 +250,7 @@ impl IdentityRun {
         self.end(begun, true, 0, None).await
     }
 
-    async fn begin(&self, name: &'static str, server: ServerKind) -> Result<BegunStep> {
+    pub(super) async fn begin(&self, name: &'static str, server: ServerKind) -> Result<BegunStep> {
         eprintln!("identity: {name}: {server}");
         Ok(BegunStep {
             name,
@@ -346,7 +270,7 @@ impl IdentityRun {
     }
 
     /// Ends a step. The failures after the counts `expired` are those of expired certificates.
-    async fn end(
+    pub(super) async fn end(
         &mut self,
         begun: BegunStep,
         needs_renewals: bool,

@@ -50,6 +50,9 @@ pub(crate) struct MeshTrust {
     anchors: String,
 }
 
+/// What `linkerd-operator trust new` has made.
+pub(crate) struct RootFolder(pub(crate) PathBuf);
+
 /// What differs between the identity services of one run.
 #[derive(Clone, Copy)]
 pub(crate) struct IdentityServiceOptions {
@@ -84,6 +87,22 @@ pub(crate) fn write_end_entity(directory: &Path, proxy: &str, identity: &str, to
     Ok(directory)
 }
 
+// === impl RootFolder ===
+
+impl RootFolder {
+    pub(crate) fn root(&self) -> PathBuf {
+        self.0.join("ca.crt")
+    }
+
+    pub(crate) fn issuer(&self) -> PathBuf {
+        self.0.join("issuer.crt")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.0.join("ca.key")
+    }
+}
+
 // === impl MeshTrust ===
 
 impl MeshTrust {
@@ -111,18 +130,27 @@ impl MeshTrust {
         Ok((read("crt.pem")?, read("key.pem")?))
     }
 
-    /// Makes a new root, its issuer, a bridge from the old root, and the LinkerdTrust that has the operator replace that one
-    /// because its key was stolen. Returns the folder, which the operator's command has filled.
-    pub(crate) async fn next(&self, directory: &Path) -> Result<PathBuf> {
-        let (old, key, new) = (directory.join("old.crt"), directory.join("old.key"), directory.join("pki"));
-        fs::write(&old, self.root.pem())?;
-        fs::write(&key, self.root.key_pem())?;
+    /// Makes a new root, its issuer, and the LinkerdTrust that has the operator replace the root of this folder because its
+    /// key was stolen; also a bridge, if wanted. Returns the folder, which the operator's command has filled.
+    pub(crate) async fn next(old: &RootFolder, new: PathBuf, is_bridged: bool) -> Result<RootFolder> {
         let path = |path: &Path| path.to_str().map(str::to_owned).context("a path is not UTF-8");
-        let (old, key, folder) = (path(&old)?, path(&key)?, path(&new)?);
-        let made = ["trust", "new", &folder, "--bridge-from", &old, "--old-key", &key, "--distrust", &old, "--enforce"];
+        let (old, key, folder) = (path(&old.root())?, path(&old.key())?, path(&new)?);
+        let mut made = vec!["trust", "new", &folder, "--distrust", &old, "--enforce"];
+        if is_bridged {
+            made.extend(["--bridge-from", &old, "--old-key", &key]);
+        }
         let ended = Ended::operator(&made, COMMAND_DEADLINE).await?;
         ensure!(ended.code == Some(0), "trust new: {}", ended.stderr);
-        Ok(new)
+        Ok(RootFolder(new))
+    }
+
+    /// Keeps the first root, as people do, in a new folder.
+    pub(crate) fn keep(&self, folder: PathBuf) -> Result<RootFolder> {
+        fs::create_dir(&folder)?;
+        let kept = RootFolder(folder);
+        fs::write(kept.root(), self.root.pem())?;
+        fs::write(kept.key(), self.root.key_pem())?;
+        Ok(kept)
     }
 
     /// Does what the kubelet does: the files have what the ConfigMap and the Secret have.
