@@ -39,7 +39,7 @@ const RUNBOOKS: [Runbook; 16] = runbooks![
     "LinkerdConfigStalled",
     "LinkerdConfigNotReady",
     "LinkerdTrustBroken",
-    "LinkerdTrustExpires",
+    "LinkerdTrustNeedsAction",
     "LinkerdConfigRolloutHalted",
     "LinkerdConfigPodsWithoutProxy",
     "LinkerdOperatorInjectorDown",
