@@ -65,6 +65,7 @@ pub enum Reason {
     IssuerUpdated,
     IssuerUpdateSkipped,
     IssuerHeld,
+    IssuerNotTaken,
     IssuerValidationFailed,
     IssuerExpiresSoon,
     IssuerIsTrustAnchor,
@@ -154,6 +155,7 @@ impl Reason {
             | Self::WebhookBundleContested
             | Self::IssuerUpdateSkipped
             | Self::IssuerHeld
+            | Self::IssuerNotTaken
             | Self::IssuerValidationFailed
             | Self::IssuerExpiresSoon
             | Self::IssuerIsTrustAnchor

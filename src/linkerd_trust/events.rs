@@ -37,6 +37,9 @@ pub(super) fn trust_events(trust: &LinkerdTrust, after: &LinkerdTrustStatus) -> 
     if became(TrustCondition::Expiring, TrustReason::CertificateEnds) {
         found.push((Reason::TrustExpiresSoon, message(TrustCondition::Expiring)));
     }
+    if became(TrustCondition::LeavesRenewed, TrustReason::IssuerNotTaken) {
+        found.push((Reason::IssuerNotTaken, message(TrustCondition::LeavesRenewed)));
+    }
     if after.held().is_some() && after.held() != before.held() {
         let has = |reason| after.has(TrustCondition::BundleSynced, reason);
         let reason = match after.phase {

@@ -32,7 +32,7 @@ use super::leaves::ObservedLeaf;
 use crate::{
     api::CONTROL_PLANE_COMPONENT_LABEL,
     cluster::{
-        Cluster,
+        Cluster, State,
         kinds::pod::{Pod, PodPhase},
     },
     grpc_client::Http2,
@@ -103,9 +103,22 @@ impl IdentityService {
         &self.control_plane
     }
 
-    /// The command that restarts Linkerd's.
+    /// The command that restarts it.
     pub(super) fn restart(&self) -> String {
-        format!("kubectl -n {} rollout restart deployment/linkerd-identity", self.control_plane)
+        let state = self.cluster.read();
+        let mut workloads = self.pods(&state).map(|pod| state.workload_of(pod));
+        let deployment = workloads.find(|workload| *workload.kind == *"Deployment").map(|workload| workload.name);
+        let name = deployment.as_deref().unwrap_or("linkerd-identity");
+        format!("kubectl -n {} rollout restart deployment/{name}", self.control_plane)
+    }
+
+    /// The Pods of its replicas.
+    fn pods<'a>(&self, state: &'a State) -> impl Iterator<Item = &'a Arc<Pod>> {
+        let is_identity = |pod: &&Arc<Pod>| {
+            pod.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some_and(|component| **component == *COMPONENT)
+                && pod.phase != PodPhase::Finished
+        };
+        state.pods.in_namespace(&self.control_plane).filter(is_identity)
     }
 
     /// Returns the chain of each replica. It must prove its identity under a root of this bundle.
@@ -148,14 +161,7 @@ impl IdentityService {
     /// # Errors
     /// When a replica starts or ends, so that its issuer is not known.
     fn replicas(&self) -> Result<Vec<IdentityReplica>> {
-        let mut pods: Vec<Arc<Pod>> = {
-            let state = self.cluster.read();
-            let is_identity = |pod: &&Arc<Pod>| {
-                pod.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some_and(|component| **component == *COMPONENT)
-                    && pod.phase != PodPhase::Finished
-            };
-            state.pods.in_namespace(&self.control_plane).filter(is_identity).cloned().collect()
-        };
+        let mut pods: Vec<Arc<Pod>> = self.pods(&self.cluster.read()).cloned().collect();
         pods.sort_by(|one, other| one.key.name.cmp(&other.key.name));
         ensure!(!pods.is_empty(), "namespace {} has no Pod of the identity service", self.control_plane);
         ensure!(pods.len() <= MAX_REPLICAS, "the identity service has more than {MAX_REPLICAS} Pods");

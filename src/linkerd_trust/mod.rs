@@ -26,7 +26,10 @@ mod unseen_proxies;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::{Timestamp, Unit};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Condition,
+    jiff::{Timestamp, Unit},
+};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -263,6 +266,12 @@ impl LinkerdTrustReconciler {
                     RetirementStep::Held(held) => (Some(held), None),
                 }
             }
+            (Ok(None), _) if is_issuer_written(&seen, report) => {
+                match self.retirement.check_issuer(&declaration, seen).await {
+                    Ok(due) => (None, Some(due)),
+                    Err(held) => (Some(held), None),
+                }
+            }
             (change, _) => {
                 if is_awaited {
                     self.retirement.watch(&declaration, seen).await;
@@ -334,6 +343,15 @@ fn is_retiring(trust: &LinkerdTrust, report: &TrustReport) -> bool {
     trust.spec.mode == TrustMode::Enforce
         && report.progress.phase == TrustPhase::Retiring
         && report.verdict < TrustVerdict::Broken
+}
+
+/// Whether the next issuer is written, and no proxy has shown a certificate of it yet.
+fn is_issuer_written(seen: &SeenTrust, report: &TrustReport) -> bool {
+    let is_written = |condition: &Condition| condition.status == "True";
+    report.progress.phase == TrustPhase::AwaitingIssuer
+        && !report.progress.is_bundle_synced
+        && seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer)
+        && seen.issuer_condition.as_ref().is_some_and(is_written)
 }
 
 impl Reconciler for LinkerdTrustReconciler {

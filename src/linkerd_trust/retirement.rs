@@ -1,6 +1,6 @@
 //! When the roots that are not declared may leave the bundle.
 //!
-//! In: a mesh whose issuer belongs to a declared root. Out: since when the identity service signs only certificates that
+//! In: a mesh whose issuer belongs to a declared root, or is to. Out: since when the identity service signs only certificates that
 //! need declared roots; then now, later, or the reason why not. Always holds: before a removal, each replica of the
 //! identity service has shown twice, with [`CONFIRMED_AFTER`] between, that its certificates need only declared roots, and
 //! in between each proxy was asked again; proxies that are not seen from here keep every root, unless they show that they
@@ -57,8 +57,10 @@ pub(super) struct Retirement {
 #[derive(Default)]
 struct RetirementMemory {
     signing: Option<SigningSpan>,
-    /// When [`Retirement::watch`] asked last, and what it could not see.
-    watched: Option<(Instant, Option<String>)>,
+    /// When [`Retirement::watch`] asked last, and the answer.
+    watched: Option<(Instant, Signing)>,
+    /// Since when the issuer of this declaration is written.
+    issuer_written: Option<(Declaration, Instant)>,
     /// The first answers before a removal.
     confirmed: Option<(RetirementBasis, Instant)>,
     /// The last reason why not.
@@ -89,6 +91,7 @@ pub(super) struct RetirementBasis {
 }
 
 /// What the answers of the identity service show.
+#[derive(PartialEq)]
 enum Signing {
     /// Only certificates that need declared roots.
     Declared,
@@ -141,7 +144,26 @@ impl Retirement {
         }
         let now = seen.now;
         let signing = self.signing(seen, None).await;
-        self.memory.lock().watched(declaration, &signing, now);
+        self.memory.lock().watched(declaration, signing, now);
+    }
+
+    /// Returns which replica does not sign with the issuer that was written, once kubelets have had the time to give it to
+    /// each; until then, the time that is left.
+    pub(super) async fn check_issuer(&self, declaration: &Declaration, seen: SeenTrust) -> Result<Duration, HeldWrite> {
+        let left = self.memory.lock().until_issuer_is_used(declaration);
+        if let Some(left) = left {
+            return Ok(left);
+        }
+        self.watch(declaration, seen).await;
+        match &self.memory.lock().watched {
+            Some((_, Signing::Others(why))) => Err(HeldWrite {
+                reason: TrustReason::IssuerNotTaken,
+                message: format!("the issuer was written, but proxies still get certificates of another one: {why}"),
+                retry: Some(RETRY),
+                commands: vec![self.identity.restart()],
+            }),
+            _ => Ok(RETRY),
+        }
     }
 
     /// Returns when the roots may be removed. `anchors`: their SHA-256. `after`: the bundle without them.
@@ -260,18 +282,23 @@ impl RetirementMemory {
         }
     }
 
-    fn watched(&mut self, declaration: &Declaration, signing: &Signing, now: Timestamp) {
-        self.signed(declaration, signing, now);
-        let why = match signing {
-            Signing::Declared => None,
-            Signing::Others(why) | Signing::Unknown(why) => Some(why.clone()),
-        };
-        if let Some(why) =
-            why.as_ref().filter(|why| self.watched.as_ref().is_none_or(|(_, known)| known.as_ref() != Some(*why)))
+    fn watched(&mut self, declaration: &Declaration, signing: Signing, now: Timestamp) {
+        self.signed(declaration, &signing, now);
+        let is_known = self.watched.as_ref().is_some_and(|(_, known)| *known == signing);
+        if let Signing::Others(why) | Signing::Unknown(why) = &signing
+            && !is_known
         {
             info!(why, "proxies that are not observed may need roots that are not declared");
         }
-        self.watched = Some((Instant::now(), why));
+        self.watched = Some((Instant::now(), signing));
+    }
+
+    /// Returns how long kubelets may still need to give the issuer of this declaration, which is written, to all replicas.
+    fn until_issuer_is_used(&mut self, declaration: &Declaration) -> Option<Duration> {
+        let known = self.issuer_written.as_ref().filter(|(known, _)| known == declaration);
+        let since = known.map_or_else(Instant::now, |(_, since)| *since);
+        self.issuer_written = Some((declaration.clone(), since));
+        left_of(CONFIRMED_AFTER, since)
     }
 
     /// Notes what the replicas sign.
@@ -399,6 +426,19 @@ mod tests {
         sleep(HALF_A_MINUTE).await;
         assert!(memory.known(&basis("1")).is_none());
         assert_eq!(after(memory.confirm(basis("1"))), Some(CONFIRMED_AFTER), "the first answer does not count");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kubelets_have_the_same_time_for_each_declaration_whose_issuer_is_written() {
+        let mut memory = RetirementMemory::default();
+        for generation in [1, 2] {
+            let declaration = Declaration { generation, ..declaration() };
+            assert_eq!(memory.until_issuer_is_used(&declaration), Some(CONFIRMED_AFTER));
+            sleep(CONFIRMED_AFTER / 4).await;
+            assert_eq!(memory.until_issuer_is_used(&declaration), Some(CONFIRMED_AFTER / 4 * 3));
+            sleep(CONFIRMED_AFTER / 4 * 3).await;
+            assert_eq!(memory.until_issuer_is_used(&declaration), None);
+        }
     }
 
     #[tokio::test(start_paused = true)]

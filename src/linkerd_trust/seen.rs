@@ -84,7 +84,7 @@ impl SeenParts {
                 _ => None,
             };
             let links = state.remote_kubeconfigs.iter().filter_map(link);
-            let bundle = bundle(state.config_maps.find(control_plane, TRUST_ROOTS));
+            let bundle = bundle(control_plane, state.config_maps.find(control_plane, TRUST_ROOTS));
             (bundle, TrustSettings::text(&state, control_plane), links.collect(), pods)
         };
         let written = bundle.as_ref().ok().and_then(|bundle: &SeenBundle| bundle.written);
@@ -187,9 +187,9 @@ fn meshed(workload: WorkloadKey) -> MeshedWorkload {
     MeshedWorkload { namespace, kind, name }
 }
 
-fn bundle(map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {
-    let map = map.ok_or_else(|| NotSeen::Missing("it does not exist".to_owned()))?;
-    let pem = map.bundle.as_deref().ok_or_else(|| NotSeen::Missing("it has no key ca-bundle.crt".to_owned()))?;
+fn bundle(namespace: &str, map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, NotSeen> {
+    let map = map.ok_or_else(|| NotSeen::no_bundle(namespace, "does not exist"))?;
+    let pem = map.bundle.as_deref().ok_or_else(|| NotSeen::no_bundle(namespace, "has no key ca-bundle.crt"))?;
     Ok(SeenBundle {
         pem: pem.to_owned(),
         written: map.bundle_written,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
-    jiff::{RoundMode, Timestamp, TimestampRound, Unit},
+    jiff::Timestamp,
 };
 
 use super::{bundle_writer::HeldWrite, switch::SwitchReadiness};
@@ -26,7 +26,7 @@ use crate::{
         problems::TrustVerdict,
         report::{ProxyTotals, RootRow},
         rotation::RotationProgress,
-        words::{proxies as counted_proxies, proxies_trust},
+        words::{minute_of, proxies as counted_proxies, proxies_trust},
     },
 };
 
@@ -132,11 +132,6 @@ fn asking(trust: &LinkerdTrust, held: Option<&HeldWrite>, now: Timestamp) -> Lin
     status
 }
 
-/// The beginning of a minute, so that the status changes once a minute at most.
-fn minute_of(time: Timestamp) -> Timestamp {
-    time.round(TimestampRound::new().smallest(Unit::Minute).mode(RoundMode::Trunc)).unwrap_or(time)
-}
-
 /// Returns what the process that writes the issuer says about it, which only that process writes.
 fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
     let is_managed = trust.spec.issuer.manage == IssuerOrigin::Secret;
@@ -147,7 +142,7 @@ fn written_issuer(trust: &LinkerdTrust) -> Option<&Condition> {
 fn chosen_step(report: &TrustReport, later: &LaterWrite) -> RotationStep {
     let is_retiring = report.progress.phase == TrustPhase::Retiring;
     let is_first = |held: &&HeldWrite| match held.reason {
-        TrustReason::RemovalHeld => true,
+        TrustReason::RemovalHeld | TrustReason::IssuerNotTaken => true,
         TrustReason::WrittenByTrustManager => false,
         _ => is_retiring,
     };
@@ -257,7 +252,8 @@ fn problems(report: &TrustReport, least: TrustVerdict) -> Vec<String> {
 }
 
 fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
-    let held = later.held.as_ref();
+    let not_taken = later.held.as_ref().filter(|held| held.reason == TrustReason::IssuerNotTaken);
+    let held = later.held.as_ref().filter(|_| not_taken.is_none());
     let (progress, phase) = (&report.progress, report.progress.phase);
     let is_unknown = phase == TrustPhase::Unknown;
     let next = || chosen_step(report, later).sentence;
@@ -302,6 +298,7 @@ fn condition_rows(report: &TrustReport, later: &LaterWrite) -> Vec<TrustRow> {
         }
     };
     let renewed = match (progress.not_renewed, progress.unobserved) {
+        _ if let Some(held) = not_taken => (Some(false), held.reason, held.message.clone()),
         (0, 0) if report.issuer.name.is_some() => {
             (Some(true), TrustReason::Synced, "each certificate reaches a declared trust anchor".to_owned())
         }

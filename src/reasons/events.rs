@@ -116,8 +116,14 @@ const LINKERD_TRUSTS: &[ReasonEntry] = &[
     entry(
         "TrustExpiresSoon",
         WARNING,
-        "A certificate ends within 30 days, or has ended.",
+        "A certificate ends soon, or has ended.",
         "Replace the certificate that the note names.",
+    ),
+    entry(
+        "IssuerNotTaken",
+        WARNING,
+        "A replica of the identity service does not sign with the issuer that the operator wrote minutes ago.",
+        "Restart the identity service with the command in status.commands.",
     ),
     fine("TrustAnchorAdded", NORMAL, "The operator added declared trust anchors to the bundle: spec.mode is Enforce."),
     entry(

@@ -98,6 +98,12 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "Some do not. Proxies renew their certificates by themselves, within their lifetime.",
             ),
             entry(
+                "IssuerNotTaken",
+                "False",
+                "The issuer was written minutes ago, and the replica of the identity service that the message names still signs with another one.",
+                "Restart the identity service with the command in status.commands.",
+            ),
+            entry(
                 "NotObserved",
                 "Unknown",
                 "The certificates of some proxies were not observed: their Pods start, or the operator cannot connect to port \
@@ -108,7 +114,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
     },
     ConditionReasons {
         condition: "ReadyToSwitch",
-        question: "In the phase AwaitingIssuer: do all proxies accept certificates of the next issuer?",
+        question: "In the phase AwaitingIssuer, and later while the issuer is held: do all proxies accept certificates of the next issuer?",
         reasons: &[
             fine("Synced", "True", "They do."),
             fine("OverBridge", "True", "They do, over the declared bridges: each accepts at least as much as before."),
@@ -118,10 +124,12 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
                 "Proxies of the control plane read the bundle when they start, and have read an earlier one.",
                 "Restart the control plane with the command in the message, or declare a bridge.",
             ),
-            fine(
+            entry(
                 "ProxiesBehind",
                 "False",
-                "The bundle was changed within the last four minutes, so new Pods may still get the previous one.",
+                "Proxies lack the trust anchor of the issuer. Or the bundle was changed within the last four minutes, so new Pods \
+                 may still get the previous one.",
+                "Restart the workloads that the message names.",
             ),
             entry(
                 "ProxiesNotSeen",
@@ -210,7 +218,7 @@ pub const TRUST_CONDITIONS: &[ConditionReasons] = &[
     },
     ConditionReasons {
         condition: "Expiring",
-        question: "Does a certificate end within 30 days?",
+        question: "Does a trust anchor, a bridge or the issuer end within 30 days? The issuer: within a quarter of its time, if that is less, but at least the lifetime of a certificate.",
         reasons: &[entry(
             "CertificateEnds",
             "True",

@@ -140,9 +140,10 @@ mod tests {
             let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 1, trusted), &[(&[&pki.new_issuer], 1)], 0);
             distrusting(declaring(mesh, &[&pki.new]), &pki.old, Keep).report()
         };
-        let part = "whose key neither the bundle nor a proxy trusts";
+        let part = ", which spec.distrust has: remove it";
         let gone = report(&[&pki.new]);
         assert!(!gone.is_exposed);
+        assert!(gone.next_step.sentence.starts_with("remove spec.distrust, "), "{gone:#?}");
         reports(&gone, TrustVerdict::Warning, part);
         assert!(report(&[&pki.new, &pki.old]).problems.iter().all(|it| !it.message.contains(part)));
     }

@@ -3,12 +3,13 @@
 //! In: the roots, the issuer, the proxies that are behind. Out: one sentence, and the commands. Always holds: by what was
 //! seen, the step breaks no connection; a root that may be a tenant's is never named as one to put into the bundle.
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
     behind::{BehindRow, BehindState},
     leaf_reach::LeafReach,
+    problems::must_be_renewed,
     roots::{IssuerReach, MeshRoots, pods},
     rotation::{RotationProgress, place, toward},
     seen::{NotSeen, SeenTrust},
@@ -290,7 +291,11 @@ fn at_rest(
     if let Some(why) = seen.unwritten_issuer() {
         return RotationStep::only(why);
     }
-    if issuer.own.not_after.duration_since(seen.now) <= seen.settings.lifetime {
+    // A new root has a new issuer.
+    let left = |end: Timestamp| end.duration_since(seen.now);
+    let is_root_due = home.and_then(|home| home.not_after).is_some_and(|end| left(end) <= ROTATE);
+    let is_issuer_due = must_be_renewed(seen, roots, issuer) && !is_root_due;
+    if is_issuer_due || left(issuer.own.not_after) <= seen.settings.lifetime {
         return RotationStep {
             sentence: "renew the issuer, with the key of the same root".to_owned(),
             commands: vec![new_issuer(seen)],
@@ -300,8 +305,17 @@ fn at_rest(
     if cut_off.peek().is_some() {
         return restart("create these Pods again, or delete them: they trust no root of the mesh", cut_off);
     }
+    if let Some(declared) = seen.desired.as_ref().filter(|declared| !declared.distrusted.is_empty()) {
+        let remove = r#"--type=json -p '[{"op":"remove","path":"/spec/distrust"}]'"#;
+        let step = RotationStep {
+            sentence: "remove spec.distrust, if it has the root that was meant: no proxy that is seen here trusts it any longer"
+                .to_owned(),
+            commands: vec![format!("kubectl patch linkerdtrust {} {remove}", declared.resource)],
+        };
+        return step.in_all_clusters(seen);
+    }
     match home.and_then(|home| Some((home, home.not_after?))) {
-        Some((home, end)) if end.duration_since(seen.now) <= ROTATE => RotationStep {
+        Some((home, _)) if is_root_due => RotationStep {
             sentence: format!(
                 "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
                 named(home)

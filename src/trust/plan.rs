@@ -16,7 +16,7 @@ use super::{
 use crate::{
     api::{ISSUER, NEXT_ISSUER, linkerd_trust::TrustPhase},
     text::and_more,
-    x509::anchors::AnchorBundle,
+    x509::anchors::{AnchorBundle, RootCertificate},
 };
 
 /// The maximum number of roots in a sentence.
@@ -88,7 +88,14 @@ impl TrustPlan {
         let bundle = seen.bundle.as_ref().map_err(known)?;
         let bundle = AnchorBundle::parse(bundle.pem.as_bytes())?;
         let roots = MeshRoots::of(seen, Some(&bundle));
-        roots.issuer.as_ref().map_err(known)?;
+        let issuer = roots.issuer.as_ref().map_err(known)?;
+        // The present one may, because proxies ignore it.
+        let has_expired =
+            |root: &&RootCertificate| root.not_after.is_some_and(|end| end <= seen.now) && issuer.home != Some(root.id);
+        let mut desired = seen.desired.iter().flat_map(|declared| declared.bundle.roots());
+        if let Some(root) = desired.find(has_expired) {
+            return Err(format!("the declared root {} has expired: declare another one", named(root)));
+        }
         let progress = RotationProgress::of(seen, &roots);
         let list = |is_meant: &dyn Fn(&[u8; 32]) -> bool| {
             let found: Vec<_> = roots.all.iter().filter(|root| is_meant(&root.id)).map(|root| named(root)).collect();

@@ -3,7 +3,7 @@
 //! In: what was seen, and its roots. Out: the problems, each with its urgency. Always holds: while connections are cut, what the
 //! next step repairs is no reason to put anything back.
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
@@ -19,6 +19,8 @@ use crate::{
 
 /// A certificate that ends earlier is reported.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// If this part of the time of an issuer is less, this counts: a program renews those of a few days.
+const SHORT: i32 = 4;
 /// The same for a root that cert-manager replaces, which people must do before.
 const RENEWED_SOON: SignedDuration = SignedDuration::from_hours(90 * 24);
 /// A smaller part of all proxies may be those of a tenant.
@@ -30,7 +32,7 @@ const SHOWN: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum TrustVerdict {
     Good,
-    /// A certificate ends within 30 days or changes by itself, or proxies have roots of their own.
+    /// A certificate ends soon or changes by itself, or proxies have roots of their own.
     Warning,
     /// Connections are refused, or soon will be.
     Broken,
@@ -65,7 +67,7 @@ pub(super) fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Opti
     let mut found = ProblemList::default();
     match unreadable {
         Some(NotSeen::Missing(why)) => {
-            found.add(TrustVerdict::Broken, format!("ConfigMap linkerd-identity-trust-roots: {why}"));
+            found.add(TrustVerdict::Broken, why.clone());
         }
         Some(NotSeen::Unread(why)) => {
             found.add(TrustVerdict::Warning, format!("it is unknown what new Pods trust: {why}"));
@@ -92,6 +94,12 @@ pub(super) fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Opti
                 named(root)
             );
             found.end(TrustVerdict::Broken, message);
+        } else if expires <= seen.now && seen.desired.is_some() && roots.desired.contains(&root.id) {
+            let message = format!(
+                "the declared root {} has expired: Linkerd's identity would issue nothing under it",
+                named(root)
+            );
+            found.end(TrustVerdict::Warning, message);
         } else if is_needed && expires.duration_since(seen.now) <= SOON {
             found.end(TrustVerdict::Warning, format!("the root {} ends {}", named(root), seen.when(expires)));
         }
@@ -145,6 +153,14 @@ pub(super) fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Opti
     found.0
 }
 
+/// Whether the issuer ends soon. One that ends with its root is replaced with it.
+pub(super) fn must_be_renewed(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach) -> bool {
+    let left = |end: Timestamp| end.duration_since(seen.now);
+    let (ends, home) = (issuer.own.not_after, issuer.home.and_then(|home| roots.find(&home)?.not_after));
+    let soon = SOON.min(ends.duration_since(issuer.own.not_before) / SHORT);
+    left(ends) <= seen.settings.lifetime || (left(ends) <= soon && home.is_none_or(|home| home > ends))
+}
+
 fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, found: &mut ProblemList) {
     let ends = issuer.own.not_after;
     if ends <= seen.now {
@@ -152,7 +168,7 @@ fn of_issuer(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, foun
         found.end(TrustVerdict::Broken, message);
         return;
     }
-    if ends.duration_since(seen.now) <= seen.settings.lifetime {
+    if must_be_renewed(seen, roots, issuer) {
         let message = format!("the issuer {} ends {}, and must be renewed before", issuer.own.name(), seen.when(ends));
         found.end(TrustVerdict::Warning, message);
     }
@@ -261,8 +277,8 @@ fn of_distrusted_roots(seen: &SeenTrust, roots: &MeshRoots<'_>, found: &mut Prob
     let unknown: Vec<_> = roots.unknown_distrusted(seen).into_iter().map(named).collect();
     if !unknown.is_empty() && roots.exposed_control_plane(seen).is_none() {
         let message = format!(
-            "spec.distrust has {}, whose key neither the bundle nor a proxy trusts: correct it, or remove it if all proxies \
-             have lost it",
+            "neither the bundle nor a proxy trusts {}, which spec.distrust has: remove it if all proxies have lost it, or correct \
+             it",
             and_more(unknown.iter().take(SHOWN), unknown.len(), ", ")
         );
         found.add(TrustVerdict::Warning, message);

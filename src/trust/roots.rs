@@ -288,7 +288,8 @@ impl<'a> MeshRoots<'a> {
     /// Returns a root that left the bundle before the certificates of an earlier issuer have ended. Certificates are not
     /// seen one by one, so it is not known whether the issuer before was under that root.
     pub(super) fn left_too_early(&self, seen: &SeenTrust) -> Option<LeftTooEarly<'a>> {
-        let bundle = seen.bundle.as_ref().ok()?.written?;
+        // The operator removes a root only when all proxies have renewed.
+        let bundle = seen.bundle.as_ref().ok().filter(|bundle| !bundle.is_by_operator)?.written?;
         let switched = self.issuer.as_ref().ok()?.written?;
         let renewed = seen.settings.renewed(switched);
         let is_trusted = |root: &RootCertificate| self.mesh().any(|group| group.trusts.contains(&root.id));

@@ -161,8 +161,15 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
         }
         TrustPhase::Spreading => {
             let untrusting = proxies_trust(progress.untrusting, false);
+            // People may have written the issuer already, and Linkerd's identity uses it when it starts.
+            let restarts = match seen.control_plane_restart() {
+                Some(_) if is_managed => "the control plane, and then the workloads that lack it",
+                Some(_) => "the workloads that lack it, and the control plane",
+                None => "the workloads that lack it",
+            };
             let restart = format!(
-                "restart the workloads that hold this, and the control plane, or name them in spec.accept: {untrusting} the root"
+                "{untrusting} the root {issuer_of}: restart {restarts}, or name these workloads in spec.accept. A LinkerdConfig \
+                 restarts those that opted in"
             );
             match target.and_then(|target| signer(roots, target.id)).map(named) {
                 // Each workload restarts all the same.
@@ -175,7 +182,7 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
                     "{restart}. Or write an issuer of {issuer_of}, and after it a bridge that {signer} signs, into the Secret \
                      {secret}, once spec.bridge has this bridge and its signer: then nothing has to restart{later}"
                 ),
-                None => format!("Before the issuer of {issuer_of}, {restart}. No single bridge is enough{later}"),
+                None => format!("{restart}. No single bridge is enough{later}"),
             }
         }
         TrustPhase::AwaitingIssuer if is_managed => awaited_by_operator(seen, &issuer_of),
@@ -252,6 +259,7 @@ fn commands(
 ) -> Vec<String> {
     match phase {
         TrustPhase::Adding => bundle_commands(&seen.namespace, &declared.resource, true),
+        TrustPhase::Spreading if declared.manages_issuer => seen.control_plane_restart().into_iter().collect(),
         TrustPhase::Retiring if !is_written_by_operator => bundle_commands(&seen.namespace, &declared.resource, false),
         TrustPhase::AwaitingIssuer if declared.manages_issuer && seen.issuer_condition.is_none() => {
             vec![next_issuer_command(&seen.namespace)]

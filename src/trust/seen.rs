@@ -2,13 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp, Unit};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::{accepted::AcceptedWorkloads, distrusted::DistrustedRoots, obstacle::RestartObstacle, words::in_time};
+use super::{
+    accepted::AcceptedWorkloads,
+    distrusted::DistrustedRoots,
+    obstacle::RestartObstacle,
+    words::{in_time, minute_of},
+};
 
 use crate::{
-    api::linkerd_trust::TrustReason,
+    api::{TRUST_ROOTS, linkerd_trust::TrustReason},
     go::duration,
     values::{Document, Path},
     x509::{
@@ -92,6 +97,13 @@ pub enum NotSeen {
     Unread(String),
     /// It does not exist, or does not have what it must have.
     Missing(String),
+}
+
+impl NotSeen {
+    /// Why the bundle of the mesh is not known.
+    pub(crate) fn no_bundle(namespace: &str, why: &str) -> Self {
+        Self::Missing(format!("ConfigMap {namespace}/{TRUST_ROOTS} {why}"))
+    }
 }
 
 /// The bundle of the mesh.
@@ -188,7 +200,7 @@ impl SeenTrust {
     /// Returns a time for people: from now on, but in a status, which must not change without a change, as it is.
     pub(super) fn when(&self, time: Timestamp) -> String {
         match &self.leaves {
-            Some(_) => format!("at {}", time.round(Unit::Minute).unwrap_or(time)),
+            Some(_) => format!("at {}", minute_of(time)),
             None => in_time(time, self.now),
         }
     }

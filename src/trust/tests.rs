@@ -167,6 +167,16 @@ fn an_issuer_that_no_proxy_accepts_is_reported_with_the_reason() {
     let too_deep = constrained.signs("issuer", |_| {});
     let of = |chain: &[&TestCa]| Mesh::new(&[&pki.new], chain).pods("web", 1, &[&pki.new]).report();
     reports(&of(&[&ends_soon]), TrustVerdict::Warning, "the issuer issuer ends in 24 h");
+    let left = |begun: i64, left: i64| of(&[&pki.new.signs("issuer", |params| valid(params, -begun, left))]);
+    reports(&left(340 * DAY, 30 * DAY), TrustVerdict::Warning, "the issuer issuer ends in 30 d");
+    assert_eq!(left(339 * DAY, 31 * DAY).verdict, TrustVerdict::Good);
+    // cert-manager renews it an hour later.
+    assert_eq!(left(22 * DAY / 24, 26 * DAY / 24).verdict, TrustVerdict::Good);
+    assert_eq!(left(5 * DAY, 20 * DAY).verdict, TrustVerdict::Good);
+    // Its root ends a hundred days later.
+    let ends = left(75 * DAY, 25 * DAY);
+    reports(&ends, TrustVerdict::Warning, "the issuer issuer ends in 25 d");
+    assert!(ends.next_step.sentence.starts_with("renew the issuer"), "{ends:#?}");
     let expired = of(&[&ended]);
     reports(&expired, TrustVerdict::Broken, "the issuer issuer has expired");
     assert_eq!(expired.problems.len(), 1, "the rest follows from it");
@@ -196,6 +206,9 @@ fn a_root_that_leaves_the_bundle_too_early_is_reported() {
     reports(&report, TrustVerdict::Warning, "left the bundle although the issuer changed only 2 h ago");
     assert_eq!(mesh(-2 * DAY, -3600).verdict(), TrustVerdict::Good, "all have renewed");
     assert_eq!(mesh(-3600, -2 * DAY).verdict(), TrustVerdict::Good, "the issuer was renewed later");
+    let mut by_operator = mesh(-7200, -3600);
+    by_operator.0.bundle.as_mut().unwrap().is_by_operator = true;
+    assert_eq!(by_operator.verdict(), TrustVerdict::Good, "it has asked all proxies");
 }
 
 /// Proxies treat two certificates with the same name and the same key as one root.
@@ -312,8 +325,8 @@ fn what_cannot_be_read_is_said_and_the_rest_is_shown() {
     mesh.next("restore the Secret");
     mesh.0.bundle = Err(NotSeen::Unread("ConfigMap linkerd-identity-trust-roots: forbidden".to_owned()));
     mesh.next("run this command as a user who can read the ConfigMaps");
-    mesh.0.bundle = Err(NotSeen::Missing("it does not exist".to_owned()));
-    reports(&mesh.report(), TrustVerdict::Broken, "ConfigMap linkerd-identity-trust-roots: it does not exist");
+    mesh.0.bundle = Err(NotSeen::no_bundle("linkerd", "does not exist"));
+    reports(&mesh.report(), TrustVerdict::Broken, "ConfigMap linkerd/linkerd-identity-trust-roots does not exist");
     mesh.next("restore the bundle");
     mesh.0.proxies = SeenProxies::default();
     mesh.next("is linkerd the namespace of Linkerd? No mesh was found");

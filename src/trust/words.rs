@@ -1,6 +1,6 @@
 //! Roots, numbers and times in sentences. Pure.
 
-use jiff::{SignedDuration, Timestamp, Unit};
+use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 
 use crate::{text::hex, x509::anchors::RootCertificate};
 
@@ -39,6 +39,11 @@ pub fn in_time(time: Timestamp, now: Timestamp) -> String {
         true => format!("{} ago", rounded(-left)),
         false => format!("in {}", rounded(left)),
     }
+}
+
+/// Returns the beginning of a minute, so that a status changes once a minute at most.
+pub(crate) fn minute_of(time: Timestamp) -> Timestamp {
+    time.round(TimestampRound::new().smallest(Unit::Minute).mode(RoundMode::Trunc)).unwrap_or(time)
 }
 
 /// Returns a duration in days or hours or minutes.

@@ -34,6 +34,7 @@ pub enum TrustReason {
     Invalid,
     IssuerAwaited,
     IssuerHeld,
+    IssuerNotTaken,
     IssuerRefAwaited,
     IssuerRefused,
     NotObserved,

@@ -18,7 +18,7 @@ pub struct LinkerdTrustStatus {
     /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its control
     /// plane. BundleSynced: whether the bundle has exactly the declared trust anchors. TrustSpread: whether each proxy
     /// trusts that of the issuer, or accepts its certificates over a bridge. LeavesRenewed: whether the certificate of each proxy reaches one of them. Ready: whether the
-    /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends within 30 days.
+    /// phase is Steady or Complete, and nothing is broken. Expiring: present while a certificate ends soon.
     /// ReadyToSwitch: present while the next issuer is awaited; whether all proxies accept the
     /// certificates of the next issuer. IssuerSynced: whether the issuer is the next one.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,7 +1,7 @@
 //! `linkerd-operator trust` prints what the proxies of a mesh trust, and the next step of a rotation of its roots.
 //!
 //! In: a cluster, which is only read; the operator need not be installed. Out: a [`TrustReport`], and exit code 1 if
-//! connections are refused or will be, 2 for a warning, such as a certificate that ends within 30 days. The LinkerdTrust of
+//! connections are refused or will be, 2 for a warning, such as a certificate that ends soon. The LinkerdTrust of
 //! the mesh declares the roots, if there is one. `new`, `issuer` and `bridge` write files on this machine, and read no
 //! cluster. Always holds: no private key is printed, and the key in the Secret is skipped.
 

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args as ClapArgs;
-use kube::ResourceExt;
+use kube::{CustomResourceExt, ResourceExt};
 use serde_json::Value;
 
 use super::{
@@ -65,6 +65,12 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     if object.get("kind") != Some(&Value::from("LinkerdTrust")) {
         bail!("{file} has no LinkerdTrust: give the file that `trust new` writes");
     }
+    // As the API server does.
+    let schema = serde_json::to_value(LinkerdTrust::crd()).context("the CustomResourceDefinition")?;
+    let schema = schema.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec");
+    if let Some(field) = object.get("spec").zip(schema).and_then(|(spec, schema)| unknown_field(spec, schema, "spec")) {
+        bail!("{file}: unknown field {field}");
+    }
     let trust: LinkerdTrust = serde_json::from_value(Value::Object(object))
         .with_context(|| format!("cannot read the LinkerdTrust of {file}"))?;
     let declared = declared_roots(&trust.name_any(), &trust.spec).map_err(|why| anyhow!("{file}: {why}"))?;
@@ -74,6 +80,21 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let plan = TrustPlan::new(&seen).map_err(|why| anyhow!("no step can be planned: {why}"))?;
     write(&args.output.print(&plan, || text_of(&plan))?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the path of the first field that the schema does not have.
+fn unknown_field(value: &Value, schema: &Value, path: &str) -> Option<String> {
+    match value {
+        Value::Object(fields) => {
+            let known = schema.get("properties")?;
+            fields.iter().find_map(|(name, value)| {
+                let path = format!("{path}.{name}");
+                known.get(name).map_or_else(|| Some(path.clone()), |schema| unknown_field(value, schema, &path))
+            })
+        }
+        Value::Array(items) => items.iter().find_map(|item| unknown_field(item, schema.get("items")?, path)),
+        _ => None,
+    }
 }
 
 /// The three ways, so that people can choose.
@@ -149,8 +170,24 @@ fn text_of(plan: &TrustPlan) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::{api::linkerd_trust::TrustPhase, trust::plan::PlannedRestarts};
+
+    #[test]
+    fn an_unknown_field_has_its_path() {
+        let schema = serde_json::to_value(LinkerdTrust::crd()).unwrap();
+        let schema = schema.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
+        for (spec, expected) in [
+            (json!({"anchors": {"pem": "a"}, "accept": [{"kind": "Job"}], "mode": "Enforce"}), None),
+            (json!({"brigde": {"pem": "a"}}), Some("spec.brigde")),
+            (json!({"distrust": {"connection": "Cut"}}), Some("spec.distrust.connection")),
+            (json!({"accept": [{"kind": "Job"}, {"nam": "a"}]}), Some("spec.accept.nam")),
+        ] {
+            assert_eq!(unknown_field(&spec, schema, "spec").as_deref(), expected, "{spec}");
+        }
+    }
 
     #[test]
     fn a_plan_that_distrusts_a_root_compares_the_ways_and_marks_that_of_the_file() {

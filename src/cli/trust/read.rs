@@ -118,13 +118,15 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
             let mut data = map.data.unwrap_or_default();
             let found = data.remove(TRUST_ROOTS_KEY).map(|pem| SeenBundle { pem, written, is_by_operator, source });
             let keys = || data.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            found.ok_or_else(|| NotSeen::Missing(format!("it has no key {TRUST_ROOTS_KEY}, but: {}", keys())))
+            found
+                .ok_or_else(|| NotSeen::no_bundle(namespace, &format!("has no key {TRUST_ROOTS_KEY}, but: {}", keys())))
         }
-        Ok(None) => Err(NotSeen::Missing("it does not exist".to_owned())),
+        Ok(None) => Err(NotSeen::no_bundle(namespace, "does not exist")),
         Err(error) => Err(NotSeen::Unread(format!("ConfigMap {TRUST_ROOTS}: {}", client::describe(&error)))),
     };
     let issuer = issuer(client, namespace, values.as_ref()).await;
     let written = issuer.as_ref().ok().and_then(|issuer| issuer.written);
+    let bundle_written = bundle.as_ref().ok().and_then(|bundle| bundle.written);
     Ok(SeenTrust {
         namespace: namespace.to_owned(),
         desired,
@@ -132,7 +134,7 @@ pub(super) async fn read(client: &Client, namespace: &str, declared: Option<&Lin
         is_renewed: renewed.is_some_and(|renewed| written.is_some_and(|written| renewed > written)),
         bundle,
         issuer,
-        proxies: proxies(client, namespace).await?,
+        proxies: proxies(client, namespace, bundle_written).await?,
         renewed_root: cert_manager::renewed_root(client, namespace).await,
         leaves: None,
         signing_since: None,
@@ -204,7 +206,7 @@ async fn is_guarded(client: &Client, namespace: &str) -> bool {
     !pods.items.is_empty() && pods.items.iter().all(MeshedPod::watches)
 }
 
-async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
+async fn proxies(client: &Client, namespace: &str, bundle_written: Option<Timestamp>) -> Result<SeenProxies> {
     let pods = Api::<MeshedPod>::all(client.clone());
     let labels = format!("{CONTROL_PLANE_NAMESPACE_LABEL}={namespace}");
     let (mut limit, mut token) = (PAGE, None);
@@ -222,9 +224,15 @@ async fn proxies(client: &Client, namespace: &str) -> Result<SeenProxies> {
             Err(error) => return Err(error).context("cannot list the Pods of the mesh"),
         };
         for pod in &page.items {
-            if let Some(bundle) = pod.bundle() {
-                proxies.add(pod.workload(), bundle.map(AnchorSet::of).as_ref(), 1);
+            let Some(bundle) = pod.bundle() else { continue };
+            let workload = pod.workload();
+            let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            // Such a Pod of a tenant reads another ConfigMap.
+            let reads_bundle = bundle.is_none() && workload.namespace == namespace;
+            if reads_bundle && created.is_none_or(|created| Some(created) <= bundle_written) {
+                proxies.behind_config_map.insert(workload.clone());
             }
+            proxies.add(workload, bundle.map(AnchorSet::of).as_ref(), 1);
         }
         token = page.metadata.continue_.filter(|token| !token.is_empty());
         if token.is_none() {

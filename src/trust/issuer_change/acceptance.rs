@@ -8,12 +8,20 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{IssuerJudge, Sent};
+use super::{IssuerFile, IssuerJudge, Sent};
 use crate::{
-    api::linkerd_trust::{TrustCondition, TrustPhase, TrustRootStatus},
+    api::{
+        NEXT_ISSUER,
+        linkerd_trust::{TrustCondition, TrustPhase, TrustRootStatus},
+    },
     text::hex,
     trust::words::proxies_trust,
-    x509::{anchor_set::Fingerprint, anchors::RootCertificate, certificate::ChainCertificate, chain::UnsignedLeaf},
+    x509::{
+        anchor_set::Fingerprint,
+        anchors::RootCertificate,
+        certificate::ChainCertificate,
+        chain::{self, UnsignedLeaf},
+    },
 };
 
 /// Injectors read the bundle from a file, which kubelets update up to 160 s after the ConfigMap; and a Pod that was reviewed
@@ -207,6 +215,20 @@ impl IssuerJudge<'_> {
             Some(landed) => Err(format!("until {landed}, new Pods may still get the previous bundle")),
             None => Ok(()),
         }
+    }
+
+    /// Returns that the next issuer is a root, with whose key every issuer can be signed. The present and the previous one may
+    /// be, as that of `linkerd install`.
+    pub(super) fn refused_root(&self, next: &IssuerFile) -> Option<String> {
+        let (own, _) = chain::read(&next.certificates).ok()?;
+        let is_present = self.present.as_ref().is_some_and(|present| present.first() == Some(&own));
+        let is_root = self.known.iter().any(|root| *root.der == *own.der);
+        (is_root && !is_present).then(|| {
+            format!(
+                "the issuer of Secret {NEXT_ISSUER} is a trust anchor itself: write an issuer that it has signed, and keep its \
+                 key off the cluster"
+            )
+        })
     }
 
     /// Whether the present issuer belongs to a distrusted root, and connections may be cut.

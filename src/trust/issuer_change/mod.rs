@@ -1,11 +1,10 @@
 //! Which issuer the mesh should have. Pure.
 //!
-//! In: the present issuer, the next one and the previous one, as files; the declared roots, the bundle, and what the status
-//! of the LinkerdTrust says. Out: the file to write, or why nothing is written. Always holds: what is written belongs to a
-//! declared root, and the bundle has all declared ones, or it is the present issuer renewed; each proxy that accepts
-//! certificates of the present issuer accepts those of the one to write, as long as it would accept those of the present
-//! one, or the status says of this bundle that all proxies will; only while connections are cut from a distrusted root, the
-//! root of the issuer in the bundle is enough; a bridge is kept until it ends; a Secret that cert-manager writes is not written.
+//! In: the files of the present, the next and the previous issuer; the declared roots, the bundle, the status of the
+//! LinkerdTrust. Out: the file to write, or why not. Always holds: what is written is no new root, and belongs to a declared
+//! one, of which the bundle lacks none, or it is the present issuer renewed; a proxy that accepts certificates of the present issuer
+//! accepts those of the one to write, or the status says of this bundle that all proxies will; only while connections are cut,
+//! the root of the issuer in the bundle is enough; bridges are kept until they end; cert-manager's Secret is not written.
 
 pub(crate) mod acceptance;
 #[cfg(test)]
@@ -254,6 +253,9 @@ impl<'a> IssuerJudge<'a> {
     fn next_step(&self, seen: &SeenIssuers) -> IssuerStep {
         let is_desired = self.present.as_ref().is_some_and(|present| self.belongs_to_declared(present));
         let has_previous = seen.previous.as_ref().is_some_and(|previous| self.is_usable(previous));
+        if let Some(why) = seen.next.as_ref().and_then(|next| self.refused_root(next)) {
+            return IssuerStep::Held(TrustReason::IssuerRefused, why);
+        }
         let next = match seen.next.as_ref().map(|next| self.candidate(next)) {
             Some(Ok(next)) => return self.step(&next, IssuerPlace::Next, has_previous),
             Some(Err(refused)) => Some(refused),

@@ -257,6 +257,10 @@ fn an_issuer_that_proxies_or_the_identity_service_would_refuse_is_not_written() 
     refused(pem("", &key), "has no certificate");
     refused(pem("-----BEGIN CERTIFICATE-----\nAAAA\n", &key), "is not valid PEM");
     refused(file(&[&pki.bridge, &pki.new_issuer]), "does not belong to a declared trust anchor");
+    // Also that of the present issuer.
+    for root in [&pki.old, &pki.new] {
+        refused(file(&[root]), "is a trust anchor itself: write an issuer that it has signed");
+    }
     refused(edited(&|params| valid(params, -2 * DAY, -DAY)), "ends at ");
     refused(edited(&|params| valid(params, -DAY, DAY)), "within the lifetime of a certificate (24 h)");
     refused(edited(&|params| valid(params, DAY, 9 * DAY)), "is valid only from ");

@@ -287,6 +287,24 @@ fn a_plan_lists_the_steps_that_are_left_and_what_must_restart_without_a_bridge()
 }
 
 #[test]
+fn a_declared_root_that_has_expired_is_reported_and_never_planned() {
+    let pki = Pki::new();
+    let mut mesh = declaring(Mesh::new(&[&pki.new], &[&pki.new_issuer]).pods("web", 3, &[&pki.new]), &[&pki.old]);
+    mesh.0.now = at(101 * DAY);
+    let report = mesh.report();
+    assert!(
+        report.problems.iter().any(|it| it.is_end && it.message.starts_with("the declared root old (")),
+        "{report:#?}"
+    );
+    // Also while the bundle has it.
+    let bundle = format!("{}{}", pki.new.pem, pki.old.pem);
+    let why = TrustPlan::new(&mesh.0).unwrap_err();
+    mesh.0.bundle.as_mut().unwrap().pem = bundle;
+    assert_eq!(TrustPlan::new(&mesh.0).unwrap_err(), why);
+    assert!(why.starts_with("the declared root old (") && why.ends_with("has expired: declare another one"), "{why}");
+}
+
+#[test]
 fn after_the_rotation_another_issuer_may_come_only_when_each_proxy_trusts_the_declared_root() {
     let pki = Pki::new();
     let chain: &[&TestCa] = &[&pki.new_issuer, &pki.bridge];

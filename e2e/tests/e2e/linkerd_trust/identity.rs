@@ -30,7 +30,7 @@ pub(super) struct ShippedIdentity {
 }
 
 /// A replica that a workload asks for certificates.
-pub(super) struct IdentityReplica {
+pub(super) struct WatchingReplica {
     pub(super) manager: Manager,
     address: SocketAddr,
     token: String,
@@ -53,24 +53,24 @@ impl ShippedIdentity {
     }
 
     /// Starts a replica, which may have no issuer yet.
-    pub(super) async fn start(&self, mesh: &ReportedMesh) -> Result<IdentityReplica> {
+    pub(super) async fn start(&self, mesh: &ReportedMesh) -> Result<WatchingReplica> {
         let address = SocketAddr::from(([127, 0, 0, 1], port::free()?));
         let flags = [format!("--identity-addr={address}"), "--identity-tls=false".to_owned()];
         let manager = start_manager(&mesh.rig, &self.objects, NAME, "linkerd", &flags).await?;
-        Ok(IdentityReplica { manager, address, token: self.token.clone() })
+        Ok(WatchingReplica { manager, address, token: self.token.clone() })
     }
 
     /// Starts a replica, and waits until it has an issuer.
-    pub(super) async fn ready(&self, mesh: &ReportedMesh) -> Result<IdentityReplica> {
+    pub(super) async fn ready(&self, mesh: &ReportedMesh) -> Result<WatchingReplica> {
         let mut replica = self.start(mesh).await?;
         replica.manager.ready(SOON).await?;
         Ok(replica)
     }
 }
 
-// === impl IdentityReplica ===
+// === impl WatchingReplica ===
 
-impl IdentityReplica {
+impl WatchingReplica {
     /// Returns a new certificate.
     pub(super) async fn certify(&self) -> Result<CertifyResponse> {
         Ok(certify(self.address, WEB, &self.token).await?)

@@ -29,7 +29,7 @@ const WRITTEN: Duration = Duration::from_secs(60);
 const REMOVED: Duration = Duration::from_secs(720);
 /// Injectors may serve an earlier bundle for four minutes.
 const INJECTED: Duration = Duration::from_secs(330);
-/// The operator has asked the identity service twice, with a minute between.
+/// The operator asks the identity service every ten seconds.
 const CUT: Duration = Duration::from_secs(180);
 /// The client's proxy is refused at least once in this time.
 const REFUSED: Duration = Duration::from_secs(5);
