@@ -1,6 +1,6 @@
-//! New roots and issuers, and bridges between roots. Pure, but for random numbers and the new keys.
+//! New roots and issuers, bridges between roots, and certificates of clients. Pure, but for random numbers and the new keys.
 //!
-//! In: names, ends, and for a bridge the old root with its key. Out: certificates in DER. Always holds: a bridge has
+//! In: names, ends, and the authority that signs with its key. Out: certificates in DER. Always holds: a bridge has
 //! exactly the name and the key of the new root, byte for byte, because verifiers compare bytes.
 //!
 //! A bridge is the new root, signed once more by the old one. A proxy that knows only the old root accepts certificates
@@ -8,8 +8,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SerialNumber,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SanType, SerialNumber,
 };
 use zeroize::Zeroizing;
 
@@ -37,6 +37,13 @@ const KEY_USAGE: &[u8] = &[0x30, 0x0e, 6, 3, 0x55, 0x1d, 0x0f, 1, 1, 0xff, 4, 4,
 const SUBJECT_KEY_IDENTIFIER: &[u8] = &[0x55, 0x1d, 0x0e];
 const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x55, 0x1d, 0x23];
 
+/// The certificate of a client and its key, in DER.
+pub(crate) struct ClientLeaf {
+    pub(crate) certificate: Vec<u8>,
+    /// In PKCS #8.
+    pub(crate) key: Zeroizing<Vec<u8>>,
+}
+
 /// A certificate and its key, in PEM.
 pub(crate) struct NewAuthority {
     pub(crate) certificate: String,
@@ -49,9 +56,9 @@ pub(crate) struct NewAuthority {
 /// The reason why nothing is signed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotSigned {
-    #[error("the key file of the root {0}")]
+    #[error("the key file of the certificate that signs {0}")]
     Key(String),
-    #[error("the key is not the key of the root that signs")]
+    #[error("the key is not the key of the certificate that signs")]
     OtherKey,
     #[error(
         "the certificate of the {0} is not a root certificate: a root signs itself, and is a certificate authority. For an \
@@ -72,27 +79,31 @@ pub(crate) enum NotSigned {
     Signing,
 }
 
-/// The private key of a root that may sign.
-struct RootKey {
+/// The private key of an authority that may sign.
+struct AuthorityKey {
     key: SigningKey,
     /// The public key, an uncompressed point.
     point: Vec<u8>,
     algorithm: &'static rcgen::SignatureAlgorithm,
 }
 
-// === impl RootKey ===
+// === impl AuthorityKey ===
 
-impl RootKey {
+impl AuthorityKey {
     /// `name` is the root in messages.
-    fn of(root: &ChainCertificate, key: &[u8], name: &'static str) -> Result<Self, NotSigned> {
+    fn of_root(root: &ChainCertificate, key: &[u8], name: &'static str) -> Result<Self, NotSigned> {
         if !is_root(root) {
             return Err(NotSigned::NoRoot(name));
         }
         if root.path_length() == Some(0) {
             return Err(NotSigned::PathLength);
         }
+        Self::of(root, key)
+    }
+
+    fn of(authority: &ChainCertificate, key: &[u8]) -> Result<Self, NotSigned> {
         let other = || NotSigned::Key("is of a kind that is not supported: use openssl".to_owned());
-        let public = SubjectKey::parse(&root.key_info).map_err(|_| other())?;
+        let public = SubjectKey::parse(&authority.key_info).map_err(|_| other())?;
         let key = SigningKey::from_pem(key, &public).map_err(|problem| match problem {
             UnusableKey::File(sentence) => NotSigned::Key(sentence),
             UnusableKey::Mismatch => NotSigned::OtherKey,
@@ -106,7 +117,7 @@ impl RootKey {
     }
 }
 
-impl rcgen::PublicKeyData for RootKey {
+impl rcgen::PublicKeyData for AuthorityKey {
     fn der_bytes(&self) -> &[u8] {
         &self.point
     }
@@ -116,7 +127,7 @@ impl rcgen::PublicKeyData for RootKey {
     }
 }
 
-impl rcgen::SigningKey for RootKey {
+impl rcgen::SigningKey for AuthorityKey {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         self.key.sign(message).map(|signature| signature.as_ref().to_vec()).ok_or(rcgen::Error::RemoteKeyError)
     }
@@ -186,7 +197,7 @@ pub(crate) fn issuer_of(
     now: Timestamp,
     lifetime: SignedDuration,
 ) -> Result<NewAuthority, NotSigned> {
-    let signer = RootKey::of(root, key, "root")?;
+    let signer = AuthorityKey::of_root(root, key, "root")?;
     let signer =
         Issuer::from_ca_cert_der(&root.der.as_slice().into(), signer).map_err(|_| NotSigned::NoRoot("root"))?;
     let issuer = NewAuthority::issuer_by(&signer, trust_domain, now, lifetime).map_err(|_| NotSigned::Signing)?;
@@ -195,6 +206,31 @@ pub(crate) fn issuer_of(
     // The library writes the name of the root anew, and verifiers compare bytes.
     made.filter(|made| made.is_signed_by(root)).ok_or(NotSigned::Name)?;
     Ok(issuer)
+}
+
+/// Signs a certificate with which a client is this identity. The private key of the issuer is in a file in PEM.
+///
+/// # Errors
+/// When the key cannot be used, or the issuer cannot sign.
+pub(crate) fn client_leaf(
+    issuer: &ChainCertificate,
+    key: &[u8],
+    identity: &str,
+    now: Timestamp,
+    lifetime: SignedDuration,
+) -> Result<ClientLeaf, NotSigned> {
+    let signer = AuthorityKey::of(issuer, key)?;
+    let signer = Issuer::from_ca_cert_der(&issuer.der.as_slice().into(), signer).map_err(|_| NotSigned::Name)?;
+    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|_| NotSigned::Signing)?;
+    let mut params = params(identity, BasicConstraints::Unconstrained, now, lifetime);
+    params.is_ca = IsCa::NoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.subject_alt_names = vec![SanType::DnsName(identity.try_into().map_err(|_| NotSigned::Name)?)];
+    let certificate = params.signed_by(&pair, &signer).map_err(|_| NotSigned::Signing)?.der().to_vec();
+    let made = ChainCertificate::parse(&certificate);
+    made.filter(|made| made.is_signed_by(issuer)).ok_or(NotSigned::Name)?;
+    Ok(ClientLeaf { certificate, key: Zeroizing::new(pair.serialize_der()) })
 }
 
 fn params(name: &str, constraints: BasicConstraints, now: Timestamp, lifetime: SignedDuration) -> CertificateParams {
@@ -229,7 +265,7 @@ pub(crate) fn bridge(
     if !is_root(new) {
         return Err(NotSigned::NoRoot("new root"));
     }
-    let RootKey { key, .. } = RootKey::of(old, old_key, "old root")?;
+    let AuthorityKey { key, .. } = AuthorityKey::of_root(old, old_key, "old root")?;
     let signed = to_be_signed(new, old, key.algorithm(), validity(now, lifetime));
     let signature = key.sign(&signed).ok_or(NotSigned::Signing)?;
     let der = certificate(key.algorithm(), &signed, signature.as_ref());
@@ -364,9 +400,9 @@ mod tests {
         let short = TestCa { pem: params.self_signed(&short_key).unwrap().pem(), key: short_key, params };
         let no_authority = new.signs("leaf", |params| params.is_ca = IsCa::ExplicitNoCa);
         for (new, old, key, why) in [
-            (&new, &old, &*new.key.serialize_pem(), "the key is not the key of the root that signs"),
-            (&new, &old, "", "the key file of the root has no private key"),
-            (&new, &old, &new.pem, "the key file of the root begins with a block CERTIFICATE"),
+            (&new, &old, &*new.key.serialize_pem(), "the key is not the key of the certificate that signs"),
+            (&new, &old, "", "the key file of the certificate that signs has no private key"),
+            (&new, &old, &new.pem, "the key file of the certificate that signs begins with a block CERTIFICATE"),
             (&old, &old, &key, "both roots have the same name and the same key"),
             (
                 &new,

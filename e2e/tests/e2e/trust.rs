@@ -283,7 +283,7 @@ async fn files_that_exist_and_keys_of_others_are_left_alone() -> Result<()> {
         ["trust", "bridge", "--root", &format!("{folder}/ca.crt"), "--old-root", &mesh.path("old.crt")?, "--old-key"];
     let wrong = Ended::operator(&[&args[..], &[&mesh.path("other.key")?]].concat(), Duration::from_secs(30)).await?;
     ensure!(
-        wrong.code == Some(1) && wrong.stderr.contains("the key is not the key of the root that signs"),
+        wrong.code == Some(1) && wrong.stderr.contains("the key is not the key of the certificate that signs"),
         "{wrong:?}"
     );
     let bridge = Ended::operator(&[&args[..], &[&mesh.path("old.key")?]].concat(), Duration::from_secs(30)).await?;
@@ -316,6 +316,21 @@ async fn a_probe_tells_who_accepts_the_certificate_of_a_proxy() -> Result<()> {
     {
         ensure!(good.stdout.contains(part), "no {part}: {}", good.stdout);
     }
+    // Only the certificate of a client shows what a proxy trusts.
+    let (next, bridge) = (other.signs("next")?, root.bridges(&other, "other")?);
+    let (file, bridged, key) = (mesh.path("next.crt")?, mesh.path("bridged.crt")?, mesh.path("next.key")?);
+    fs::write(&file, next.pem())?;
+    fs::write(&bridged, next.pem() + &bridge.pem())?;
+    fs::write(&key, next.key_pem())?;
+    let with =
+        async |issuer: &str| probe(proxy.address, &["--identity", WEB, "--issuer", issuer, "--issuer-key", &key]).await;
+    let untrusted = with(&file).await?;
+    ensure!(
+        untrusted.code == Some(1) && untrusted.stdout.contains("Refuses    certificates of next: "),
+        "{untrusted:?}"
+    );
+    let trusted = with(&bridged).await?;
+    ensure!(trusted.code == Some(0) && trusted.stdout.contains("Accepts    certificates of next\n"), "{trusted:?}");
     let foreign = other.signs("identity.linkerd.cluster.local")?;
     let of_other = serve(&foreign, &other).await?;
     let refused = probe(of_other.address, &["--identity", WEB]).await?;

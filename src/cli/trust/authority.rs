@@ -394,14 +394,14 @@ fn parse(text: &str) -> Result<ChainCertificate> {
 }
 
 /// Reads a private key. `openssl ecparam -genkey` writes the parameters of the curve before it.
-fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
+pub(super) fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
     const END: &[u8] = b"-----END EC PARAMETERS-----";
     let text = read(file)?;
     let end = text.windows(END.len()).position(|window| window == END).map(|at| at + END.len());
     Ok(Zeroizing::new(text.get(end.unwrap_or_default()..).unwrap_or_default().to_vec()))
 }
 
-fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
+pub(super) fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
     let length = fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?.len();
     if length > LONGEST_FILE {
         bail!("{} is longer than {LONGEST_FILE} bytes", file.display());

@@ -59,7 +59,7 @@ pub enum TrustCommand {
     Bridge(BridgeArgs),
     /// Prints the steps to the trust anchors of a LinkerdTrust in a file, and the restarts that they need
     Plan(PlanArgs),
-    /// Prints the certificate that a proxy presents, and the roots that verify it
+    /// Prints the certificate that a proxy presents, the roots that verify it, and whether the proxy accepts an issuer
     Probe(Box<ProbeArgs>),
 }
 
