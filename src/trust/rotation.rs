@@ -160,17 +160,7 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
             format!("add {} to {place}, and keep the roots that it has", list(&roots.missing))
         }
         TrustPhase::Spreading => {
-            let untrusting = proxies_trust(progress.untrusting, false);
-            // People may have written the issuer already, and Linkerd's identity uses it when it starts.
-            let restarts = match seen.control_plane_restart() {
-                Some(_) if is_managed => "the control plane, and then the workloads that lack it",
-                Some(_) => "the workloads that lack it, and the control plane",
-                None => "the workloads that lack it",
-            };
-            let restart = format!(
-                "{untrusting} the root {issuer_of}: restart {restarts}, or name these workloads in spec.accept. A LinkerdConfig \
-                 restarts those that opted in"
-            );
+            let restart = restarts(seen, progress, &issuer_of);
             match target.and_then(|target| signer(roots, target.id)).map(named) {
                 // Each workload restarts all the same.
                 _ if seen.is_distrusting() => restart,
@@ -248,6 +238,22 @@ pub(super) fn toward(seen: &SeenTrust, roots: &MeshRoots<'_>, progress: &Rotatio
     let commands = declared.map(|declared| commands(seen, declared, progress.phase, is_written_by_operator));
     let commands = commands.unwrap_or_default();
     Some(RotationStep { sentence, commands })
+}
+
+/// Returns what must restart before the issuer of this root.
+fn restarts(seen: &SeenTrust, progress: &RotationProgress, issuer: &str) -> String {
+    let untrusting = proxies_trust(progress.untrusting, false);
+    let is_managed = seen.desired.as_ref().is_some_and(|declared| declared.manages_issuer);
+    // People may have written the issuer already, and Linkerd's identity uses it when it starts.
+    let restarts = match seen.control_plane_restart() {
+        Some(_) if is_managed => "the control plane, and then the workloads that lack it",
+        Some(_) => "the workloads that lack it, and the control plane",
+        None => "the workloads that lack it",
+    };
+    format!(
+        "{untrusting} the root {issuer}: restart {restarts}, or name these workloads in spec.accept. A LinkerdConfig restarts \
+         those that opted in"
+    )
 }
 
 /// Returns the commands with which people do the step to the next phase.

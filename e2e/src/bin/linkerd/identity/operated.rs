@@ -136,8 +136,8 @@ impl TrustOperator {
         control_plane.kubectl(&["apply", "-f", manifest.to_str().context("the path is not UTF-8")?]).await.map(drop)
     }
 
-    /// Waits until the certificates of all proxies reach the root that the bundle shall have, or the one that it
-    /// replaces, and nothing is broken.
+    /// Waits until the certificates of all proxies reach the desired root, or the one that it replaces, and nothing is
+    /// broken.
     pub(super) async fn presented(&self, control_plane: &ControlPlane, is_desired: bool) -> Result<()> {
         self.reports(control_plane, "the certificates of all proxies", |status| {
             let anchors = status.get("anchors").and_then(Value::as_array).context("no anchors")?;
