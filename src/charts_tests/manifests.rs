@@ -179,6 +179,7 @@ const MANIFESTS: &[Generated] = &[
     generated("admission-policy/linkerd_configs", "admission-policy/linkerd_configs", POLICIES, &[]),
     generated("admission-policy/pods", "admission-policy/pods", POLICIES, &[]),
     generated("admission-policy/rollout_annotations", "admission-policy/rollout_annotations", POLICIES, &[]),
+    generated("admission-policy/secrets", "admission-policy/secrets", POLICIES, &[]),
     generated("admission-policy/workloads", "admission-policy/workloads", POLICIES, &[]),
 ];
 

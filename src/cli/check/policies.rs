@@ -17,7 +17,7 @@ use super::{
 /// The number of requests at the same time.
 const CONCURRENCY: usize = 8;
 /// Each binding, its policy, and an action that it has.
-const BINDINGS: [(&str, &str, &str); 11] = [
+const BINDINGS: [(&str, &str, &str); 12] = [
     ("linkerd-operator-canary-config-map", "linkerd-operator-canary-config-map", "Deny"),
     ("linkerd-operator-config-map", "linkerd-operator-config-map", "Deny"),
     ("linkerd-operator-controller-revisions", "linkerd-operator-controller-revisions", "Deny"),
@@ -28,6 +28,7 @@ const BINDINGS: [(&str, &str, &str); 11] = [
     ("linkerd-operator-pods", "linkerd-operator-pods", "Deny"),
     ("linkerd-operator-rollout-annotations", "linkerd-operator-rollout-annotations", "Deny"),
     ("linkerd-operator-rollout-annotations-of-copies", "linkerd-operator-rollout-annotations", "Warn"),
+    ("linkerd-operator-secrets", "linkerd-operator-secrets", "Deny"),
     ("linkerd-operator-workloads", "linkerd-operator-workloads", "Deny"),
 ];
 

@@ -6,7 +6,7 @@ mod cases;
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, Rig, User, eventually, kubeconfig, mesh::SOON};
+use e2e::{ControlPlane, Options, Rig, User, eventually, kubeconfig, mesh::SOON, shipped::OPERATOR_NAMESPACE};
 use hyper::StatusCode;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use kube::{Api, Client, api::ListParams};
@@ -21,6 +21,7 @@ const IMPOSTOR: &str = "system:serviceaccount:app:linkerd-operator";
 
 struct PolicyClients {
     operator: Client,
+    issuer_writer: Client,
     admin: Client,
     impostor: Client,
 }
@@ -29,6 +30,7 @@ impl PolicyClients {
     fn of(&self, by: By) -> &Client {
         match by {
             By::Operator => &self.operator,
+            By::IssuerWriter => &self.issuer_writer,
             By::Admin => &self.admin,
             By::Impostor => &self.impostor,
         }
@@ -45,13 +47,22 @@ async fn start(options: Options) -> Result<(Rig, PolicyClients)> {
     control_plane.apply(&objects).await?;
     control_plane.apply_folder("config/control-plane").await?;
     control_plane.install_crds("crd").await?;
-    for optional in ["samples/dry_run_role.yaml", "components/trust-anchors/trust_anchors_role.yaml"] {
+    for optional in [
+        "samples/dry_run_role.yaml",
+        "components/trust-anchors/trust_anchors_role.yaml",
+        "components/webhook-server/certificate_role.yaml",
+        "components/issuer-writer/service_account.yaml",
+        "components/issuer-writer/control-plane/issuer_writer_role.yaml",
+    ] {
         let path = format!("{}/../config/{optional}", env!("CARGO_MANIFEST_DIR"));
         control_plane.kubectl(&["apply", "-f", &path]).await?;
     }
     control_plane.apply(&cases::namespaces()).await?;
+    let issuer_writer =
+        control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, "linkerd-operator-issuer").await?;
     let clients = PolicyClients {
         operator: kubeconfig::client(&control_plane.operator_kubeconfig().await?).await?,
+        issuer_writer: kubeconfig::client(&issuer_writer).await?,
         admin: control_plane.client.clone(),
         impostor: kubeconfig::client(&control_plane.kubeconfig_for(IMPOSTOR)?).await?,
     };

@@ -84,7 +84,12 @@ impl Probe {
     /// not read, because that of a watch does not end.
     pub(super) async fn send(&self, client: &Client) -> Result<(StatusCode, String)> {
         let request = Request::builder().method(&self.method).uri(&self.path);
-        let kind = if self.method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let kind = match self.method {
+            // An apply must name its field manager.
+            Method::PATCH if self.path.contains("fieldManager=") => "application/apply-patch+yaml",
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
         let body = self.body.as_ref().map(|body| body.to_string().into_bytes()).unwrap_or_default();
         let response = client.send(request.header("content-type", kind).body(Body::from(body))?).await?;
         let status = response.status();

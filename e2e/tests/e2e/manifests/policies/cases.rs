@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{super::object, Probe};
 
 const BUNDLE: &str = "linkerd-identity-trust-roots";
+const ISSUER: &str = "linkerd-identity-issuer";
 pub(super) const APP: &str = "app";
 /// A namespace that is exempt from Linkerd's webhooks.
 const EXEMPT: &str = "exempt";
@@ -16,6 +17,8 @@ const OURS: &str = "linkerd-external-workloads-controller";
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {
     Operator,
+    /// The process that writes the issuer of the mesh.
+    IssuerWriter,
     /// An administrator of the cluster, who is not the operator.
     Admin,
     /// The user [`IMPOSTOR`](super::IMPOSTOR).
@@ -37,7 +40,8 @@ pub(super) struct PolicyCase {
 
 impl PolicyCase {
     pub(super) fn probe(&self) -> Probe {
-        let path = if self.dry_run { format!("{}?dryRun=All", self.path) } else { self.path.clone() };
+        let separator = if self.path.contains('?') { '&' } else { '?' };
+        let path = if self.dry_run { format!("{}{separator}dryRun=All", self.path) } else { self.path.clone() };
         Probe::new(self.method.clone(), path, self.body.clone())
     }
 
@@ -98,7 +102,17 @@ pub(super) fn restart(plural: &str, namespace: &str, name: &str, hash: &str) -> 
 }
 
 pub(super) fn all() -> Vec<PolicyCase> {
-    let groups = [workloads(), evictions(), pods(), config_map(), revisions(), configs(), endpoint_slices(), leases()];
+    let groups = [
+        workloads(),
+        evictions(),
+        pods(),
+        config_map(),
+        revisions(),
+        configs(),
+        endpoint_slices(),
+        leases(),
+        secrets(),
+    ];
     groups.into_iter().flatten().chain(annotations()).collect()
 }
 
@@ -377,6 +391,37 @@ fn leases() -> Vec<PolicyCase> {
     ]
 }
 
+/// A Secret of the type of tokens gets a token of the ServiceAccount that its annotation names.
+fn secrets() -> Vec<PolicyCase> {
+    const POLICY: &str = "linkerd-operator-secrets";
+    const TOKEN: &str = "kubernetes.io/service-account-token";
+    let secret = |name: &str, kind: &str, account: &str| {
+        let annotations = json!({"kubernetes.io/service-account.name": account});
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "annotations": annotations}, "type": kind})
+    };
+    let previous = |kind: &str| {
+        const NAME: &str = "linkerd-identity-issuer-previous";
+        let path = format!("{}?fieldManager=e2e&force=true", core("secrets", "linkerd", NAME));
+        patch(path, secret(NAME, kind, "default"))
+            .by(By::IssuerWriter)
+            .called(&format!("save the issuer in a Secret {kind}"))
+    };
+    let webhook = |name: &str, kind: &str| {
+        let path = "/api/v1/namespaces/linkerd-operator-system/secrets".to_owned();
+        case(Method::POST, path, Some(secret(name, kind, "linkerd-operator-issuer")))
+    };
+    const WEBHOOK: &str = "linkerd-operator-webhook";
+    let issuer = patch(core("secrets", "linkerd", ISSUER), json!({"data": {"crt.pem": "eA=="}}));
+    vec![
+        previous("Opaque"),
+        previous(TOKEN).refused_by(POLICY),
+        webhook(WEBHOOK, "Opaque"),
+        webhook(WEBHOOK, TOKEN).refused_by(POLICY),
+        webhook("another", "Opaque").refused_by(POLICY),
+        issuer.by(By::IssuerWriter).called("write the issuer"),
+    ]
+}
+
 /// Writes of other users to the annotations of the operator.
 pub(super) fn annotations() -> Vec<PolicyCase> {
     const POLICY: &str = super::ANNOTATIONS;
@@ -487,6 +532,7 @@ pub(super) fn objects() -> Vec<Value> {
     objects.push(object("v1", "ConfigMap", Some("linkerd"), "linkerd-config", map));
     let data = json!({"data": {"ca-bundle.crt": ANCHORS, "kept": "yes"}});
     objects.push(object("v1", "ConfigMap", Some("linkerd"), BUNDLE, data));
+    objects.push(object("v1", "Secret", Some("linkerd"), ISSUER, json!({"data": {"crt.pem": ""}})));
     let revision = |name: &str, labels: Value, owners: Value| {
         let metadata = json!({"labels": labels, "ownerReferences": owners});
         let rest = json!({"metadata": metadata, "revision": 1, "data": {}});
