@@ -21,8 +21,17 @@ static NEXT: AtomicU8 = AtomicU8::new(1);
 impl ControlPlane {
     /// Adds a node and waits until it is ready. Needs kwok and kube-controller-manager.
     pub async fn add_node(&self, name: &str, zone: &str) -> Result<()> {
+        self.add_simulated_node(name, zone, |number| format!("10.244.{number}.0/24")).await
+    }
+
+    /// As [`ControlPlane::add_node`], but the Pods of the node have addresses of this host.
+    pub async fn add_node_of_host(&self, name: &str, zone: &str) -> Result<()> {
+        self.add_simulated_node(name, zone, |number| format!("127.{number}.0.0/16")).await
+    }
+
+    async fn add_simulated_node(&self, name: &str, zone: &str, range: fn(u8) -> String) -> Result<()> {
         let annotations = json!({"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"});
-        let nodes = self.create_node(name, zone, annotations, true).await?;
+        let nodes = self.create_node(name, zone, annotations, Some(range)).await?;
         eventually(Duration::from_secs(60), format_args!("node {name} to be ready"), async || {
             let node = nodes.get(name).await?;
             let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
@@ -40,12 +49,19 @@ impl ControlPlane {
     /// Adds a Node without a kubelet, until [`ControlPlane::start_kubelet`] is called. Only Pods that name it in
     /// `nodeName` run on it.
     pub async fn add_node_without_kubelet(&self, name: &str) -> Result<()> {
-        self.create_node(name, "zone", json!({}), false).await.map(drop)
+        self.create_node(name, "zone", json!({}), None).await.map(drop)
     }
 
-    async fn create_node(&self, name: &str, zone: &str, annotations: Value, is_schedulable: bool) -> Result<Api<Node>> {
+    /// Pods are scheduled on it if it has a range of addresses for them.
+    async fn create_node(
+        &self,
+        name: &str,
+        zone: &str,
+        annotations: Value,
+        range: Option<fn(u8) -> String>,
+    ) -> Result<Api<Node>> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let ranges = [format!("10.244.{number}.0/24"), format!("fd00:10:244:{number:x}::/64")];
+        let ranges = range.map(|range| [range(number), format!("fd00:10:244:{number:x}::/64")]);
         let nodes: Api<Node> = Api::all(self.client().await?);
         let node: Node = serde_json::from_value(json!({
             "metadata": {
@@ -58,7 +74,7 @@ impl ControlPlane {
                     "topology.kubernetes.io/zone": zone,
                 },
             },
-            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges, "unschedulable": !is_schedulable},
+            "spec": {"podCIDR": ranges.as_ref().map(|[first, _]| first), "podCIDRs": ranges, "unschedulable": ranges.is_none()},
         }))?;
         nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating node {name}"))?;
         Ok(nodes)

@@ -447,6 +447,18 @@ async fn a_bundle_that_trust_manager_writes_or_that_is_immutable_is_not_changed_
     assert_eq!(status["commands"], Value::Null);
     bundle_is(&mesh.rig, &old).await?;
 
+    let writes = async |bundle: &str| {
+        let patch = json!({"data": {"ca-bundle.crt": bundle}}).to_string();
+        mesh.rig.kubectl(&[&["patch"], &map[..], &["--type=merge", "-p", &patch]].concat()).await
+    };
+    writes(&format!("{old}{new}")).await?;
+    mesh.reaches(SOON, "Spreading", &["BundleSynced=False/RootsDiffer"]).await?;
+    // A source is removed too early: proxies present certificates of its root.
+    writes(&new).await?;
+    let status = mesh.reaches(SOON, "Adding", &["BundleSynced=False/WrittenByTrustManager"]).await?;
+    ensure!(next_step(&status).contains("to the sources of the Bundle roots"), "{status:#}");
+    writes(&old).await?;
+
     let immutable = json!({"immutable": true}).to_string();
     mesh.rig.kubectl(&[&["patch"], &map[..], &["--type=merge", "-p", &immutable]].concat()).await?;
     mesh.rig.kubectl(&[&["label"], &map[..], &[&label("-")]].concat()).await?;

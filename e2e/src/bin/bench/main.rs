@@ -9,7 +9,7 @@
 //!   `converge`, `rest`, `flip`, `flips`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts:
 //!   `rollout-plan`, `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`,
 //!   `profiles`, `threads`, `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`,
-//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Identity service: `identity`. Trust: `trust`. Only by name:
+//!   `recovery`, `clusters`, `attacks`. Proxy injector: `injector`. Identity service: `identity`. Trust: `trust`, `trust-restarts`. Only by name:
 //!   `largest`, `long-outage`.
 //! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
 //!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
@@ -74,7 +74,8 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<BenchArguments> 
                     &linkerd_config::FIGURES[..],
                     &rollout::FIGURES,
                     &proxy_injector::FIGURES,
-                    &[identity::FIGURE, trust::FIGURE],
+                    &[identity::FIGURE],
+                    &trust::FIGURES,
                 ];
                 let known: Vec<&str> =
                     [&OF_THE_CONTROLLER[..], &of_jobs.concat(), &discovery::FIGURES, &[discovery::LARGEST]].concat();
@@ -112,8 +113,8 @@ async fn bench(BenchArguments { named, other }: BenchArguments) -> Result<ExitCo
         if wanted("injector") {
             proxy_injector::figures(&mut report).await?;
         }
-        if wanted(trust::FIGURE) {
-            trust::figures(&mut report).await?;
+        if trust::FIGURES.iter().any(|name| wanted(name)) {
+            trust::figures(&mut report, wanted).await?;
         }
     }
     // Without names, another server is one of the Destination API.

@@ -1,4 +1,4 @@
-//! Workloads that are not restarted hold the next issuer by name, until they are accepted.
+//! Workloads that are not restarted hold the next issuer by name, until they are accepted, or people restart them.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, identity::MeshAuthority};
@@ -6,10 +6,12 @@ use serde_json::{Value, json};
 
 use super::{ReportedMesh, SOON, bundle_becomes, next_step};
 
+const RESTART: &str = "kubectl -n default rollout restart deployment/deployment";
 const MANUAL: &str = "remove the proxy from its template, or inject it again with linkerd inject";
-/// The kinds that nothing restarts, and the way out of each.
-const HOLDING: [(&str, &str); 4] = [
+/// The kinds that nothing restarts, and the way out of each. No LinkerdConfig restarts the Deployment.
+const HOLDING: [(&str, &str); 5] = [
     ("DaemonSet", MANUAL),
+    ("Deployment", RESTART),
     ("Job", "wait until the Job ends"),
     ("Pod", "delete it and create it again: no controller does"),
     ("StatefulSet", "delete its Pods: its update strategy is OnDelete"),
@@ -20,7 +22,7 @@ fn workload(kind: &str, anchors: &str) -> Vec<Value> {
     let name = kind.to_lowercase();
     let env = json!([{"name": "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "value": anchors}]);
     let proxy = json!({"name": "linkerd-proxy", "image": "proxy", "env": env});
-    let labels = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd"});
+    let labels = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd", "pod-template-hash": "1"});
     let object = |spec: Value| {
         let api = if kind == "Job" { "batch/v1" } else { "apps/v1" };
         json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": "default"}, "spec": spec})
@@ -30,6 +32,7 @@ fn workload(kind: &str, anchors: &str) -> Vec<Value> {
     let selector = json!({"matchLabels": {"app": name}});
     let owner = match kind {
         "DaemonSet" => Some(object(json!({"selector": selector, "template": template(&proxy)}))),
+        "Deployment" => Some(object(json!({"selector": selector, "template": template(&app)}))),
         "StatefulSet" => Some(object(json!({"selector": selector, "template": template(&app), "serviceName": name,
             "updateStrategy": {"type": "OnDelete"}}))),
         "Job" => {
@@ -38,8 +41,10 @@ fn workload(kind: &str, anchors: &str) -> Vec<Value> {
         }
         _ => None,
     };
+    // The Pods of a Deployment belong to one of its ReplicaSets.
+    let (of, named) = if kind == "Deployment" { ("ReplicaSet", "deployment-1") } else { (kind, &*name) };
     let references = owner.iter().map(|owner| {
-        json!({"apiVersion": owner["apiVersion"], "kind": kind, "name": name, "uid": format!("uid-of-{name}"),
+        json!({"apiVersion": owner["apiVersion"], "kind": of, "name": named, "uid": format!("uid-of-{name}"),
             "controller": true})
     });
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [proxy]},
@@ -112,15 +117,16 @@ async fn each_workload_that_nothing_restarts_holds_the_issuer_with_its_way_out_u
     declare(&mesh, &new, &void).await?;
     is_held_by(&mesh, &names).await.context("acceptances about another root")?;
     let mut accepted = Vec::new();
-    for (kind, _) in HOLDING {
+    for (kind, _) in HOLDING.into_iter().filter(|(kind, _)| *kind != "Deployment") {
         accepted.push(accept(kind, &next));
         declare(&mesh, &new, &accepted).await?;
-        names.remove(0);
-        if names.is_empty() {
-            break;
-        }
+        names.retain(|held| *held != name(kind));
         is_held_by(&mesh, &names).await.with_context(|| format!("{kind} is accepted"))?;
     }
+    // What kubectl rollout restart does is left to the controllers of a cluster.
+    let restarted = workload("Deployment", &both).pop().context("no Pod")?;
+    mesh.rig.kubectl(&["delete", "pod", "deployment-1", "--force", "--grace-period=0"]).await?;
+    mesh.rig.apply(&[restarted]).await?;
     let status =
         mesh.reaches(SOON, "AwaitingIssuer", &["TrustSpread=True/Synced", "Ready=False/RotationInProgress"]).await?;
     assert_eq!((&status["proxies"]["accepted"], &status["behind"][0]["state"]), (&json!(4), &json!("Accepted")));

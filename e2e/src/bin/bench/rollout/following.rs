@@ -21,7 +21,7 @@ use tokio::{sync::Notify, task::JoinSet, time::timeout};
 const PATIENCE: Duration = Duration::from_secs(600);
 const STATE: &str = "config.linkerd.io/rollout-state";
 
-pub(super) struct Following {
+pub(crate) struct Following {
     known: Arc<Mutex<HashMap<String, Known>>>,
     changed: Arc<Notify>,
     _watch: JoinSet<()>,
@@ -37,18 +37,18 @@ struct Known {
 
 /// A restart, which begins when the template changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FollowedRestart {
-    pub(super) begun: Instant,
+pub(crate) struct FollowedRestart {
+    pub(crate) begun: Instant,
     /// The time at which all replicas were updated and available.
-    pub(super) settled: Option<Instant>,
+    pub(crate) settled: Option<Instant>,
     /// The time at which the operator wrote that the workload is up to date.
-    pub(super) finished: Option<Instant>,
+    pub(crate) finished: Option<Instant>,
 }
 
 // === impl Following ===
 
 impl Following {
-    pub(super) fn start(deployments: Api<Deployment>) -> Self {
+    pub(crate) fn start(deployments: Api<Deployment>) -> Self {
         let known = Arc::<Mutex<HashMap<String, Known>>>::default();
         let changed = Arc::<Notify>::default();
         let mut watch = JoinSet::new();
@@ -69,21 +69,21 @@ impl Following {
     }
 
     /// Discards the observed restarts.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         locked(&self.known).values_mut().for_each(|known| known.restarts.clear());
     }
 
-    pub(super) fn restarts(&self) -> HashMap<String, Vec<FollowedRestart>> {
+    pub(crate) fn restarts(&self) -> HashMap<String, Vec<FollowedRestart>> {
         locked(&self.known).iter().map(|(name, known)| (name.clone(), known.restarts.clone())).collect()
     }
 
     /// Waits until there are this many Deployments, and all are complete.
-    pub(super) async fn all_settled(&self, count: usize) -> Result<()> {
+    pub(crate) async fn all_settled(&self, count: usize) -> Result<()> {
         self.until(|known| known.len() == count && known.values().all(|known| known.is_settled)).await
     }
 
     /// Waits until the last restart of this Deployment is complete.
-    pub(super) async fn settled(&self, name: &str) -> Result<()> {
+    pub(crate) async fn settled(&self, name: &str) -> Result<()> {
         let is_settled = |known: &Known| known.restarts.last().is_some_and(|restart| restart.settled.is_some());
         self.until(|known| known.get(name).is_some_and(is_settled)).await
     }

@@ -21,19 +21,19 @@ use tokio::time::timeout;
 use crate::report::in_control_group;
 
 /// The namespace in which Pods are injected.
-pub(super) const NAMESPACE: &str = "mesh";
+pub(crate) const NAMESPACE: &str = "mesh";
 const NAME: &str = "mesh";
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-pub(super) struct BenchMesh {
-    pub(super) control_plane: ControlPlane,
-    pub(super) client: Client,
+pub(crate) struct BenchMesh {
+    pub(crate) control_plane: ControlPlane,
+    pub(crate) client: Client,
     configs: LinkerdConfigs,
     _injector: Injector,
 }
 
 impl BenchMesh {
-    pub(super) async fn start(options: Options) -> Result<Self> {
+    pub(crate) async fn start(options: Options) -> Result<Self> {
         let rig = Rig::linkerd().options(options).crds("crd").namespace(NAMESPACE).start().await?;
         let Rig { control_plane, client } = rig;
         control_plane.install_linkerd().await?;
@@ -43,7 +43,7 @@ impl BenchMesh {
     }
 
     /// Starts a manager and waits until it is ready. All its controllers run unless these arguments disable them.
-    pub(super) async fn manager(&self, args: &[&str]) -> Result<Manager> {
+    pub(crate) async fn manager(&self, args: &[&str]) -> Result<Manager> {
         let args = ["--operator-namespace=linkerd"].iter().chain(args).copied();
         let mut manager = in_control_group().args(args).start(&self.control_plane)?;
         manager.ready(PATIENCE).await?;
@@ -51,17 +51,17 @@ impl BenchMesh {
     }
 
     /// Creates the LinkerdConfig.
-    pub(super) async fn declare(&self, rollout: Value) -> Result<()> {
+    pub(crate) async fn declare(&self, rollout: Value) -> Result<()> {
         let spec = json!({"injectorSync": {"method": "Probe"}, "rollout": rollout});
         self.configs.create(NAME, spec).await
     }
 
-    pub(super) async fn change(&self, spec: Value) -> Result<()> {
+    pub(crate) async fn change(&self, spec: Value) -> Result<()> {
         self.configs.change(NAME, spec).await
     }
 
     /// Waits until exactly this number of workloads runs with the current configuration.
-    pub(super) async fn is_complete(&self, workloads: usize) -> Result<()> {
+    pub(crate) async fn is_complete(&self, workloads: usize) -> Result<()> {
         let of_it = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
         let mut changes = std::pin::pin!(watcher(self.configs.0.clone(), of_it).default_backoff().applied_objects());
         let mut last = Value::Null;
@@ -79,7 +79,7 @@ impl BenchMesh {
     }
 
     /// The proxy of a Pod that is created when the injector uses the current configuration.
-    pub(super) async fn newborn(&self) -> Result<Proxy> {
+    pub(crate) async fn newborn(&self) -> Result<Proxy> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
         let pod = serde_json::from_value(json!({
             "metadata": {"generateName": "newborn-", "annotations": {"linkerd.io/inject": "enabled"}},

@@ -5,8 +5,8 @@
 //!   matter; `rollout-speed` uses [real Deployments](speed), whose restarts are done by the components of any cluster.
 
 mod crowd;
-mod following;
-mod mesh;
+pub(crate) mod following;
+pub(crate) mod mesh;
 mod plan;
 mod speed;
 

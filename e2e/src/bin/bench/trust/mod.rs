@@ -1,11 +1,13 @@
-//! LinkerdTrust: the cost of asking many proxies for their certificates, of a report about them, and of a rotation.
+//! LinkerdTrust: the cost of asking many proxies for their certificates, of a report about them, and of rotations.
 //!
-//! * Ten thousand Pods of one namespace share the address and the port of one TLS server, whose certificate is for their
+//! * `trust`: Ten thousand Pods of one namespace share the address and the port of one TLS server, whose certificate is for their
 //!   ServiceAccount. The CPU time is that of the whole process, whose load is only this job.
 //! * At rest, no proxy has to be asked again. While Pods change, a report is made every three seconds.
-//! * In the [rotation], all proxies renew their certificates at once, which takes up to a day in a mesh.
+//! * `trust-restarts`: the Pods belong to Deployments, which a rotation [without a bridge](without_a_bridge) restarts.
+//! * In a [rotation], all proxies renew their certificates at once, which takes up to a day in a mesh.
 
 mod rotation;
+mod without_a_bridge;
 
 use std::{
     ops::Range,
@@ -26,7 +28,7 @@ use tokio::time::sleep;
 
 use crate::report::Report;
 
-pub(crate) const FIGURE: &str = "trust";
+pub(crate) const FIGURES: [&str; 2] = ["trust", "trust-restarts"];
 
 const IDENTITY: &str = "default.shop.serviceaccount.identity.linkerd.cluster.local";
 const PROXIES: usize = 10_000;
@@ -36,7 +38,17 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const REST: Duration = Duration::from_secs(60);
 const CHANGES: usize = 40;
 
-pub(crate) async fn figures(report: &mut Report) -> Result<()> {
+pub(crate) async fn figures(report: &mut Report, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    if wanted("trust") {
+        many_proxies(report).await?;
+    }
+    if wanted("trust-restarts") {
+        without_a_bridge::figure(report).await?;
+    }
+    Ok(())
+}
+
+async fn many_proxies(report: &mut Report) -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.install_crds("crd").await?;
     control_plane.create_namespaces(&["linkerd", NAMESPACE]).await?;
@@ -51,16 +63,8 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     let memory = resident(&manager)?;
 
     let (before, begun) = (Cost::of_process(manager.pid())?, Instant::now());
-    let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"},
-        "spec": {}});
-    control_plane.apply(&[trust]).await?;
-    eventually(PATIENCE, "the LinkerdTrust to be steady", async || {
-        let status = control_plane.get(&["linkerdtrust", "mesh"]).await?;
-        let presented = status.pointer("/status/anchors/0/presentedBy");
-        ensure!(presented == Some(&json!(PROXIES)), "{presented:?}");
-        Ok(())
-    })
-    .await?;
+    control_plane.apply(&[linkerd_trust(&json!({}))]).await?;
+    all_observed(&control_plane).await?;
     let (took, ran) = (begun.elapsed(), Cost::of_process(manager.pid())?.ran - before.ran);
     let each = ran.as_secs_f64() * 1e6 / PROXIES as f64;
     let value =
@@ -74,6 +78,22 @@ pub(crate) async fn figures(report: &mut Report) -> Result<()> {
     report.row(figure, format!("{rest:.2} % of a core, and {idle:.2} %"), "< 1 %", raw);
     changes(&control_plane, &manager, report).await?;
     rotation::figure(&control_plane, &manager, &proxy, &root, report).await
+}
+
+fn linkerd_trust(spec: &Value) -> Value {
+    json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": {"name": "mesh"},
+        "spec": spec})
+}
+
+/// Waits until the certificate of each proxy was observed.
+async fn all_observed(control_plane: &ControlPlane) -> Result<()> {
+    eventually(PATIENCE, "the certificate of each proxy", async || {
+        let status = control_plane.get(&["linkerdtrust", "mesh"]).await?;
+        let presented = status.pointer("/status/anchors/0/presentedBy");
+        ensure!(presented == Some(&json!(PROXIES)), "{presented:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// Returns the root and the issuer of the mesh, whose bundle is in its ConfigMap.

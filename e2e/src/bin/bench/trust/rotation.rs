@@ -1,4 +1,5 @@
-//! A rotation over a bridge: from the declaration of the new root until the old one has left the bundle.
+//! A rotation over a bridge: from the declaration of the new root until the old one has left the bundle. And what other
+//! rotations are followed with.
 //!
 //! * In: a mesh with an old root, whose proxies share one server. Out: a row with the time of each phase, and the cost.
 //! * The issuer changes once it is awaited. One replica of the identity service, a real process, shows it.
@@ -23,19 +24,18 @@ use kube::{Api, api::DynamicObject};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{CHANGES, PATIENCE, PROXIES, pods, running};
+use super::{CHANGES, PATIENCE, PROXIES, linkerd_trust, pods, running};
 use crate::report::Report;
 
 const ACCOUNT: &str = "operator";
 const PROBE: Duration = Duration::from_millis(500);
 
-/// What the LinkerdTrust shows during the rotation.
-struct FollowedRotation<'a> {
+/// What the LinkerdTrust shows during a rotation.
+pub(super) struct FollowedRotation<'a> {
     trusts: Api<DynamicObject>,
     manager: &'a Manager,
-    old: &'a MeshAuthority,
     /// The versions of the resource.
-    versions: BTreeSet<String>,
+    pub(super) versions: BTreeSet<String>,
 }
 
 /// Returns the file of a token for the identity service.
@@ -57,28 +57,29 @@ pub(super) async fn figure(
     let new = MeshAuthority::root("new")?;
     let (issuer, bridge) = (new.signs("identity.linkerd.cluster.local")?, old.bridges(&new, "new")?);
     let _identity = identity_service(control_plane, &[&issuer, &bridge], &[old, &new]).await?;
-    let trusts = Api::all_with(control_plane.client().await?, &kind("config.linkerd.io/v1alpha1", "LinkerdTrust"));
-    let mut rotation = FollowedRotation { trusts, manager, old, versions: BTreeSet::new() };
+    let mut rotation = FollowedRotation::of(control_plane, manager).await?;
+    let sha256 = json!(old.sha256());
+    let restarts_nothing = |status: &Value| {
+        let sufficient = status.get("sufficientAnchors").and_then(Value::as_array);
+        sufficient.is_some_and(|it| it.contains(&sha256)) && status.get("requiredAnchors").is_none()
+    };
     let (ran, asked, begun) = (manager.cpu_time()?, rotation.handshakes().await?, Instant::now());
 
     let bridges = format!("{}{}", bridge.pem(), old.pem());
     let spec = json!({"mode": "Enforce", "anchors": {"pem": new.pem()}, "bridge": {"pem": bridges}});
-    let metadata = json!({"name": "mesh"});
-    let trust = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdTrust", "metadata": metadata,
-        "spec": spec});
-    control_plane.apply(&[trust]).await?;
-    rotation.reaches("AwaitingIssuer").await?;
+    control_plane.apply(&[linkerd_trust(&spec)]).await?;
+    rotation.reaches("AwaitingIssuer", restarts_nothing).await?;
     let awaited = begun.elapsed();
 
     // The certificate of a new Pod is the first one that shows the new issuer.
     proxy.renew(&[&issuer, &bridge], old)?;
     let port = proxy.address.port();
     pods(control_plane, 0..CHANGES, &format!("{}{}", old.pem(), new.pem()), port).await?;
-    rotation.reaches("Retiring").await?;
+    rotation.reaches("Retiring", restarts_nothing).await?;
     let renewed = begun.elapsed();
     rotation.writes(2.0).await?;
     let removed = begun.elapsed();
-    let status = rotation.reaches("Complete").await?;
+    let status = rotation.reaches("Complete", restarts_nothing).await?;
     let complete = begun.elapsed();
     let presented = status.pointer("/anchors/0/presentedBy");
     ensure!(presented == Some(&json!(PROXIES)), "{status:#}");
@@ -100,19 +101,22 @@ pub(super) async fn figure(
 
 // === impl FollowedRotation ===
 
-impl FollowedRotation<'_> {
-    /// Waits for the phase. Until then, each proxy has to have a sufficient root. Returns the status.
-    async fn reaches(&mut self, phase: &str) -> Result<Value> {
-        let (mut restarts, old) = (None, json!(self.old.sha256()));
+impl<'a> FollowedRotation<'a> {
+    pub(super) async fn of(control_plane: &ControlPlane, manager: &'a Manager) -> Result<Self> {
+        let trusts = Api::all_with(control_plane.client().await?, &kind("config.linkerd.io/v1alpha1", "LinkerdTrust"));
+        Ok(Self { trusts, manager, versions: BTreeSet::new() })
+    }
+
+    /// Waits for the phase. Until then, each status of the present declaration has to be right. Returns the status.
+    pub(super) async fn reaches(&mut self, phase: &str, is_right: impl Fn(&Value) -> bool) -> Result<Value> {
+        let mut wrong = None;
         let status = eventually(PATIENCE, format_args!("the phase {phase}"), async || {
             let trust = self.trusts.get("mesh").await?;
             self.versions.extend(trust.metadata.resource_version);
             let status = trust.data.get("status").context("no status")?;
             let is_current = status.get("observedGeneration") == Some(&json!(trust.metadata.generation));
-            let sufficient = status.get("sufficientAnchors").and_then(Value::as_array);
-            let is_enough = sufficient.is_some_and(|it| it.contains(&old)) && status.get("requiredAnchors").is_none();
-            if is_current && !is_enough {
-                restarts.get_or_insert_with(|| status.clone());
+            if is_current && !is_right(status) {
+                wrong.get_or_insert_with(|| status.clone());
             }
             if !is_current || status.get("phase") != Some(&json!(phase)) {
                 sleep(PROBE).await;
@@ -121,12 +125,12 @@ impl FollowedRotation<'_> {
             Ok(status.clone())
         })
         .await?;
-        ensure!(restarts.is_none(), "workloads would restart: {restarts:#?}");
+        ensure!(wrong.is_none(), "before the phase {phase}: {wrong:#?}");
         Ok(status)
     }
 
     /// Waits until the bundle was written so many times.
-    async fn writes(&self, expected: f64) -> Result<()> {
+    pub(super) async fn writes(&self, expected: f64) -> Result<()> {
         eventually(PATIENCE, format_args!("{expected} writes of the bundle"), async || {
             let name = "linkerd_operator_trust_bundle_writes_total";
             let written = self.manager.metric(name, &[("result", "ok")]).await;
@@ -136,14 +140,14 @@ impl FollowedRotation<'_> {
         .await
     }
 
-    async fn handshakes(&self) -> Result<f64> {
+    pub(super) async fn handshakes(&self) -> Result<f64> {
         let name = "linkerd_operator_trust_probes_total";
         self.manager.metric(name, &[]).await.with_context(|| format!("no metric {name}"))
     }
 }
 
 /// Starts a replica of the identity service, which terminates TLS itself, and creates its Pod.
-async fn identity_service(
+pub(super) async fn identity_service(
     control_plane: &ControlPlane,
     issuer: &[&MeshAuthority],
     roots: &[&MeshAuthority],
@@ -158,7 +162,9 @@ async fn identity_service(
     let labels = json!({"linkerd.io/control-plane-component": "identity"});
     let port = json!({"name": "ident-grpc", "containerPort": process.address.port()});
     let pod = json!({"metadata": {"name": "linkerd-identity", "labels": labels},
-        "spec": {"containers": [{"name": "identity", "image": "none", "ports": [port]}]}, "status": running()});
+        // No scheduler, so that it keeps its status.
+        "spec": {"schedulerName": "none",
+            "containers": [{"name": "identity", "image": "none", "ports": [port]}]}, "status": running()});
     create_all(&control_plane.client().await?, &kind("v1", "Pod"), Some("linkerd"), [pod]).await?;
     Ok(process)
 }
