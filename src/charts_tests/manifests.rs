@@ -177,6 +177,7 @@ const MANIFESTS: &[Generated] = &[
     generated("admission-policy/evictions", "admission-policy/evictions", POLICIES, &[]),
     generated("admission-policy/leases", "admission-policy/leases", POLICIES, &[]),
     generated("admission-policy/linkerd_configs", "admission-policy/linkerd_configs", POLICIES, &[]),
+    generated("admission-policy/linkerd_trusts", "admission-policy/linkerd_trusts", POLICIES, &[]),
     generated("admission-policy/pods", "admission-policy/pods", POLICIES, &[]),
     generated("admission-policy/rollout_annotations", "admission-policy/rollout_annotations", POLICIES, &[]),
     generated("admission-policy/secrets", "admission-policy/secrets", POLICIES, &[]),

@@ -17,7 +17,7 @@ use super::{
 /// The number of requests at the same time.
 const CONCURRENCY: usize = 8;
 /// Each binding, its policy, and an action that it has.
-const BINDINGS: [(&str, &str, &str); 12] = [
+const BINDINGS: [(&str, &str, &str); 13] = [
     ("linkerd-operator-canary-config-map", "linkerd-operator-canary-config-map", "Deny"),
     ("linkerd-operator-config-map", "linkerd-operator-config-map", "Deny"),
     ("linkerd-operator-controller-revisions", "linkerd-operator-controller-revisions", "Deny"),
@@ -25,6 +25,7 @@ const BINDINGS: [(&str, &str, &str); 12] = [
     ("linkerd-operator-evictions", "linkerd-operator-evictions", "Deny"),
     ("linkerd-operator-leases", "linkerd-operator-leases", "Deny"),
     ("linkerd-operator-linkerd-configs", "linkerd-operator-linkerd-configs", "Deny"),
+    ("linkerd-operator-linkerd-trusts", "linkerd-operator-linkerd-trusts", "Deny"),
     ("linkerd-operator-pods", "linkerd-operator-pods", "Deny"),
     ("linkerd-operator-rollout-annotations", "linkerd-operator-rollout-annotations", "Deny"),
     ("linkerd-operator-rollout-annotations-of-copies", "linkerd-operator-rollout-annotations", "Warn"),

@@ -51,6 +51,7 @@ async fn start(options: Options) -> Result<(Rig, PolicyClients)> {
         "samples/dry_run_role.yaml",
         "components/trust-anchors/trust_anchors_role.yaml",
         "components/webhook-server/certificate_role.yaml",
+        "components/issuer-writer/issuer_writer_role.yaml",
         "components/issuer-writer/service_account.yaml",
         "components/issuer-writer/control-plane/issuer_writer_role.yaml",
     ] {
