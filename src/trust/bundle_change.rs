@@ -14,7 +14,7 @@ use crate::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
         pem,
-        unusual::unusual,
+        unusual::{is_root, unusual},
     },
 };
 
@@ -42,6 +42,22 @@ pub(crate) struct BundleChange {
     pub(crate) is_urgent: bool,
 }
 
+/// Returns why a certificate is not added.
+fn refused(root: &RootCertificate) -> Option<String> {
+    let name = named(root);
+    if !is_root(&root.der) {
+        return Some(format!(
+            "{name} is not a root: another certificate has signed it. Declare that one; or, if this one is meant, add it to the \
+             bundle by hand"
+        ));
+    }
+    let what = unusual(&root.der)?;
+    Some(format!(
+        "{name} is unusual in {what}, and Linkerd's identity and the start of each proxy may refuse the whole bundle with it: \
+         make another root"
+    ))
+}
+
 /// Returns the bundle with the declared roots; `None` if it has all of them.
 ///
 /// # Errors
@@ -58,14 +74,10 @@ pub(crate) fn addition(bundle: &str, declared: &DeclaredRoots) -> Result<Option<
         return Err(warning.clone());
     }
     let (missing, refused): (Vec<_>, Vec<_>) =
-        missing.into_iter().map(|root| (root, unusual(&root.der))).partition(|(_, what)| what.is_none());
+        missing.into_iter().map(|root| (root, refused(root))).partition(|(_, why)| why.is_none());
     // The others are added all the same.
-    if let ([], [(root, Some(what)), ..]) = (&missing[..], &refused[..]) {
-        return Err(format!(
-            "{} is unusual in {what}, and Linkerd's identity and the start of each proxy may refuse the whole bundle with it: \
-             make another root",
-            named(root)
-        ));
+    if let ([], [(_, Some(why)), ..]) = (&missing[..], &refused[..]) {
+        return Err(why.clone());
     }
     let missing: Vec<_> = missing.into_iter().map(|(root, _)| root).collect();
     let names: Vec<_> = missing.iter().map(|root| named(root)).collect();
@@ -215,8 +227,10 @@ mod tests {
             assert!(refused.contains(why), "{refused}: {before}");
         }
         let unusual =
-            old.signs_again(&new, |params| params.subject_alt_names = vec![SanType::IpAddress([1, 2, 3, 4].into())]);
+            new.signs_again(&new, |params| params.subject_alt_names = vec![SanType::IpAddress([1, 2, 3, 4].into())]);
         assert!(addition(&old.pem, &declared(&[&unusual])).unwrap_err().contains("its extension 2.5.29.17"));
+        let issuer = old.signs_again(&new, |_| {});
+        assert!(addition(&old.pem, &declared(&[&issuer])).unwrap_err().contains("is not a root: another certificate"));
         let added = addition(&old.pem, &declared(&[&unusual, &new])).unwrap().unwrap();
         assert_eq!(added.text, pem_of(&[&old, &new]), "the usual one is added");
         let long = format!("{}\n{}", "#".repeat(LONGEST), old.pem);

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{
+    bundle_change::addition,
     roots::{MeshRoots, pods},
     rotation::RotationProgress,
     seen::{MeshedWorkload, NotSeen, SeenTrust},
@@ -96,6 +97,10 @@ impl TrustPlan {
         if let Some(root) = desired.find(has_expired) {
             return Err(format!("the declared root {} has expired: declare another one", named(root)));
         }
+        // What the operator would not add.
+        if let (Some(declared), Ok(present)) = (&seen.desired, &seen.bundle) {
+            addition(&present.pem, declared)?;
+        }
         let progress = RotationProgress::of(seen, &roots);
         let list = |is_meant: &dyn Fn(&[u8; 32]) -> bool| {
             let found: Vec<_> = roots.all.iter().filter(|root| is_meant(&root.id)).map(|root| named(root)).collect();
@@ -119,6 +124,12 @@ impl TrustPlan {
         if refusing > 0 {
             steps.push(format!("repair the mesh before: {} refuse the present certificates", proxies(refusing)));
         }
+        let (restarts, more_namespaces) =
+            if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
+        let is_cut = declared.is_some_and(|declared| declared.distrusted.is_cut);
+        if !is_issuer_desired && !has_bridge && !is_cut && !restarts.is_empty() {
+            steps.push("restart the control plane and the workloads below, unless there is a bridge".to_owned());
+        }
         if !is_issuer_desired {
             let desired = roots.target().map_or_else(|| list(&|id| roots.desired.contains(id)), named);
             let bridge = if has_bridge { "the declared bridge after it" } else { "a bridge after it if there is one" };
@@ -131,7 +142,6 @@ impl TrustPlan {
         }
         let lifetime = rounded(seen.settings.lifetime);
         let has_others = !roots.in_bundle.is_subset(&roots.desired);
-        let is_cut = declared.is_some_and(|declared| declared.distrusted.is_cut);
         if !is_cut && (!is_issuer_desired || progress.phase == TrustPhase::Renewing) {
             steps.push(format!("wait until all proxies have renewed their certificates, within {lifetime}"));
         }
@@ -146,8 +156,6 @@ impl TrustPlan {
                 "restart the workloads whose proxies trust {roots}: a LinkerdConfig does, for those that opted in"
             ));
         }
-        let (restarts, more_namespaces) =
-            if is_issuer_desired && refusing == 0 { (Vec::new(), 0) } else { restarts(&roots) };
         Ok(Self {
             phase: progress.phase,
             steps,

@@ -288,6 +288,26 @@ async fn files_that_exist_and_keys_of_others_are_left_alone() -> Result<()> {
     );
     let bridge = Ended::operator(&[&args[..], &[&mesh.path("old.key")?]].concat(), Duration::from_secs(30)).await?;
     ensure!(bridge.code == Some(0) && bridge.stdout.starts_with("-----BEGIN CERTIFICATE-----\n"), "{bridge:?}");
+
+    let expired = MeshAuthority::expired_root("expired")?;
+    fs::write(mesh.path("expired.crt")?, expired.pem())?;
+    fs::write(mesh.path("expired.key")?, expired.key_pem())?;
+    let (crt, key, issuer) = (mesh.path("expired.crt")?, mesh.path("expired.key")?, mesh.path("issuer")?);
+    for (root, key, why) in [
+        (&*crt, &*key, "the root ended at "),
+        // A device has no length.
+        ("/dev/zero", &key, "/dev/zero is longer than"),
+    ] {
+        let refused = ["trust", "issuer", &issuer, "--root", root, "--key", key];
+        let refused = Ended::operator(&refused, Duration::from_secs(30)).await?;
+        ensure!(refused.code == Some(1) && refused.stderr.contains(why), "{refused:?}");
+    }
+    ensure!(!fs::exists(&issuer)?, "nothing is written");
+    let file = format!("{folder}/linkerdtrust.yaml");
+    let twice = format!("{0}---\n{0}", fs::read_to_string(&file)?);
+    fs::write(&file, twice)?;
+    let refused = mesh.plan(&folder).await.expect_err("kubectl would apply both").to_string();
+    ensure!(refused.contains("has several objects"), "{refused}");
     Ok(())
 }
 

@@ -4,8 +4,8 @@
 //! never replaced; a private key is readable by its owner only; nothing is sent anywhere.
 
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    io::Write,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -28,6 +28,7 @@ const APPLY: &str = "--dry-run=client -o yaml | kubectl apply --server-side --fo
 const KEY_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
 const CERTIFICATE_MODE: u32 = 0o644;
+const DEFAULT_DAYS: u16 = 365;
 /// The maximum length of a trust domain, in bytes.
 const LONGEST_DOMAIN: usize = 253;
 /// The maximum length of a file that is read, in bytes.
@@ -91,9 +92,9 @@ pub struct IssuerArgs {
     #[arg(long, value_name = "FILE")]
     pub key: PathBuf,
 
-    /// Days until the issuer ends
-    #[arg(long, value_name = "DAYS", default_value = "365", value_parser = days())]
-    pub days: u16,
+    /// Days until the issuer ends; if absent, 365, or until the root ends
+    #[arg(long, value_name = "DAYS", value_parser = days())]
+    pub days: Option<u16>,
 
     /// Namespace of Linkerd's control plane
     #[arg(long, short, value_name = "NAME", default_value = "linkerd", value_parser = domain)]
@@ -231,17 +232,17 @@ fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool) -> String {
 /// Returns how a rotation is taken back.
 fn way_back(at: &str, args: &NewRootArgs, is_bridged: bool) -> String {
     // Without a bridge, Pods that are created with the old bundle refuse the certificates of the new issuer.
-    let last = if is_bridged { 3 } else { 2 };
+    let (last, without) = if is_bridged { (3, ", without spec.bridge") } else { (2, "") };
     match (&args.distrust, args.enforce) {
         (Some(_), _) => "The resource is Ready when no proxy trusts the distrusted root: for that, each workload restarts after the \
                         rotation."
             .to_owned(),
         (None, true) => format!(
-            "To go back, declare the old root in {at}/linkerdtrust.yaml, without spec.bridge, apply it, and restart the control \
+            "To go back, declare the old root in {at}/linkerdtrust.yaml{without}, apply it, and restart the control \
              plane. {at}/before.yaml has the key of the issuer: delete it afterwards."
         ),
         (None, false) => format!(
-            "With --enforce, the operator does these steps. To go back, first declare the old root again, without spec.bridge.\n\
+            "With --enforce, the operator does these steps. To go back, first declare the old root again{without}.\n\
              Before step {last}, this goes back: kubectl apply --server-side --force-conflicts -f {at}/before.yaml\n\
              It has the key of the issuer: delete it afterwards."
         ),
@@ -269,8 +270,10 @@ fn enforced(at: &str, args: &NewRootArgs, is_bridged: bool, saved: &str) -> Stri
     let restart = match is_bridged {
         true => String::new(),
         false => format!(
-            "   Then restart the control plane, and the workloads that a LinkerdConfig does not restart: linkerd-operator trust \
-             lists them:\n   \
+            "   Then wait until the bundle has it, and restart the control plane, and the workloads that a LinkerdConfig does not \
+             restart: linkerd-operator trust lists them:\n   \
+                kubectl wait --for=jsonpath='{{.status.anchors[?(@.desired==true)].inBundle}}'=true linkerdtrust/mesh \
+             --timeout=5m\n   \
                 kubectl -n {namespace} rollout restart deployment\n"
         ),
     };
@@ -339,8 +342,18 @@ fn write_next(at: &str, namespace: &str) -> String {
 
 /// Makes an issuer under a root.
 pub(super) fn new_issuer(args: &IssuerArgs) -> Result<ExitCode> {
-    let (root, key) = (root(&args.root)?, read_key(&args.key)?);
-    let issuer = issuer_of(&root, &key, &args.trust_domain, Timestamp::now(), lifetime(args.days));
+    let (root, key, now) = (root(&args.root)?, read_key(&args.key)?, Timestamp::now());
+    let of_root = root.not_after.duration_since(now);
+    if !of_root.is_positive() {
+        bail!("the root ended at {}: replace it, with linkerd-operator trust new", root.not_after);
+    }
+    let days = match args.days.map(lifetime) {
+        Some(days) if days > of_root => {
+            bail!("the issuer would end after its root, at {}: give fewer --days", root.not_after)
+        }
+        days => days.unwrap_or(lifetime(DEFAULT_DAYS).min(of_root)),
+    };
+    let issuer = issuer_of(&root, &key, &args.trust_domain, now, days);
     let issuer = issuer.context("cannot sign an issuer")?;
     create_all(
         &args.folder,
@@ -402,11 +415,15 @@ pub(super) fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
 }
 
 pub(super) fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
-    let length = fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?.len();
-    if length > LONGEST_FILE {
+    let cannot = || format!("cannot read {}", file.display());
+    // A device or a pipe shows no length. Where the buffer grows, a copy of the key would stay in memory.
+    let most = LONGEST_FILE + 1;
+    let mut text = Zeroizing::new(Vec::with_capacity(usize::try_from(most).unwrap_or(usize::MAX)));
+    File::open(file).with_context(cannot)?.take(most).read_to_end(&mut text).with_context(cannot)?;
+    if text.len() as u64 == most {
         bail!("{} is longer than {LONGEST_FILE} bytes", file.display());
     }
-    Ok(Zeroizing::new(fs::read(file).with_context(|| format!("cannot read {}", file.display()))?))
+    Ok(text)
 }
 
 /// Writes files with their modes into a folder: all or none, because half of the files of two runs do not belong together.
@@ -417,7 +434,12 @@ fn create_all(folder: &Path, files: &[(&str, &str, u32)]) -> Result<()> {
     if let Some(existing) = paths.find(|file| file.symlink_metadata().is_ok()) {
         bail!("{} exists: give another folder", existing.display());
     }
-    files.iter().try_for_each(|(name, text, mode)| create(&folder.join(name), text, *mode))
+    let written = files.iter().try_for_each(|(name, text, mode)| create(&folder.join(name), text, *mode));
+    if written.is_err() {
+        // None of them existed before.
+        files.iter().for_each(|(name, ..)| drop(fs::remove_file(folder.join(name))));
+    }
+    written
 }
 
 /// Writes a file that does not exist yet.

@@ -62,6 +62,10 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
         bail!("{file} is longer than {LONGEST_FILE} bytes");
     }
     let object = manifest(&text).with_context(|| format!("cannot read {file}"))?;
+    // kubectl applies all of them.
+    if documents(&text) > 1 {
+        bail!("{file} has several objects: give a file with the LinkerdTrust alone");
+    }
     if object.get("kind") != Some(&Value::from("LinkerdTrust")) {
         bail!("{file} has no LinkerdTrust: give the file that `trust new` writes");
     }
@@ -80,6 +84,13 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let plan = TrustPlan::new(&seen).map_err(|why| anyhow!("no step can be planned: {why}"))?;
     write(&args.output.print(&plan, || text_of(&plan))?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The number of documents that have more than comments.
+fn documents(text: &str) -> usize {
+    let has_content = |lines: &&[&str]| lines.iter().any(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let lines: Vec<_> = text.lines().collect();
+    lines.split(|line| line.trim_end() == "---" || line.starts_with("--- ")).filter(has_content).count()
 }
 
 /// Returns the path of the first field that the schema does not have.
@@ -173,6 +184,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn documents_are_told_from_comments() {
+        for (text, count) in [("a: b", 1), ("# c\n---\na: b\n---\n", 1), ("a: b\n---\nc: d", 2), ("a: |\n  ---\n", 1)] {
+            assert_eq!(documents(text), count, "{text}");
+        }
+    }
     use crate::{api::linkerd_trust::TrustPhase, trust::plan::PlannedRestarts};
 
     #[test]
