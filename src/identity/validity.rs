@@ -75,7 +75,8 @@ impl LeafLifetime {
     /// The same, with the trust domain.
     pub(super) fn settings(&self, trust_domain: &str) -> LeafSettings {
         let Self { lifetime, clock_skew } = *self;
-        LeafSettings { trust_domain: trust_domain.to_owned(), lifetime, clock_skew }
+        let longest_lifetime = lifetime;
+        LeafSettings { trust_domain: trust_domain.to_owned(), lifetime, longest_lifetime, clock_skew }
     }
 
     /// Returns the validity of a leaf that is issued now.

@@ -23,6 +23,7 @@ use kube::{
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
 use serde_json::json;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -59,6 +60,8 @@ const CONCURRENCY: u16 = 1;
 const BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// The interval at which the Secrets are read: a watch of three names would keep keys in memory.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
+/// The time until a write that failed is sent again. Its condition changes the status, which queues the resource.
+const FAILED_RETRY: Duration = Duration::from_secs(15);
 
 struct IssuerReconciler {
     gate: LeaderGate,
@@ -76,6 +79,8 @@ struct WrittenMemory {
     /// The issuer, without the certificates after it.
     issuer: String,
     overwrites: Overwrites,
+    /// The last write, if it failed: the issuer, why, and when.
+    failed: Option<(String, String, Instant)>,
 }
 
 /// A LinkerdTrust that manages the issuer, and what it is about.
@@ -142,8 +147,15 @@ impl WrittenMemory {
         if self.issuer == new.own() {
             self.overwrites.note();
         } else {
-            *self = Self { issuer: new.own().to_owned(), overwrites: Overwrites::default() };
+            *self = Self { issuer: new.own().to_owned(), ..Self::default() };
         }
+        self.failed = None;
+    }
+
+    /// Returns why this issuer could not be written, until it is tried again.
+    fn failed_lately(&self, new: &NewIssuer) -> Option<IssuerStep> {
+        let (_, why, at) = self.failed.as_ref().filter(|(issuer, ..)| issuer == new.own())?;
+        (at.elapsed() < FAILED_RETRY).then(|| IssuerStep::Held(TrustReason::WriteFailed, why.clone()))
     }
 }
 
@@ -219,7 +231,7 @@ impl IssuerReconciler {
             IssuerStep::Write(new) => new,
             IssuerStep::Synced(message) => {
                 if basis.is_at_rest() {
-                    self.secrets.delete_previous(&secrets, managed.settings.lifetime, basis.now).await?;
+                    self.secrets.delete_previous(&secrets, managed.settings.longest_lifetime, basis.now).await?;
                 }
                 let is_contested = self.memory.lock().overwrites.contested_for().is_some();
                 return Ok(Some(if is_contested { contested() } else { IssuerStep::Synced(message) }));
@@ -228,6 +240,10 @@ impl IssuerReconciler {
         };
         if self.memory.lock().must_pause(&new) {
             return Ok(Some(contested()));
+        }
+        let failed = self.memory.lock().failed_lately(&new);
+        if failed.is_some() {
+            return Ok(failed);
         }
         self.write(managed, &new, &secrets).await
     }
@@ -258,6 +274,7 @@ impl IssuerReconciler {
             Err(error) => {
                 warn!(%error, "could not write the issuer");
                 let message = format!("the issuer {} could not be written: {error}", new.name);
+                self.memory.lock().failed = Some((new.own().to_owned(), message.clone(), Instant::now()));
                 return Ok(Some(IssuerStep::Held(TrustReason::WriteFailed, message)));
             }
         }
@@ -314,4 +331,27 @@ impl Reconciler for IssuerReconciler {
     }
 
     fn forget(&self, _: &NamespacedName) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::issuer_change::IssuerPlace;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_failed_is_sent_again_after_a_while_and_that_of_another_issuer_at_once() {
+        let new = |certificates: &str| NewIssuer {
+            place: IssuerPlace::Next,
+            certificates: certificates.to_owned(),
+            root: String::new(),
+            name: String::new(),
+            saves_present: false,
+        };
+        let failed = Some(("a".to_owned(), "forbidden".to_owned(), Instant::now()));
+        let memory = WrittenMemory { failed, ..WrittenMemory::default() };
+        let held = IssuerStep::Held(TrustReason::WriteFailed, "forbidden".to_owned());
+        assert_eq!((memory.failed_lately(&new("a")), memory.failed_lately(&new("b"))), (Some(held), None));
+        tokio::time::advance(FAILED_RETRY).await;
+        assert_eq!(memory.failed_lately(&new("a")), None);
+    }
 }

@@ -156,7 +156,10 @@ impl LinkerdTrustReconciler {
                 match (self.report(&trust, desired, now).await, held) {
                     (Some((report, seen, asked)), held) => {
                         let is_held = held.is_some();
-                        let is_awaited = trust.status.has(TrustCondition::IssuerSynced, TrustReason::IssuerHeld);
+                        // What the writer waits for must not end because it says that a write failed.
+                        let waiting = [TrustReason::IssuerHeld, TrustReason::WriteFailed, TrustReason::Contested];
+                        let is_awaited =
+                            waiting.into_iter().any(|reason| trust.status.has(TrustCondition::IssuerSynced, reason));
                         let switch = self.switch.readiness(&trust, &report, &seen, is_awaited).await;
                         match self.retire(&trust, &report, seen, bundle.as_deref().filter(|_| !is_held)).await? {
                             Retired::Written(written) => return Ok(self.written(&trust, written)),

@@ -99,17 +99,18 @@ fn declared(trust: Option<&Arc<LinkerdTrust>>) -> Option<impl PartialEq> {
 
 /// Whether a proxy of the mesh begins, ends, or is replaced.
 fn is_of_trust(diff: &Diff<Pod>, control_plane: &str) -> bool {
-    let shown = |pod: Option<&Arc<Pod>>| -> Option<(Option<Fingerprint>, bool)> {
+    let shown = |pod: Option<&Arc<Pod>>| -> Option<(Option<Fingerprint>, bool, bool)> {
         let pod = pod.filter(|pod| pod.control_plane_namespace() == Some(control_plane))?;
         let anchors = pod.injected.as_ref()?.trust_anchors.as_ref().map(|anchors| anchors.digest());
-        Some((anchors, is_live(pod)))
+        Some((anchors, is_live(pod), pod.terminating))
     };
     shown(diff.old()) != shown(diff.current())
 }
 
-/// Whether the Pod has, or will have, a proxy that connects to others.
+/// Whether the Pod has, or will have, a proxy that connects to others. One that is being deleted may drain connections for
+/// hours, and open others.
 pub(super) fn is_live(pod: &Pod) -> bool {
-    !pod.terminating && pod.phase != PodPhase::Finished
+    pod.phase != PodPhase::Finished
 }
 
 #[cfg(test)]
@@ -170,6 +171,9 @@ mod tests {
         assert!(!is_of_trust(&Diff::Added(running()), "other"));
         assert!(!changed(read(pod("a", "a", "Pending")), running()), "it counts from its creation on");
         assert!(changed(running(), read(pod("a", "a", "Succeeded"))));
+        let mut deleted = pod("a", "a", "Running");
+        deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert!(changed(running(), read(deleted)), "its workload cannot help any more");
         assert!(changed(running(), read(pod("a", "ab", "Running"))));
     }
 }

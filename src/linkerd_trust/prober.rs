@@ -169,7 +169,7 @@ impl LeafProber {
                     None => None,
                 };
                 self.probes.with_label_values(&[if leaf.is_some() { RESULTS[0] } else { RESULTS[1] }]).inc();
-                let is_news = self.leaves.book.lock().note(&uid, leaf, change, Timestamp::now());
+                let is_news = self.leaves.book.lock().note((&uid, &pod.key.namespace), leaf, change, Timestamp::now());
                 if is_news {
                     self.queue.add_after(&name, ROUND);
                 }

@@ -33,6 +33,7 @@ use crate::{
 };
 
 const JOB: &str = "Job";
+const POD: &str = "Pod";
 /// The number of Pods that are looked at before the task yields.
 const AT_ONCE: usize = 256;
 
@@ -63,7 +64,10 @@ impl TrustSettings {
             Some((text, settings)) if *text == values => settings.clone(),
             _ => {
                 let document = values.as_deref().and_then(|text| Document::parse(text).ok());
-                let settings = LeafSettings::of(document.as_ref());
+                let mut settings = LeafSettings::of(document.as_ref());
+                // Certificates of the former setting live on.
+                let longest = known.as_ref().map_or(settings.longest_lifetime, |(_, known)| known.longest_lifetime);
+                settings.longest_lifetime = settings.longest_lifetime.max(longest);
                 *known = Some((values, settings.clone()));
                 settings
             }
@@ -99,7 +103,7 @@ impl SeenParts {
                     let workload = restarted(&state, pod);
                     // Such a Pod of a tenant reads another ConfigMap.
                     let reads_bundle = injected.trust_anchors.is_none() && pod.key.namespace == *control_plane;
-                    if reads_bundle && pod.created.is_none_or(|created| Some(created) <= written) {
+                    if reads_bundle && !pod.terminating && pod.created.is_none_or(|created| Some(created) <= written) {
                         behind.insert(meshed(workload.clone()));
                     }
                     let key = (injected.trust_anchors.as_deref(), workload);
@@ -107,7 +111,9 @@ impl SeenParts {
                         *count += 1;
                         continue;
                     }
-                    if let Some(obstacle) = state.apps_workload(&key.1).and_then(|known| RestartObstacle::of(known)) {
+                    let of_workload = || state.apps_workload(&key.1).and_then(|known| RestartObstacle::of(known));
+                    let deleted = pod.terminating.then_some(RestartObstacle::Deleted);
+                    if let Some(obstacle) = deleted.or_else(of_workload) {
                         obstacles.insert(meshed(key.1.clone()), obstacle);
                     }
                     counted.insert(key, 1);
@@ -176,6 +182,8 @@ impl SeenParts {
 /// Returns the workload that creates the Pod again. A CronJob creates another Job later, and its Job is what ends.
 fn restarted(state: &State, pod: &Pod) -> WorkloadKey {
     match &pod.owner {
+        // Its workload has another Pod already.
+        _ if pod.terminating => WorkloadKey::new(Arc::clone(&pod.key.namespace), POD, Arc::clone(&pod.key.name)),
         Some(owner) if *owner.kind == *JOB => WorkloadKey::of_owner(&pod.key.namespace, owner),
         _ => state.workload_of(pod),
     }
@@ -196,4 +204,26 @@ fn bundle(namespace: &str, map: Option<&Arc<ConfigMap>>) -> Result<SeenBundle, N
         is_by_operator: map.bundle_writer.as_deref() == Some(FIELD_MANAGER),
         source: map.trust_manager_source.as_deref().map(str::to_owned),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::SignedDuration;
+
+    use super::*;
+
+    #[test]
+    fn certificates_of_a_longer_lifetime_outlive_a_change_of_it() {
+        let settings = TrustSettings::default();
+        let of = |lifetime: &str| {
+            let values = format!("identity:\n  issuer:\n    issuanceLifetime: {lifetime}\n");
+            let LeafSettings { lifetime, longest_lifetime, .. } = settings.of(Some(values.into()));
+            (lifetime, longest_lifetime)
+        };
+        let (hour, day) = (SignedDuration::from_hours(1), SignedDuration::from_hours(24));
+        // Before this process began, it may have been that of Linkerd's chart.
+        assert_eq!(of("1h"), (hour, day));
+        assert_eq!(of("48h"), (day * 2, day * 2));
+        assert_eq!(of("1h"), (hour, day * 2));
+    }
 }

@@ -162,6 +162,7 @@ fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> S
         (_, Some(RestartObstacle::Partition)) => {
             "restart it, and lower the partition of its update strategy".to_owned()
         }
+        (_, Some(RestartObstacle::Deleted)) => "wait until it has ended: it is being deleted".to_owned(),
         (_, Some(RestartObstacle::Paused)) => format!("{} && {}", rollout("resume"), rollout("restart")),
         ("Deployment" | "StatefulSet" | "DaemonSet", None) => rollout("restart"),
         ("Job", None) => "wait until the Job ends".to_owned(),
@@ -198,6 +199,7 @@ mod tests {
             ("Rollout", None, "let its Rollout create the Pods again"),
             ("StatefulSet", None, "kubectl -n app rollout restart statefulset/a"),
             ("StatefulSet", Some(RestartObstacle::OnDelete), "delete its Pods: its update strategy is OnDelete"),
+            ("Pod", Some(RestartObstacle::Deleted), "wait until it has ended: it is being deleted"),
             (
                 "StatefulSet",
                 Some(RestartObstacle::Partition),

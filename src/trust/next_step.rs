@@ -11,8 +11,8 @@ use super::{
     leaf_reach::LeafReach,
     problems::must_be_renewed,
     roots::{IssuerReach, MeshRoots, pods},
-    rotation::{RotationProgress, place, toward},
-    seen::{NotSeen, SeenTrust},
+    rotation::{RotationProgress, former_place, place, toward},
+    seen::{NotSeen, SeenLeaves, SeenTrust},
     words::{day, named, proxies, proxies_trust, rounded},
 };
 use crate::{
@@ -198,11 +198,21 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
     if roots.issuer.is_err() && roots.shares_no_root() {
         let trusted = roots.all.iter().find(|root| !roots.in_bundle.contains(&root.id) && roots.may_return(root));
         return Some(RotationStep::only(match trusted {
-            Some(root) => format!("put the root {} back into the bundle: running proxies trust it", named(root)),
+            Some(root) => {
+                format!("put the root {} back into {}: running proxies trust it", named(root), former_place(seen))
+            }
             None => restored_bundle(seen),
         }));
     }
     match &roots.issuer {
+        Err(NotSeen::Unread(_)) if seen.leaves.as_ref().is_some_and(SeenLeaves::has_ended) => {
+            return Some(RotationStep {
+                sentence: "restart linkerd-identity, once linkerd-operator trust shows an issuer that has not expired, and then the \
+                           workloads: their certificates have ended, so they cannot ask for others"
+                    .to_owned(),
+                commands: vec![format!("kubectl -n {} rollout restart deployment/linkerd-identity", seen.namespace)],
+            });
+        }
         Err(NotSeen::Unread(_)) if seen.leaves.is_some() => {
             return Some(RotationStep::only(
                 "wait until a proxy has shown its certificate. If this lasts, a NetworkPolicy may refuse the operator at the \
@@ -221,12 +231,19 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
 /// The step if certificates are refused, or soon will be.
 fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind: &[BehindRow]) -> Option<RotationStep> {
     if issuer.own.not_after <= seen.now {
-        return Some(RotationStep {
-            sentence:
-                "sign a new issuer with the key of its root. If the root has expired, too, replace it with a bridge, \
-                       and then restart linkerd-identity"
+        let has_ended = |root: &&RootCertificate| root.not_after.is_some_and(|end| end <= seen.now);
+        let mut in_bundle = roots.all.iter().copied().filter(|root| roots.in_bundle.contains(&root.id));
+        return Some(match in_bundle.all(|root| has_ended(&root)) {
+            true => RotationStep {
+                sentence: "replace the root, which has expired, too. With its key you can sign a bridge. Then restart \
+                           linkerd-identity"
                     .to_owned(),
-            commands: vec![new_issuer(seen)],
+                commands: vec![new_root(seen)],
+            },
+            false => RotationStep {
+                sentence: "sign a new issuer with the key of its root".to_owned(),
+                commands: vec![new_issuer(seen)],
+            },
         });
     }
     if issuer.begins_with_bridge {
@@ -236,7 +253,8 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
         let known = roots.all.iter().find(|root| issuer.reached.contains(&root.id) && roots.may_return(root));
         return Some(RotationStep::only(match known.map(|root| named(root)) {
             Some(root) => {
-                format!("put the root {root} back into the bundle: proxies trust it, and certificates reach it")
+                let place = former_place(seen);
+                format!("put the root {root} back into {place}: proxies trust it, and certificates reach it")
             }
             None => {
                 let other = other_issuer(seen, roots);
@@ -253,8 +271,9 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
             return Some(RotationStep::only(restored_bundle(seen)));
         }
         return Some(RotationStep::only(format!(
-            "put {} back into the bundle until {} have renewed their certificates",
+            "put {} back into {} until {} have renewed their certificates",
             and_more(left.iter().take(SHOWN), left.len(), ", "),
+            former_place(seen),
             proxies(needs_more)
         )));
     }
@@ -271,8 +290,9 @@ fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind:
     }
     let left = roots.left_too_early(seen)?;
     Some(RotationStep::only(format!(
-        "put the root {} back into the bundle for {}, unless the issuer before was under another root",
+        "put the root {} back into {} for {}, unless the issuer before was under another root",
         named(left.root),
+        former_place(seen),
         rounded(left.renewed.duration_since(seen.now))
     )))
 }
@@ -320,10 +340,7 @@ fn at_rest(
                 "replace the root {}. With its key you can sign a bridge, and no proxy has to restart",
                 named(home)
             ),
-            commands: vec![format!(
-                "linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key{}",
-                of_mesh(seen)
-            )],
+            commands: vec![new_root(seen)],
         },
         Some((home, end)) => {
             let on_bridge = pods(roots.mesh().filter(|group| !group.accepts(&roots.in_bundle)));
@@ -386,6 +403,10 @@ fn retire(old: &RootCertificate, seen: &SeenTrust, issuer: &IssuerReach) -> Rota
             rounded(seen.settings.lifetime)
         )),
     }
+}
+
+fn new_root(seen: &SeenTrust) -> String {
+    format!("linkerd-operator trust new ./pki --bridge-from ca.crt --old-key ca.key{}", of_mesh(seen))
 }
 
 fn new_issuer(seen: &SeenTrust) -> String {

@@ -12,6 +12,8 @@ pub(crate) enum RestartObstacle {
     OnDelete,
     Partition,
     Paused,
+    /// It is a Pod that is being deleted.
+    Deleted,
 }
 
 // === impl RestartObstacle ===

@@ -116,6 +116,11 @@ pub(super) fn problems(seen: &SeenTrust, roots: &MeshRoots<'_>, unreadable: Opti
             format!("{} of the proxies present certificates that no root of the mesh verifies", leaves.unaccepted);
         found.add(verdict, message);
     }
+    if let Some(leaves) = seen.leaves.as_ref().filter(|leaves| leaves.ended > 0) {
+        let verdict = if leaves.has_ended() { TrustVerdict::Broken } else { TrustVerdict::Warning };
+        let message = format!("the certificates of {} have ended: nothing connects to them", proxies(leaves.ended));
+        found.add(verdict, message);
+    }
     if roots.issuer.is_err() && roots.shares_no_root() {
         found.add(TrustVerdict::Broken, "new Pods trust no root that running proxies trust".to_owned());
     }

@@ -447,7 +447,8 @@ impl IssuerReach {
         let homes = home.map(reached_alone).unwrap_or_default();
         // An intermediate certificate that two roots have signed belongs to the declared one.
         let home = homes.iter().find(|home| desired.contains(*home)).or(homes.first()).copied();
-        let begins_with_bridge = is_bridge(own);
+        // An anchor may be the issuer itself.
+        let begins_with_bridge = is_bridge(own) && !bundle.iter().any(|root| *root.der == *own.der);
         let others = sent.iter().skip(1).cloned().collect();
         Ok(Self { own: own.clone(), others, reached, home, begins_with_bridge, refused, written: issuer.written })
     }

@@ -330,6 +330,11 @@ pub(super) fn place(seen: &SeenTrust) -> String {
     source(seen).map_or_else(|| IN_CONFIG_MAP.to_owned(), in_source)
 }
 
+/// The same for a root that was there: its place is known.
+pub(super) fn former_place(seen: &SeenTrust) -> String {
+    source(seen).map_or_else(|| "the bundle".to_owned(), in_source)
+}
+
 fn in_source(bundle: &str) -> String {
     format!(
         "the sources of the Bundle {bundle}, from which trust-manager writes ConfigMap linkerd-identity-trust-roots"

@@ -130,8 +130,10 @@ pub struct SeenIssuer {
 #[derive(Debug, Default)]
 pub struct SeenLeaves {
     pub(super) chains: Vec<PresentedChain>,
-    /// Proxies whose certificate was not observed.
+    /// Proxies whose certificate was not observed, or has ended.
     pub unobserved: usize,
+    /// Those whose certificate has ended.
+    pub ended: usize,
 }
 
 /// The proxies that send one chain beside their certificate.
@@ -148,6 +150,8 @@ pub struct LeafSettings {
     pub trust_domain: String,
     /// How long a leaf is valid.
     pub lifetime: SignedDuration,
+    /// How long a leaf may be valid that was signed before the configuration changed: at least that of Linkerd's chart.
+    pub longest_lifetime: SignedDuration,
     pub clock_skew: SignedDuration,
 }
 
@@ -237,7 +241,7 @@ impl SeenTrust {
 
     /// When all older certificates have ended, also those of proxies that were not observed.
     pub(super) fn older_end(&self) -> Option<Timestamp> {
-        self.signing_since.map(|since| self.settings.renewed(since))
+        self.signing_since.map(|since| self.settings.older_ended(since))
     }
 
     /// The name of the identity service. The names of other leaves are as valid or invalid.
@@ -300,6 +304,11 @@ impl SeenLeaves {
         self.chains.push(PresentedChain { chain: chain.to_vec(), proxies, newest });
     }
 
+    /// Whether most proxies have only certificates that have ended. A tenant can have a few of these.
+    pub(super) fn has_ended(&self) -> bool {
+        self.chains.is_empty() && self.ended * 2 > self.unobserved
+    }
+
     /// The chains, and how many proxies send each.
     #[cfg(test)]
     pub(crate) fn chains(&self) -> Vec<(&[ChainCertificate], usize)> {
@@ -318,9 +327,11 @@ impl LeafSettings {
             Some(SignedDuration::from_nanos(nanos)).filter(SignedDuration::is_positive)
         };
         let domain = text(&["identityTrustDomain"]).filter(|domain| !domain.is_empty());
+        let lifetime = issuer("issuanceLifetime").unwrap_or(DAY);
         Self {
             trust_domain: domain.unwrap_or("cluster.local").to_owned(),
-            lifetime: issuer("issuanceLifetime").unwrap_or(DAY),
+            lifetime,
+            longest_lifetime: lifetime.max(DAY),
             clock_skew: issuer("clockSkewAllowance").unwrap_or(CLOCK_SKEW),
         }
     }
@@ -341,8 +352,16 @@ impl LeafSettings {
 
     /// Returns when all proxies have renewed their certificates after a change of the issuer.
     pub(super) fn renewed(&self, switched: Timestamp) -> Timestamp {
-        let longest = self.lifetime + self.clock_skew * 2 + SPARE;
-        switched.checked_add(longest).unwrap_or(Timestamp::MAX)
+        self.ended(switched, self.lifetime)
+    }
+
+    /// Returns when all certificates that were signed before have ended, also those of former settings.
+    fn older_ended(&self, switched: Timestamp) -> Timestamp {
+        self.ended(switched, self.longest_lifetime)
+    }
+
+    fn ended(&self, switched: Timestamp, lifetime: SignedDuration) -> Timestamp {
+        switched.checked_add(lifetime + self.clock_skew * 2 + SPARE).unwrap_or(Timestamp::MAX)
     }
 }
 

@@ -75,6 +75,7 @@ impl Mesh {
             settings: LeafSettings {
                 trust_domain: "cluster.local".to_owned(),
                 lifetime: SignedDuration::from_hours(24),
+                longest_lifetime: SignedDuration::from_hours(24),
                 clock_skew: SignedDuration::from_secs(20),
             },
             is_writer_silent: false,

@@ -455,8 +455,9 @@ async fn a_bundle_that_trust_manager_writes_or_that_is_immutable_is_not_changed_
     mesh.reaches(SOON, "Spreading", &["BundleSynced=False/RootsDiffer"]).await?;
     // A source is removed too early: proxies present certificates of its root.
     writes(&new).await?;
-    let status = mesh.reaches(SOON, "Adding", &["BundleSynced=False/WrittenByTrustManager"]).await?;
-    ensure!(next_step(&status).contains("to the sources of the Bundle roots"), "{status:#}");
+    let status = mesh.reaches(SOON, "Spreading", &["Ready=False/Broken"]).await?;
+    ensure!(next_step(&status).starts_with("put the root old ("), "{status:#}");
+    ensure!(next_step(&status).contains(") back into the sources of the Bundle roots"), "{status:#}");
     writes(&old).await?;
 
     let immutable = json!({"immutable": true}).to_string();

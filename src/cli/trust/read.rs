@@ -23,8 +23,11 @@ use crate::{
     client,
     cluster::kinds::config_map::trust_manager_source,
     response_limit::PageTooLarge,
-    trust::declared::declared_roots,
-    trust::seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
+    trust::{
+        declared::declared_roots,
+        obstacle::RestartObstacle,
+        seen::{LeafSettings, MeshedWorkload, NotSeen, SeenBundle, SeenIssuer, SeenProxies, SeenTrust},
+    },
     values::{Document, Path},
     x509::anchor_set::AnchorSet,
 };
@@ -228,8 +231,12 @@ async fn proxies(client: &Client, namespace: &str, bundle_written: Option<Timest
             let workload = pod.workload();
             let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
             // Such a Pod of a tenant reads another ConfigMap.
+            let is_deleted = pod.metadata.deletion_timestamp.is_some();
             let reads_bundle = bundle.is_none() && workload.namespace == namespace;
-            if reads_bundle && created.is_none_or(|created| Some(created) <= bundle_written) {
+            if is_deleted {
+                proxies.obstacles.insert(workload.clone(), RestartObstacle::Deleted);
+            }
+            if reads_bundle && !is_deleted && created.is_none_or(|created| Some(created) <= bundle_written) {
                 proxies.behind_config_map.insert(workload.clone());
             }
             proxies.add(workload, bundle.map(AnchorSet::of).as_ref(), 1);
@@ -255,9 +262,7 @@ impl MeshedPod {
 
     /// Returns the bundle in the environment of the proxy; the inner `None` if it is a reference. `None` if no proxy runs.
     fn bundle(&self) -> Option<Option<&str>> {
-        if matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
-            || self.metadata.deletion_timestamp.is_some()
-        {
+        if matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return None;
         }
         let mut containers = self.spec.init_containers.iter().chain(&self.spec.containers).flatten();
@@ -267,7 +272,8 @@ impl MeshedPod {
         Some(variable.and_then(|variable| variable.value.as_deref()).filter(|value| !value.contains("$(")))
     }
 
-    /// Returns the owner of the Pod; the Deployment of a ReplicaSet, whose name ends with the hash in a label of the Pod.
+    /// Returns the owner of the Pod; the Deployment of a ReplicaSet, whose name ends with the hash in a label of the Pod. A Pod
+    /// that is being deleted stands for itself: its owner has another one.
     fn workload(&self) -> MeshedWorkload {
         let namespace = self.namespace().unwrap_or_default();
         let owner = self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
@@ -275,6 +281,7 @@ impl MeshedPod {
         // The creator of a Pod chooses its owner references, and the API server does not verify them.
         let owner = owner.filter(|owner| is_name(&owner.name) && is_kind(&owner.kind));
         let owner = owner.filter(|owner| !APPS.contains(&owner.kind.as_str()) || owner.api_version == "apps/v1");
+        let owner = owner.filter(|_| self.metadata.deletion_timestamp.is_none());
         let (kind, name) = match owner {
             None => ("Pod".to_owned(), self.name_any()),
             Some(owner) => {
@@ -346,7 +353,7 @@ mod tests {
             (json!({"spec": {"containers": [{"name": "app"}]}}), None),
             (json!({"spec": null, "status": null}), None),
             (json!({"status": {"phase": "Succeeded"}}), None),
-            (json!({"metadata": {"deletionTimestamp": "2026-11-28T00:00:00Z"}}), None),
+            (json!({"metadata": {"deletionTimestamp": "2026-11-28T00:00:00Z"}}), Some(Some("pem"))),
         ] {
             assert_eq!(pod(&over).bundle(), expected, "{over}");
         }

@@ -34,10 +34,10 @@ const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
 
 impl IssuerJudge<'_> {
     /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
-    /// issuer may not reach that root. No status is about such a root; but nothing is lost if each proxy refuses the present
-    /// issuer.
+    /// issuer may not reach that root. No status is about such a root; but nothing is lost once each proxy trusts the same root
+    /// of this issuer.
     pub(super) fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
-        let present = self.present.as_ref().filter(|_| !self.is_present_refused_by_all(sent))?;
+        let present = self.present.as_ref().filter(|_| !self.is_trusted_by_all(sent))?;
         let is_of_unknown = |certificate: &ChainCertificate| {
             let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
             !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))
@@ -52,8 +52,12 @@ impl IssuerJudge<'_> {
     /// Whether the present issuer reaches no root that is known here, and each proxy trusts the same root of this one.
     pub(super) fn is_present_refused_by_all(&self, sent: &Sent) -> bool {
         let is_unknown = |present: &Sent| self.reached(present, self.basis.now).is_empty();
-        let has_none = self.present.as_ref().is_some_and(is_unknown);
-        has_none && self.basis.is_status_current() && self.all_trust(&self.hashes(sent), |_| true)
+        self.present.as_ref().is_some_and(is_unknown) && self.is_trusted_by_all(sent)
+    }
+
+    /// Whether each proxy trusts the same root of this issuer.
+    fn is_trusted_by_all(&self, sent: &Sent) -> bool {
+        self.basis.is_status_current() && self.all_trust(&self.hashes(sent), |_| true)
     }
 
     /// Whether each proxy that accepts certificates of the present issuer accepts those of this one, too, at any time until a
@@ -170,8 +174,8 @@ impl IssuerJudge<'_> {
     fn may_be_written(&self, sent: &Sent) -> Result<(), String> {
         if let Some(lost) = self.unknown_signer_lost(sent) {
             return Err(format!(
-                "it lacks {lost} of the present one, which an unknown root has signed, and proxies may trust only that root: \
-                 append it, or declare it in spec.bridge"
+                "it lacks {lost} of the present one, which an unknown root has signed, and proxies may trust only that root. It \
+                 waits until each proxy trusts the root of the next one; or append it, or declare it in spec.bridge"
             ));
         }
         match self.basis.status.phase.unwrap_or(TrustPhase::Unknown) {

@@ -400,7 +400,10 @@ impl<'a> IssuerJudge<'a> {
         }
         let accepted = match self.unknown_signer_lost(sent) {
             _ if is_cut => self.is_accepted_by_bundle(sent),
-            Some(lost) => Err(self.lost(&lost)),
+            Some(lost) => Err(format!(
+                "an unknown root has signed a certificate of the present issuer ({lost}), and proxies may trust only that root. It \
+                 waits until each proxy trusts the root of the next issuer: restart the others"
+            )),
             _ if self.is_present_refused_by_all(sent) => Ok(()),
             None if self.is_accepted_as_present(sent) => Ok(()),
             None if self.belongs_to_another_declared(sent) => {
@@ -428,21 +431,6 @@ impl<'a> IssuerJudge<'a> {
             Err(why) => {
                 IssuerStep::Held(TrustReason::IssuerHeld, format!("the issuer of Secret {secret} waits: {why}"))
             }
-        }
-    }
-
-    fn lost(&self, lost: &str) -> String {
-        let own = self.present.as_ref().and_then(|present| present.first());
-        match own.is_some_and(|own| own.name() == lost) {
-            true => format!(
-                "an unknown root has signed the present issuer, {lost}, and proxies may trust only that root. It waits until each \
-                 proxy trusts the next root: restart the others"
-            ),
-            false => format!(
-                "the present issuer is sent with {lost}, which an unknown root has signed, and proxies may trust only that root. \
-                 Once linkerd-operator trust shows that none does, remove this certificate from the Secret {ISSUER}; or declare \
-                 a bridge from the root of the present issuer"
-            ),
         }
     }
 

@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use rcgen::{KeyPair, PKCS_ED25519};
+use serde_json::{from_value, json};
 use zeroize::Zeroizing;
 
 use super::{IssuerBasis, IssuerFile, IssuerPlace, IssuerStep, SeenIssuers};
@@ -187,12 +188,25 @@ fn an_issuer_that_does_not_reach_a_root_that_is_unknown_here_is_not_written() {
     let chain: &[&TestCa] = &[&next, &bridge, &pki.bridge];
     situation.writes(&seen(present, &[&next]), IssuerPlace::Next, chain);
     let alone = pki.old.signs("old issuer", |_| {});
-    let unknown = "an unknown root has signed the present issuer, old issuer, and proxies may trust only that root";
+    let unknown =
+        "an unknown root has signed a certificate of the present issuer (old issuer), and proxies may trust only";
     situation.holds(&seen(&[&alone], &[&next]), TrustReason::IssuerHeld, unknown);
     // No status is about proxies that trust only such a root.
-    let ready = Situation::new(&[&pki.new, &third], &[&third]).ready(Ok(&[&third]));
-    let lost = "is sent with new, which an unknown root has signed";
+    let mut ready = Situation::new(&[&pki.new, &third], &[&third]).ready(Ok(&[&third]));
+    let lost = "an unknown root has signed a certificate of the present issuer (new)";
     ready.holds(&seen(present, &[&next]), TrustReason::IssuerHeld, lost);
+    // Until each proxy trusts the next root.
+    for (trusted_by, is_written) in [(8, false), (9, true)] {
+        let anchor = json!({"subject": "third", "sha256": sha256(der(&third.pem)), "desired": true, "inBundle": true,
+            "trustedBy": trusted_by, "presentedBy": 0});
+        ready.status.anchors = vec![from_value(anchor).unwrap()];
+        ready.status.proxies = Some(TrustProxiesStatus { total: 9, ..TrustProxiesStatus::default() });
+        ready.status.trust_roots_written = Some(Time(at(-DAY)));
+        match is_written {
+            true => ready.writes(&seen(present, &[&next]), IssuerPlace::Next, &[&next]),
+            false => ready.holds(&seen(present, &[&next]), TrustReason::IssuerHeld, lost),
+        }
+    }
     let mid = pki.new.signs("between", |_| {});
     let below = mid.signs("issuer below", |_| {});
     let short = pki.old.signs_again(&pki.new, |params| {

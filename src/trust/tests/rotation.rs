@@ -255,6 +255,23 @@ fn the_chain_of_the_issuer_is_the_one_that_most_of_its_proxies_send() {
 }
 
 #[test]
+fn certificates_that_have_ended_are_broken_and_those_of_a_few_proxies_only_reported() {
+    let pki = Pki::new();
+    let ended = |chains: &[(&[&TestCa], usize)], ended: usize, unobserved: usize| {
+        let mut mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 5, &[&pki.new]), chains, unobserved);
+        mesh.0.leaves.as_mut().unwrap().ended = ended;
+        mesh.report()
+    };
+    let report = ended(&[], 4, 5);
+    reports(&report, TrustVerdict::Broken, "the certificates of 4 proxies have ended: nothing connects to them");
+    assert_eq!(report.next_step.commands, ["kubectl -n linkerd rollout restart deployment/linkerd-identity"]);
+    for report in [ended(&[(&[&pki.new_issuer], 9)], 1, 1), ended(&[], 1, 5)] {
+        reports(&report, TrustVerdict::Warning, "the certificates of 1 proxy have ended");
+        assert!(report.verdict < TrustVerdict::Broken && report.next_step.commands.is_empty(), "{report:#?}");
+    }
+}
+
+#[test]
 fn without_a_certificate_of_any_proxy_the_phase_is_unknown() {
     let pki = Pki::new();
     let mesh = presenting(Mesh::new(&[&pki.new], &[]).pods("web", 3, &[&pki.new]), &[], 3);
@@ -277,10 +294,10 @@ fn a_plan_lists_the_steps_that_are_left_and_what_must_restart_without_a_bridge()
         (steps.join(", "), restarts)
     };
     let restarts = vec![("app".to_owned(), 1, 3)];
-    let all = "add new, write an, wait until, remove old";
+    let all = "add new, restart the, write an, wait until, remove old";
     assert_eq!(plan(old, &[&pki.old_issuer], old), (all.to_owned(), restarts.clone()));
     let spreading = "write an, wait until, remove old";
-    assert_eq!(plan(both, &[&pki.old_issuer], old), (spreading.to_owned(), restarts));
+    assert_eq!(plan(both, &[&pki.old_issuer], old), (format!("restart the, {spreading}"), restarts));
     assert_eq!(plan(both, &[&pki.old_issuer], both), (spreading.to_owned(), vec![]));
     assert_eq!(plan(both, &[&pki.new_issuer, &pki.bridge], old), ("remove old".to_owned(), vec![]));
     assert_eq!(plan(new, &[&pki.new_issuer, &pki.bridge], old), (String::new(), vec![]));

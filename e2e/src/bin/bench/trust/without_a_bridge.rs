@@ -45,6 +45,8 @@ const RESTARTED: Duration = Duration::from_secs(1800);
 pub(super) async fn figure(report: &mut Report) -> Result<()> {
     eprintln!("a control plane with {NODES} nodes, and {PROXIES} Pods in {WORKLOADS} Deployments");
     let mesh = BenchMesh::start(Options::full()).await?;
+    // The Pods of the nodes that are there have other addresses.
+    mesh.control_plane.kubectl(&["cordon", "--selector=kubernetes.io/os=linux"]).await?;
     for node in 0..NODES {
         mesh.control_plane.add_node_of_host(&format!("node-{node}"), "zone").await?;
     }
