@@ -60,7 +60,8 @@ const CONCURRENCY: u16 = 1;
 const BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// The interval at which the Secrets are read: a watch of three names would keep keys in memory.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
-/// The time until a write that failed is sent again. Its condition changes the status, which queues the resource.
+/// The time until a write that failed is sent again, at the next read. Without this pause, the update of its own condition
+/// would send it at once.
 const FAILED_RETRY: Duration = Duration::from_secs(15);
 
 struct IssuerReconciler {

@@ -94,6 +94,8 @@ struct LeafEntry {
     namespace: Arc<str>,
     /// `None` if the last question had no answer: it was asked because its certificate may have changed.
     known: Option<KnownLeaf>,
+    /// Whether the answer was a certificate that has ended, with which a proxy has no connections.
+    has_ended: bool,
     failures: u32,
     due: Timestamp,
     /// Whether it has to be asked again.
@@ -125,7 +127,7 @@ impl ObservedLeaf {
             return None;
         }
         let sent: Vec<_> = sent.iter().map(|der| ChainCertificate::parse(der)).collect::<Option<_>>()?;
-        // One that has ended shows that the proxy has no connections.
+        // One that has ended is told from no answer.
         let valid = leaf.not_after.checked_sub(SignedDuration::from_secs(1)).unwrap_or(now).min(now);
         let tested = TestedLeaf { der, chain: &[], name: identity, now: valid };
         let is_issuer = |certificate: &&ChainCertificate| {
@@ -227,7 +229,8 @@ impl LeafBook {
         change: u64,
         now: Timestamp,
     ) -> bool {
-        let known = leaf.and_then(|leaf| {
+        let has_ended = leaf.as_ref().is_some_and(|leaf| leaf.not_after <= now);
+        let known = leaf.filter(|_| !has_ended).and_then(|leaf| {
             let chain: Arc<[ChainCertificate]> = leaf.chain.into();
             let chain = match self.chains.get(&chain) {
                 Some(known) => Arc::clone(known),
@@ -246,10 +249,9 @@ impl LeafBook {
         let is_news = match (&known, before) {
             (Some(known), Some(LeafEntry { known: Some(before), is_stale: false, .. })) => {
                 // What has ended was counted as not observed.
-                let is_renewed = before.not_after <= now && before.not_after != known.not_after;
-                !Arc::ptr_eq(&before.chain, &known.chain) || is_renewed
+                !Arc::ptr_eq(&before.chain, &known.chain) || before.not_after <= now
             }
-            (None, Some(before)) => before.known.is_some() || before.is_stale,
+            (None, Some(before)) => before.known.is_some() || before.is_stale || before.has_ended != has_ended,
             _ => true,
         };
         if before.is_none() {
@@ -258,7 +260,7 @@ impl LeafBook {
         let is_stale = change != self.change;
         let due = if is_stale { now } else { due(known.as_ref(), failures, now) };
         let namespace = Arc::clone(namespace);
-        self.entries.insert(uid.clone(), LeafEntry { namespace, known, failures, due, is_stale });
+        self.entries.insert(uid.clone(), LeafEntry { namespace, known, has_ended, failures, due, is_stale });
         is_news
     }
 
@@ -285,9 +287,9 @@ impl LeafBook {
                     *count += 1;
                     *newest = known.not_before.max(*newest);
                 }
-                known => {
+                _ => {
                     leaves.unobserved += 1;
-                    leaves.ended += usize::from(known.is_some() && !entry.is_stale);
+                    leaves.ended += usize::from(entry.has_ended && !entry.is_stale);
                 }
             }
         }

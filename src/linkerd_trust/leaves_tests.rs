@@ -197,6 +197,7 @@ fn a_certificate_that_has_ended_is_told_from_a_proxy_that_does_not_answer() {
     book.note((&uid(2), &app()), None, 0, now());
     let SeenLeaves { unobserved, ended, .. } = book.seen(now());
     assert_eq!((unobserved, ended), (2, 1));
+    assert!(book.note((&uid(2), &app()), Some(leaf(&ca, later(-120), 1)), 0, now()), "it is known now why");
     assert!(!book.note((&uid(1), &app()), Some(leaf(&ca, later(-120), 1)), 0, now()), "it is the same one");
     assert!(book.note((&uid(1), &app()), Some(leaf(&ca, now(), 1)), 0, now()), "it was renewed");
 }

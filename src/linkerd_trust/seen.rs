@@ -4,7 +4,7 @@
 //! for a bounded number of Pods at a time.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -33,7 +33,6 @@ use crate::{
 };
 
 const JOB: &str = "Job";
-const POD: &str = "Pod";
 /// The number of Pods that are looked at before the task yields.
 const AT_ONCE: usize = 256;
 
@@ -95,6 +94,7 @@ impl SeenParts {
         let settings = settings.of(values);
         let (mut behind, mut obstacles) = (BTreeSet::new(), BTreeMap::new());
         let mut counted = HashMap::<(Option<&AnchorSet>, WorkloadKey), usize>::new();
+        let mut staying = HashSet::new();
         for some in pods.chunks(AT_ONCE) {
             {
                 let state = cluster.read();
@@ -103,17 +103,19 @@ impl SeenParts {
                     let workload = restarted(&state, pod);
                     // Such a Pod of a tenant reads another ConfigMap.
                     let reads_bundle = injected.trust_anchors.is_none() && pod.key.namespace == *control_plane;
+                    // The one that replaces it has read the present bundle.
                     if reads_bundle && !pod.terminating && pod.created.is_none_or(|created| Some(created) <= written) {
                         behind.insert(meshed(workload.clone()));
                     }
                     let key = (injected.trust_anchors.as_deref(), workload);
+                    if !pod.terminating {
+                        staying.insert(key.clone());
+                    }
                     if let Some(count) = counted.get_mut(&key) {
                         *count += 1;
                         continue;
                     }
-                    let of_workload = || state.apps_workload(&key.1).and_then(|known| RestartObstacle::of(known));
-                    let deleted = pod.terminating.then_some(RestartObstacle::Deleted);
-                    if let Some(obstacle) = deleted.or_else(of_workload) {
+                    if let Some(obstacle) = state.apps_workload(&key.1).and_then(|known| RestartObstacle::of(known)) {
                         obstacles.insert(meshed(key.1.clone()), obstacle);
                     }
                     counted.insert(key, 1);
@@ -121,6 +123,9 @@ impl SeenParts {
             }
             tokio::task::yield_now().await;
         }
+        // A restart does not help those that the workload has replaced already.
+        let deleted = counted.keys().filter(|key| !staying.contains(*key));
+        obstacles.extend(deleted.map(|(_, workload)| (meshed(workload.clone()), RestartObstacle::Deleted)));
         let mut proxies = SeenProxies::default();
         (proxies.behind_config_map, proxies.obstacles) = (behind, obstacles);
         let mut of_set = HashMap::<_, usize>::new();
@@ -182,8 +187,6 @@ impl SeenParts {
 /// Returns the workload that creates the Pod again. A CronJob creates another Job later, and its Job is what ends.
 fn restarted(state: &State, pod: &Pod) -> WorkloadKey {
     match &pod.owner {
-        // Its workload has another Pod already.
-        _ if pod.terminating => WorkloadKey::new(Arc::clone(&pod.key.namespace), POD, Arc::clone(&pod.key.name)),
         Some(owner) if *owner.kind == *JOB => WorkloadKey::of_owner(&pod.key.namespace, owner),
         _ => state.workload_of(pod),
     }

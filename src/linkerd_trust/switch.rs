@@ -106,7 +106,7 @@ impl SwitchGate {
         Self { client: client.clone(), last: Mutex::default() }
     }
 
-    /// Returns `None` if no issuer is awaited. `is_held`: the writer of the issuer waits for this.
+    /// Returns `None` if no issuer is awaited. `is_held`: the writer of the issuer waits for this, or could not write.
     pub(super) async fn readiness(
         &self,
         trust: &LinkerdTrust,

@@ -19,6 +19,8 @@ use crate::text::is_name;
 
 /// What to do about proxies that accept all certificates.
 const NOT_URGENT: &str = "nothing is urgent: its next Pods have the bundle";
+/// What to do about Pods that are being deleted.
+const DELETED: &str = "wait until the deleted Pods have ended. If their node is lost, delete them with --force";
 /// What to do about proxies that trust a distrusted root which the bundle has.
 const NOT_YET: &str = "wait until the distrusted root has left the bundle: its next Pods would trust it, too";
 
@@ -119,7 +121,8 @@ pub(super) fn workloads_behind(seen: &SeenTrust, roots: &MeshRoots<'_>, progress
     // Over a bridge, only those that refuse the certificates of the issuer must restart.
     let is_bridged = (roots.leaves.is_some() || seen.desired.is_some()) && progress.is_bridged;
     for (workload, row) in &mut rows {
-        let by_itself = workload.kind != "Pod" && !seen.proxies.obstacles.contains_key(*workload);
+        let obstacle = seen.proxies.obstacles.get(*workload);
+        let by_itself = obstacle == Some(&RestartObstacle::Deleted) || workload.kind != "Pod" && obstacle.is_none();
         match row.state {
             BehindState::Behind if exposed.contains(workload) => row.what_to_do = NOT_YET.to_owned(),
             BehindState::Behind if is_bridged && by_itself => row.what_to_do = NOT_URGENT.to_owned(),
@@ -162,7 +165,7 @@ fn what_to_do(workload: &MeshedWorkload, obstacle: Option<RestartObstacle>) -> S
         (_, Some(RestartObstacle::Partition)) => {
             "restart it, and lower the partition of its update strategy".to_owned()
         }
-        (_, Some(RestartObstacle::Deleted)) => "wait until it has ended: it is being deleted".to_owned(),
+        (_, Some(RestartObstacle::Deleted)) => DELETED.to_owned(),
         (_, Some(RestartObstacle::Paused)) => format!("{} && {}", rollout("resume"), rollout("restart")),
         ("Deployment" | "StatefulSet" | "DaemonSet", None) => rollout("restart"),
         ("Job", None) => "wait until the Job ends".to_owned(),
@@ -199,7 +202,7 @@ mod tests {
             ("Rollout", None, "let its Rollout create the Pods again"),
             ("StatefulSet", None, "kubectl -n app rollout restart statefulset/a"),
             ("StatefulSet", Some(RestartObstacle::OnDelete), "delete its Pods: its update strategy is OnDelete"),
-            ("Pod", Some(RestartObstacle::Deleted), "wait until it has ended: it is being deleted"),
+            ("Pod", Some(RestartObstacle::Deleted), DELETED),
             (
                 "StatefulSet",
                 Some(RestartObstacle::Partition),

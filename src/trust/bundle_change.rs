@@ -13,8 +13,9 @@ use crate::{
     x509::{
         anchor_set::Fingerprint,
         anchors::{AnchorBundle, RootCertificate},
+        certificate::ChainCertificate,
         pem,
-        unusual::{is_root, unusual},
+        unusual::unusual,
     },
 };
 
@@ -45,10 +46,11 @@ pub(crate) struct BundleChange {
 /// Returns why a certificate is not added.
 fn refused(root: &RootCertificate) -> Option<String> {
     let name = named(root);
-    if !is_root(&root.der) {
+    // Roots and bridges have the same name, as a rule.
+    if !ChainCertificate::parse(&root.der).is_some_and(|own| own.is_signed_by(&own)) {
         return Some(format!(
-            "{name} is not a root: another certificate has signed it. Declare that one; or, if this one is meant, add it to the \
-             bundle by hand"
+            "{name} is not signed with its own key, as a root is, or the operator cannot read this kind of key. Declare the root; \
+             or, if this certificate is meant, add it to the bundle by hand"
         ));
     }
     let what = unusual(&root.der)?;
@@ -229,8 +231,11 @@ mod tests {
         let unusual =
             new.signs_again(&new, |params| params.subject_alt_names = vec![SanType::IpAddress([1, 2, 3, 4].into())]);
         assert!(addition(&old.pem, &declared(&[&unusual])).unwrap_err().contains("its extension 2.5.29.17"));
-        let issuer = old.signs_again(&new, |_| {});
-        assert!(addition(&old.pem, &declared(&[&issuer])).unwrap_err().contains("is not a root: another certificate"));
+        let same = root_of("old", 0);
+        for signed in [old.signs_again(&new, |_| {}), old.signs_again(&same, |_| {})] {
+            let refused = addition(&old.pem, &declared(&[&signed])).unwrap_err();
+            assert!(refused.contains("is not signed with its own key"), "{refused}");
+        }
         let added = addition(&old.pem, &declared(&[&unusual, &new])).unwrap().unwrap();
         assert_eq!(added.text, pem_of(&[&old, &new]), "the usual one is added");
         let long = format!("{}\n{}", "#".repeat(LONGEST), old.pem);

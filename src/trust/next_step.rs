@@ -18,13 +18,16 @@ use super::{
 use crate::{
     api::{ISSUER, NEXT_ISSUER, TRUST_ROOTS},
     text::and_more,
-    x509::anchors::RootCertificate,
+    x509::{anchors::RootCertificate, certificate::ChainCertificate},
 };
 
 /// A root should be replaced earlier than this before its end.
 const ROTATE: SignedDuration = SignedDuration::from_hours(60 * 24);
 /// The maximum number of clusters or roots in a sentence.
 const SHOWN: usize = 10;
+/// What follows a new issuer after one that has expired.
+const RESTART_ALL: &str =
+    "Then restart linkerd-identity, and the workloads: their certificates have ended with the issuer";
 /// The maximum number of commands.
 const MAX_COMMANDS: usize = 5;
 
@@ -231,17 +234,20 @@ fn without_knowledge(seen: &SeenTrust, roots: &MeshRoots<'_>) -> Option<Rotation
 /// The step if certificates are refused, or soon will be.
 fn repair(seen: &SeenTrust, roots: &MeshRoots<'_>, issuer: &IssuerReach, behind: &[BehindRow]) -> Option<RotationStep> {
     if issuer.own.not_after <= seen.now {
-        let has_ended = |root: &&RootCertificate| root.not_after.is_some_and(|end| end <= seen.now);
-        let mut in_bundle = roots.all.iter().copied().filter(|root| roots.in_bundle.contains(&root.id));
-        return Some(match in_bundle.all(|root| has_ended(&root)) {
+        let signs = |root: &&&RootCertificate| {
+            ChainCertificate::parse(&root.der).is_some_and(|root| issuer.own.is_signed_by(&root))
+        };
+        let root_ends = roots.all.iter().find(signs).and_then(|root| root.not_after);
+
+        return Some(match root_ends.is_some_and(|end| end <= seen.now) {
             true => RotationStep {
-                sentence: "replace the root, which has expired, too. With its key you can sign a bridge. Then restart \
-                           linkerd-identity"
-                    .to_owned(),
+                sentence: format!(
+                    "replace the root, which has expired, too. With its key you can sign a bridge. {RESTART_ALL}"
+                ),
                 commands: vec![new_root(seen)],
             },
             false => RotationStep {
-                sentence: "sign a new issuer with the key of its root".to_owned(),
+                sentence: format!("sign a new issuer with the key of its root. {RESTART_ALL}"),
                 commands: vec![new_issuer(seen)],
             },
         });

@@ -12,7 +12,7 @@ pub(crate) enum RestartObstacle {
     OnDelete,
     Partition,
     Paused,
-    /// It is a Pod that is being deleted.
+    /// The Pods that have a set of roots are all being deleted.
     Deleted,
 }
 

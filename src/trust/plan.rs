@@ -97,8 +97,9 @@ impl TrustPlan {
         if let Some(root) = desired.find(has_expired) {
             return Err(format!("the declared root {} has expired: declare another one", named(root)));
         }
-        // What the operator would not add.
-        if let (Some(declared), Ok(present)) = (&seen.desired, &seen.bundle) {
+        let added = seen.desired.as_ref().filter(|declared| declared.is_enforced).zip(seen.bundle.as_ref().ok());
+        if let Some((declared, present)) = added.filter(|(_, present)| present.source.is_none()) {
+            // Why the operator would add nothing.
             addition(&present.pem, declared)?;
         }
         let progress = RotationProgress::of(seen, &roots);

@@ -150,7 +150,8 @@ pub struct LeafSettings {
     pub trust_domain: String,
     /// How long a leaf is valid.
     pub lifetime: SignedDuration,
-    /// How long a leaf may be valid that was signed before the configuration changed: at least that of Linkerd's chart.
+    /// How long a leaf may be valid that was signed before the configuration changed, as far as this process has seen it: at
+    /// least that of Linkerd's chart.
     pub longest_lifetime: SignedDuration,
     pub clock_skew: SignedDuration,
 }
@@ -304,9 +305,10 @@ impl SeenLeaves {
         self.chains.push(PresentedChain { chain: chain.to_vec(), proxies, newest });
     }
 
-    /// Whether most proxies have only certificates that have ended. A tenant can have a few of these.
+    /// Whether most proxies have only certificates that have ended. A tenant can have a few of these, and of others.
     pub(super) fn has_ended(&self) -> bool {
-        self.chains.is_empty() && self.ended * 2 > self.unobserved
+        let observed: usize = self.chains.iter().map(|presented| presented.proxies).sum();
+        self.ended * 2 > self.unobserved + observed
     }
 
     /// The chains, and how many proxies send each.

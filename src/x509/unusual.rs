@@ -23,12 +23,6 @@ const CURVES: [(Oid<'static>, usize); 3] = [(OID_EC_P256, 32), (OID_NIST_EC_P384
 const STANDARD: Oid<'static> = oid!(2.5.29);
 const AUTHORITY_INFO: Oid<'static> = oid!(1.3.6.1.5.5.7.1.1);
 
-/// Whether a certificate has its own name as that of its signer.
-pub(crate) fn is_root(der: &[u8]) -> bool {
-    let parsed = X509Certificate::from_der(der);
-    parsed.is_ok_and(|(_, root)| root.subject().as_raw() == root.issuer().as_raw())
-}
-
 /// Returns what is unusual about a root.
 pub(crate) fn unusual(der: &[u8]) -> Option<String> {
     let Some((_, root)) = X509Certificate::from_der(der).ok().filter(|(rest, _)| rest.is_empty()) else {

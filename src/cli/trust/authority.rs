@@ -17,10 +17,13 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use zeroize::Zeroizing;
 
 use super::super::terminal::write;
-use crate::x509::{
-    authority::{NewAuthority, bridge, issuer_of},
-    certificate::ChainCertificate,
-    chain, pem,
+use crate::{
+    text::sha256,
+    x509::{
+        authority::{NewAuthority, bridge, issuer_of},
+        certificate::ChainCertificate,
+        chain, pem,
+    },
 };
 
 /// The end of a command that writes an object as `kubectl create` prints it.
@@ -175,7 +178,7 @@ pub(super) fn new_root(args: &NewRootArgs) -> Result<ExitCode> {
             ("linkerdtrust.yaml", &manifest(&new.certificate, declared.as_deref(), distrusted, args), CERTIFICATE_MODE),
         ],
     )?;
-    write(&advice(folder, args, bridged.is_some()))?;
+    write(&advice(folder, args, bridged.is_some(), &sha256(&parsed.der)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -207,14 +210,14 @@ fn manifest(
 }
 
 /// Returns what the files are, and the commands that use them. They keep the roots that the bundle has.
-fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool) -> String {
+fn advice(folder: &Path, args: &NewRootArgs, is_bridged: bool, root: &str) -> String {
     let at = quoted(&folder.display().to_string());
     let chain = if is_bridged { "the issuer, and the bridge after it" } else { "the issuer" };
     let namespace = &args.namespace;
     // There is no way back to a distrusted root.
     let saved = if args.distrust.is_some() { String::new() } else { saved(&at, namespace) };
     let steps = match args.enforce {
-        true => enforced(&at, args, is_bridged, &saved),
+        true => enforced(&at, args, (is_bridged, root), &saved),
         false => by_hand(&at, args, is_bridged, &saved),
     };
     let back = way_back(&at, args, is_bridged);
@@ -258,8 +261,8 @@ fn saved(at: &str, namespace: &str) -> String {
     )
 }
 
-/// The steps, if the operator writes the bundle and the issuer.
-fn enforced(at: &str, args: &NewRootArgs, is_bridged: bool, saved: &str) -> String {
+/// The steps, if the operator writes the bundle and the issuer. `root`: the SHA-256 of the new root.
+fn enforced(at: &str, args: &NewRootArgs, (is_bridged, root): (bool, &str), saved: &str) -> String {
     let namespace = &args.namespace;
     let restarts = match is_bridged {
         true if args.distrust.is_some() => "No proxy has to restart before the old root has left the bundle.",
@@ -272,7 +275,7 @@ fn enforced(at: &str, args: &NewRootArgs, is_bridged: bool, saved: &str) -> Stri
         false => format!(
             "   Then wait until the bundle has it, and restart the control plane, and the workloads that a LinkerdConfig does not \
              restart: linkerd-operator trust lists them:\n   \
-                kubectl wait --for=jsonpath='{{.status.anchors[?(@.desired==true)].inBundle}}'=true linkerdtrust/mesh \
+                kubectl wait --for=jsonpath='{{.status.anchors[?(@.sha256==\"{root}\")].inBundle}}'=true linkerdtrust/mesh \
              --timeout=5m\n   \
                 kubectl -n {namespace} rollout restart deployment\n"
         ),
@@ -434,17 +437,22 @@ fn create_all(folder: &Path, files: &[(&str, &str, u32)]) -> Result<()> {
     if let Some(existing) = paths.find(|file| file.symlink_metadata().is_ok()) {
         bail!("{} exists: give another folder", existing.display());
     }
-    let written = files.iter().try_for_each(|(name, text, mode)| create(&folder.join(name), text, *mode));
-    if written.is_err() {
-        // None of them existed before.
-        files.iter().for_each(|(name, ..)| drop(fs::remove_file(folder.join(name))));
+    for (at, (name, text, mode)) in files.iter().enumerate() {
+        if let Err(error) = create(&folder.join(name), text, *mode) {
+            files.iter().take(at).for_each(|(name, ..)| drop(fs::remove_file(folder.join(name))));
+            return Err(error);
+        }
     }
-    written
+    Ok(())
 }
 
 /// Writes a file that does not exist yet.
 fn create(file: &Path, text: &str, mode: u32) -> Result<()> {
-    let created = OpenOptions::new().write(true).create_new(true).mode(mode).open(file);
-    let written = created.and_then(|mut open| open.write_all(text.as_bytes()));
-    written.with_context(|| format!("cannot write {}", file.display()))
+    let cannot = || format!("cannot write {}", file.display());
+    let mut open = OpenOptions::new().write(true).create_new(true).mode(mode).open(file).with_context(cannot)?;
+    let written = open.write_all(text.as_bytes());
+    if written.is_err() {
+        _ = fs::remove_file(file);
+    }
+    written.with_context(cannot)
 }

@@ -75,7 +75,9 @@ pub(super) async fn trust(args: TrustArgs) -> Result<ExitCode> {
             let declared = read::declared(&client, &args.namespace).await;
             let mut seen = read::read(&client, &args.namespace, declared.as_ref()).await?;
             let mut report = TrustReport::new(&seen);
-            seen.proxies.obstacles.extend(obstacles::obstacles(&client, &report.behind).await);
+            let deleted =
+                std::mem::replace(&mut seen.proxies.obstacles, obstacles::obstacles(&client, &report.behind).await);
+            seen.proxies.obstacles.extend(deleted);
             if !seen.proxies.obstacles.is_empty() {
                 report = TrustReport::new(&seen);
             }

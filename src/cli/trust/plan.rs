@@ -88,7 +88,8 @@ pub(super) async fn plan(args: &PlanArgs) -> Result<ExitCode> {
 
 /// The number of documents that have more than comments.
 fn documents(text: &str) -> usize {
-    let has_content = |lines: &&[&str]| lines.iter().any(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let has_content =
+        |lines: &&[&str]| lines.iter().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
     let lines: Vec<_> = text.lines().collect();
     lines.split(|line| line.trim_end() == "---" || line.starts_with("--- ")).filter(has_content).count()
 }
@@ -185,13 +186,14 @@ mod tests {
 
     use super::*;
 
+    use crate::{api::linkerd_trust::TrustPhase, trust::plan::PlannedRestarts};
+
     #[test]
     fn documents_are_told_from_comments() {
         for (text, count) in [("a: b", 1), ("# c\n---\na: b\n---\n", 1), ("a: b\n---\nc: d", 2), ("a: |\n  ---\n", 1)] {
             assert_eq!(documents(text), count, "{text}");
         }
     }
-    use crate::{api::linkerd_trust::TrustPhase, trust::plan::PlannedRestarts};
 
     #[test]
     fn an_unknown_field_has_its_path() {

@@ -3,6 +3,8 @@
 //! In: a client. Out: [`SeenTrust`]. Always holds: nothing is written; what cannot be read is said with its reason, and
 //! does not prevent the rest; the key in the Secret of the issuer is skipped.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use k8s_openapi::{
     ByteString,
@@ -23,6 +25,7 @@ use crate::{
     client,
     cluster::kinds::config_map::trust_manager_source,
     response_limit::PageTooLarge,
+    text::sha256,
     trust::{
         declared::declared_roots,
         obstacle::RestartObstacle,
@@ -214,6 +217,8 @@ async fn proxies(client: &Client, namespace: &str, bundle_written: Option<Timest
     let labels = format!("{CONTROL_PLANE_NAMESPACE_LABEL}={namespace}");
     let (mut limit, mut token) = (PAGE, None);
     let mut proxies = SeenProxies::default();
+    // By the roots of the Pods.
+    let mut all_deleted = BTreeMap::<(MeshedWorkload, Option<String>), bool>::new();
     loop {
         let mut params = ListParams::default().labels(&labels).limit(limit);
         params.continue_token.clone_from(&token);
@@ -233,9 +238,7 @@ async fn proxies(client: &Client, namespace: &str, bundle_written: Option<Timest
             // Such a Pod of a tenant reads another ConfigMap.
             let is_deleted = pod.metadata.deletion_timestamp.is_some();
             let reads_bundle = bundle.is_none() && workload.namespace == namespace;
-            if is_deleted {
-                proxies.obstacles.insert(workload.clone(), RestartObstacle::Deleted);
-            }
+            *all_deleted.entry((workload.clone(), bundle.map(sha256))).or_insert(true) &= is_deleted;
             if reads_bundle && !is_deleted && created.is_none_or(|created| Some(created) <= bundle_written) {
                 proxies.behind_config_map.insert(workload.clone());
             }
@@ -243,9 +246,12 @@ async fn proxies(client: &Client, namespace: &str, bundle_written: Option<Timest
         }
         token = page.metadata.continue_.filter(|token| !token.is_empty());
         if token.is_none() {
-            return Ok(proxies);
+            break;
         }
     }
+    let deleted = all_deleted.into_iter().filter(|(_, is_deleted)| *is_deleted);
+    proxies.obstacles = deleted.map(|((workload, _), _)| (workload, RestartObstacle::Deleted)).collect();
+    Ok(proxies)
 }
 
 // === impl MeshedPod ===
@@ -272,8 +278,7 @@ impl MeshedPod {
         Some(variable.and_then(|variable| variable.value.as_deref()).filter(|value| !value.contains("$(")))
     }
 
-    /// Returns the owner of the Pod; the Deployment of a ReplicaSet, whose name ends with the hash in a label of the Pod. A Pod
-    /// that is being deleted stands for itself: its owner has another one.
+    /// Returns the owner of the Pod; the Deployment of a ReplicaSet, whose name ends with the hash in a label of the Pod.
     fn workload(&self) -> MeshedWorkload {
         let namespace = self.namespace().unwrap_or_default();
         let owner = self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
@@ -281,7 +286,6 @@ impl MeshedPod {
         // The creator of a Pod chooses its owner references, and the API server does not verify them.
         let owner = owner.filter(|owner| is_name(&owner.name) && is_kind(&owner.kind));
         let owner = owner.filter(|owner| !APPS.contains(&owner.kind.as_str()) || owner.api_version == "apps/v1");
-        let owner = owner.filter(|_| self.metadata.deletion_timestamp.is_none());
         let (kind, name) = match owner {
             None => ("Pod".to_owned(), self.name_any()),
             Some(owner) => {

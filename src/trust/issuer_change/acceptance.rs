@@ -34,10 +34,12 @@ const READY_FOR: SignedDuration = SignedDuration::from_secs(180);
 
 impl IssuerJudge<'_> {
     /// Returns the name of a certificate of the present issuer that a root has signed which is not known here, if leaves of this
-    /// issuer may not reach that root. No status is about such a root; but nothing is lost once each proxy trusts the same root
-    /// of this issuer.
+    /// issuer may not reach that root. No status is about such a root; but no proxy needs it if each trusts the same root of this
+    /// issuer. One that seems to be cut off may trust only the unknown root, unless each proxy refuses the present issuer.
     pub(super) fn unknown_signer_lost(&self, sent: &Sent) -> Option<String> {
-        let present = self.present.as_ref().filter(|_| !self.is_trusted_by_all(sent))?;
+        let cut_off = self.basis.status.proxies.as_ref().map_or(0, |proxies| proxies.cut_off);
+        let is_needless = self.is_present_refused_by_all(sent) || cut_off == 0 && self.is_trusted_by_all(sent);
+        let present = self.present.as_ref().filter(|_| !is_needless)?;
         let is_of_unknown = |certificate: &ChainCertificate| {
             let known = self.known.iter().filter_map(|root| ChainCertificate::parse(&root.der));
             !known.chain(present.iter().cloned()).any(|by| certificate.is_signed_by(&by))

@@ -196,11 +196,12 @@ fn an_issuer_that_does_not_reach_a_root_that_is_unknown_here_is_not_written() {
     let lost = "an unknown root has signed a certificate of the present issuer (new)";
     ready.holds(&seen(present, &[&next]), TrustReason::IssuerHeld, lost);
     // Until each proxy trusts the next root.
-    for (trusted_by, is_written) in [(8, false), (9, true)] {
+    for (trusted_by, cut_off, is_written) in [(8, 0, false), (9, 1, false), (9, 0, true)] {
         let anchor = json!({"subject": "third", "sha256": sha256(der(&third.pem)), "desired": true, "inBundle": true,
             "trustedBy": trusted_by, "presentedBy": 0});
         ready.status.anchors = vec![from_value(anchor).unwrap()];
-        ready.status.proxies = Some(TrustProxiesStatus { total: 9, ..TrustProxiesStatus::default() });
+        ready.status.proxies =
+            Some(TrustProxiesStatus { total: 9 + cut_off, cut_off, ..TrustProxiesStatus::default() });
         ready.status.trust_roots_written = Some(Time(at(-DAY)));
         match is_written {
             true => ready.writes(&seen(present, &[&next]), IssuerPlace::Next, &[&next]),

@@ -186,7 +186,7 @@ async fn a_job_that_is_off_has_no_roles_and_no_account() -> Result<()> {
         };
         if value.starts_with("admissionPolicies") {
             ensure!(left_out.iter().all(|id| id.starts_with("ValidatingAdmissionPolicy")), "{left_out:?}");
-            assert_eq!(left_out.len(), 21);
+            assert_eq!(left_out.len(), 25);
         } else {
             assert_eq!(left_out, everything.iter().map(String::as_str).filter(of_job).collect(), "{value}");
         }
