@@ -138,11 +138,15 @@ async fn each_workload_that_nothing_restarts_holds_the_issuer_with_its_way_out_u
     patch(r#"["example.com/drains"]"#).await?;
     mesh.rig.kubectl(&["delete", "pod", "deployment-1", "--wait=false"]).await?;
     // It is the workload's still, which may be accepted.
-    let status = is_held_by(&mesh, &[name("Deployment")]).await?;
-    let rows = status["behind"].as_array().into_iter().flatten();
-    let draining = rows.filter(|row| row["state"] == "Holds").map(|row| &row["whatToDo"]).collect::<Vec<_>>();
     let way = "wait until the deleted Pods have ended. If their node is lost, delete them with --force";
-    assert_eq!(draining, [way]);
+    eventually(SOON, "the way out of a deleted Pod", async || {
+        let status = is_held_by(&mesh, &[name("Deployment")]).await?;
+        let rows = status["behind"].as_array().into_iter().flatten();
+        let ways: Vec<_> = rows.filter(|row| row["state"] == "Holds").map(|row| row["whatToDo"].clone()).collect();
+        ensure!(ways == [way], "{ways:?}");
+        Ok(())
+    })
+    .await?;
     patch("null").await?;
     mesh.rig.apply(&[restarted]).await?;
     let status =
