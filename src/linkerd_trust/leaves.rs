@@ -127,7 +127,7 @@ impl ObservedLeaf {
             return None;
         }
         let sent: Vec<_> = sent.iter().map(|der| ChainCertificate::parse(der)).collect::<Option<_>>()?;
-        // One that has ended is told from no answer.
+        // An expired certificate is read, too: `LeafBook` counts these apart from proxies that do not answer.
         let valid = leaf.not_after.checked_sub(SignedDuration::from_secs(1)).unwrap_or(now).min(now);
         let tested = TestedLeaf { der, chain: &[], name: identity, now: valid };
         let is_issuer = |certificate: &&ChainCertificate| {

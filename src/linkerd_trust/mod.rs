@@ -156,7 +156,7 @@ impl LinkerdTrustReconciler {
                 match (self.report(&trust, desired, now).await, held) {
                     (Some((report, seen, asked)), held) => {
                         let is_held = held.is_some();
-                        // What the writer waits for must not end because it says that a write failed.
+                        // The writer still needs the answer after a failed write: without it, both would undo each other's writes.
                         let waiting = [TrustReason::IssuerHeld, TrustReason::WriteFailed, TrustReason::Contested];
                         let is_awaited =
                             waiting.into_iter().any(|reason| trust.status.has(TrustCondition::IssuerSynced, reason));

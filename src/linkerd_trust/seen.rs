@@ -103,7 +103,7 @@ impl SeenParts {
                     let workload = restarted(&state, pod);
                     // Such a Pod of a tenant reads another ConfigMap.
                     let reads_bundle = injected.trust_anchors.is_none() && pod.key.namespace == *control_plane;
-                    // The one that replaces it has read the present bundle.
+                    // A deleted Pod needs no restart, and the Pod that replaces it is counted itself.
                     if reads_bundle && !pod.terminating && pod.created.is_none_or(|created| Some(created) <= written) {
                         behind.insert(meshed(workload.clone()));
                     }
@@ -123,7 +123,7 @@ impl SeenParts {
             }
             tokio::task::yield_now().await;
         }
-        // A restart does not help those that the workload has replaced already.
+        // The workload has replaced these Pods already, so a restart would not help.
         let deleted = counted.keys().filter(|key| !staying.contains(*key));
         obstacles.extend(deleted.map(|(_, workload)| (meshed(workload.clone()), RestartObstacle::Deleted)));
         let mut proxies = SeenProxies::default();

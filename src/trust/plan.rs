@@ -99,7 +99,7 @@ impl TrustPlan {
         }
         let added = seen.desired.as_ref().filter(|declared| declared.is_enforced).zip(seen.bundle.as_ref().ok());
         if let Some((declared, present)) = added.filter(|(_, present)| present.source.is_none()) {
-            // Why the operator would add nothing.
+            // Where the operator would add nothing, the reason is the answer.
             addition(&present.pem, declared)?;
         }
         let progress = RotationProgress::of(seen, &roots);
